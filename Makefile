@@ -1,0 +1,96 @@
+# Everything starts from a fresh clone with Python >= 3.11 and make; `make` alone prints the targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+PYTHON := $(BIN)/python
+# What setup found out about this machine (JAVA_HOME) holds for whatever runs Spark.
+RUN := set -a; source .cache/environment; set +a; exec
+PYTEST := $(RUN) $(PYTHON) -m pytest
+# A pytest expression or path may be given: make test ARGS="-k slot"
+ARGS ?=
+
+.PHONY: help
+help: ## print the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: ## create .venv, install, check Java, fetch Delta's jars (once)
+	@for python in python3.11 python3.12 python3.13 python3 $(BIN)/python; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then exec $$python tools/bootstrap.py; fi; \
+	done; echo "Python 3.11 or newer is needed and none was found on PATH" >&2; exit 1
+
+##@ The main job
+.PHONY: demo
+demo: setup ## a year of real flights from PostgreSQL through Airflow and Spark into Delta
+	@$(RUN) $(PYTHON) -m demo.run_demo $(ARGS)
+
+.PHONY: up
+up: setup ## start the embedded stack and leave it running: Airflow's UI on the demo
+	@$(RUN) $(PYTHON) -m demo.stack up $(ARGS)
+
+.PHONY: down
+down: ## stop it
+	@$(PYTHON) -m demo.stack down $(ARGS)
+
+.PHONY: status
+status: ## say what of it is running
+	@$(PYTHON) -m demo.stack status $(ARGS)
+
+##@ Checks
+.PHONY: lint
+lint: setup ## style, format and types, changing nothing
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy include/waldelta
+
+.PHONY: fmt
+fmt: setup ## format, and mend what ruff can mend
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+.PHONY: type
+type: setup ## types alone
+	@$(BIN)/mypy include/waldelta
+
+.PHONY: test
+test: setup ## all tests
+	@$(PYTEST) $(ARGS)
+
+.PHONY: unit
+unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
+	@$(PYTEST) tests/unit $(ARGS)
+
+.PHONY: pg
+pg: setup ## tests on the embedded PostgreSQL
+	@$(PYTEST) -m pg $(ARGS)
+
+.PHONY: spark
+spark: setup ## tests with a Spark session
+	@$(PYTEST) -m spark $(ARGS)
+
+.PHONY: e2e
+e2e: setup ## tests on the whole stack: real scheduler, real Spark Connect server
+	@$(PYTEST) tests/e2e $(ARGS)
+
+.PHONY: bench
+bench: setup ## the measurements behind the figures in docs
+	@$(RUN) $(PYTHON) -m benchmarks $(ARGS)
+
+##@ Odds and ends
+.PHONY: schema
+schema: setup ## write the pipeline file's JSON Schema for editors
+	@$(PYTHON) -c 'import json, waldelta.pipeline_file as f; print(json.dumps(f.json_schema(), indent=2))' > include/pipelines/pipeline.schema.json
+	@echo include/pipelines/pipeline.schema.json
+
+.PHONY: clean
+clean: ## stop the stack, delete its data and what the tools leave behind; .venv and .cache stay
+	@if [ -x $(PYTHON) ]; then $(PYTHON) -m demo.stack down; fi
+	@rm -rf .waldelta .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## and delete .venv and .cache too
+	@rm -rf .venv .cache

@@ -1,0 +1,232 @@
+"""The main job on ``orders``: sync, a backlog, a small scheduled run and an idle one, beside what the parts allow.
+
+Baselines of the same run on the same data: pg_recvlogical to nowhere, COPY of a peek, COPY of the table. Spark is a
+Connect server of its own, warm as in production; the fresh runs start a JVM each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import psycopg
+import yaml
+
+from demo.embedded_postgres import EmbeddedPostgres, free_port
+from demo.stack.spark_connect_server import SparkConnectServer
+
+ORDERS = """
+create table orders(
+    id bigint primary key, customer_id int, status text, amount numeric(12,2), note text, updated_at timestamptz
+)
+"""
+FILL = """
+insert into orders
+select g, g % 1000, 'new', (g % 10000) / 100.0, 'note ' || g, now() from generate_series(1, {rows}) g
+"""
+# Half inserts, 40% updates of scattered rows, 10% deletes, in transactions of 100 changes.
+BACKLOG = """
+do $$
+declare base bigint := (select max(id) from orders);
+begin
+    for i in 0..{transactions} loop
+        insert into orders select base + i * 50 + g, g, 'new', g / 7.0, 'note ' || g, now() from generate_series(1, 50) g;
+        update orders set status = 'paid', amount = amount + 1 where id in
+            (select 1 + ((i * 40 + g) * 7919::bigint) % {rows} from generate_series(1, 40) g);
+        delete from orders where id between base + i * 50 + 1 and base + i * 50 + 10;
+        commit;
+    end loop;
+end $$
+"""
+
+
+PEEK = (
+    "copy (select * from pg_logical_slot_peek_binary_changes('orders', null, null, 'proto_version', '1', "
+    "'publication_names', 'orders_pub')) to stdout (format binary)"
+)
+
+
+@dataclass
+class Measured:
+    """One row of the result: seconds, what they are compared with, and what else was seen."""
+
+    name: str
+    seconds: float
+    baseline: str | None = None
+    ratio: float | None = None
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+class Bench:
+    """A server, a lake and a pipeline file in a folder that goes away."""
+
+    def __init__(self, folder: Path, rows: int, changes: int) -> None:
+        self.folder, self.rows, self.changes = folder, rows, changes
+        self.server = EmbeddedPostgres(folder / "postgres")
+        self.connect = SparkConnectServer(folder / "spark", free_port(), "bench", folder / "spark.log")
+        self.file = folder / "orders.yml"
+        self.measured: list[Measured] = []
+
+    def __enter__(self) -> Bench:
+        self.server.start()
+        self.connect.folder.mkdir(parents=True)
+        self.part = self.connect.start(os.environ)
+        publication = {"name": "orders_pub", "tables": [{"name": "public.orders"}]}
+        document = {
+            "pipeline": "orders",
+            "source": {"conn_id": "bench", "slot": "orders", "publications": [publication]},
+            "target": {"root": (self.folder / "lake").as_uri()},
+        }
+        self.file.write_text(yaml.safe_dump(document))
+        os.environ["AIRFLOW_CONN_BENCH"] = self.server.uri()
+        self.sql(ORDERS)
+        self.sql(FILL.format(rows=self.rows))
+        self.sql("vacuum analyze orders")
+        while not self.connect.is_listening():
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*psutil.Process(self.part.pid).children(recursive=True), psutil.Process(self.part.pid)]:
+            process.kill()
+        self.server.delete()
+
+    def sql(self, statement: str) -> None:
+        with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def job(self, *arguments: str, warm: bool = True) -> dict:
+        """Run the job's command line as an Airflow task does; its result."""
+        result = self.folder / "result.json"
+        environment = {**os.environ} | ({"SPARK_REMOTE": self.connect.remote} if warm else {})
+        command = [sys.executable, "-m", "spark_jobs", *arguments, str(self.file), "--result", str(result)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        return json.loads(result.read_text()) if result.exists() else {}
+
+    def backlog(self, changes: int) -> None:
+        self.sql(BACKLOG.format(transactions=changes // 100 - 1, rows=self.rows))
+
+    def measure(self, name: str, action: Callable[[], dict], baseline: Measured | None = None) -> Measured:
+        """Time an action; ``baseline`` is what its seconds are divided by."""
+        began = time.perf_counter()
+        notes = action()
+        row = Measured(name, time.perf_counter() - began, notes=notes)
+        if baseline is not None:
+            row.baseline, row.ratio = baseline.name, row.seconds / baseline.seconds
+        self.measured.append(row)
+        print(
+            f"{row.name}: {row.seconds:.2f} s" + (f" = {row.ratio:.1f}x {row.baseline}" if row.ratio else ""),
+            flush=True,
+        )
+        return row
+
+
+def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000) -> list[Measured]:
+    """Measure the main job; takes some minutes."""
+    folder = Path(tempfile.mkdtemp(prefix="waldelta-bench-"))
+    try:
+        with Bench(folder, rows, changes) as bench:
+            bench.job("setup")
+            copied = bench.measure(
+                "COPY orders (FORMAT binary)", lambda: _drain_copy(bench, "copy orders to stdout (format binary)")
+            )
+            bench.measure("initial sync, first on a fresh server", lambda: _stages(bench.job("sync")), copied)
+            bench.measure("initial sync, warm", lambda: _stages(bench.job("sync", "--tables", "public.orders")), copied)
+            for label in ("backlog, server's first", "backlog, warm"):
+                bench.backlog(changes)
+                raw = bench.measure(f"pg_recvlogical ({label})", lambda: _recvlogical(bench))
+                bench.measure(f"COPY of a peek ({label})", lambda: _drain_copy(bench, PEEK), raw)
+                bench.measure(f"consume {label}", lambda: _with_reader_memory(lambda: bench.job("consume")), raw)
+            for label in ("first", "warm"):
+                bench.backlog(small)
+                bench.measure(f"{small:,} changes, three tasks on the warm server ({label})", lambda: _tasks(bench))
+            bench.backlog(small)
+            bench.measure(f"{small:,} changes, fresh JVM", lambda: _stages(bench.job("consume", warm=False)))
+            bench.measure("idle look, new process", lambda: _idle(bench))
+            return bench.measured
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tasks(bench: Bench) -> dict:
+    """Land, apply and check, each in a process of its own as Airflow's tasks are."""
+    seconds = {}
+    run_id = f"tasks-{time.time_ns()}"
+    for stage in ("land", "apply", "check"):
+        began = time.perf_counter()
+        bench.job("consume", "--run-id", run_id, "--stage", stage)
+        seconds[stage] = round(time.perf_counter() - began, 2)
+    return seconds
+
+
+def _stages(result: dict) -> dict:
+    return {name: stage["seconds"] for name, stage in result.get("stages", {}).items()}
+
+
+def _idle(bench: Bench) -> dict:
+    program = (
+        "import sys; from waldelta.pipeline_file import load_pipeline_file; from waldelta.job import load_job; "
+        "from waldelta.idle import look; assert not look(load_job(load_pipeline_file(sys.argv[1]))).has_work"
+    )
+    subprocess.run([sys.executable, "-c", program, str(bench.file)], check=True)
+    return {}
+
+
+def _drain_copy(bench: Bench, statement: str) -> dict:
+    with (
+        psycopg.connect(bench.server.conninfo()) as connection,
+        connection.cursor() as cursor,
+        cursor.copy(statement) as copy,
+    ):
+        return {"bytes": sum(len(block) for block in copy)}
+
+
+def _recvlogical(bench: Bench) -> dict:
+    """Stream the backlog to nowhere, from a copy of the slot so that ours stays where it is."""
+    with psycopg.connect(bench.server.conninfo(), autocommit=True) as connection:
+        connection.execute("select pg_copy_logical_replication_slot('orders', 'orders_bench')")
+        (end,) = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+    command = [str(bench.server.bin / "pg_recvlogical"), "-d", bench.server.conninfo(), "-S", "orders_bench", "--start",
+               "-o", "proto_version=1", "-o", "publication_names=orders_pub", "-f", "/dev/null", "-E", end, "-n"]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    bench.sql("select pg_drop_replication_slot('orders_bench')")
+    return {}
+
+
+def _with_reader_memory(action: Callable[[], dict]) -> dict:
+    with _peak_memory("pyspark") as peak:
+        result = action()
+    return _stages(result) | {"python_worker_peak_mb": round(peak["mb"]), "changes": result.get("changes", 0)}
+
+
+@contextmanager
+def _peak_memory(name: str) -> Iterator[dict[str, float]]:
+    """The largest resident set of any Python worker while the block runs."""
+    peak, done = {"mb": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            for process in psutil.process_iter(["cmdline", "memory_info"]):
+                if f"{name}.daemon" in " ".join(process.info["cmdline"] or ()) and process.info["memory_info"]:
+                    peak["mb"] = max(peak["mb"], process.info["memory_info"].rss / 1e6)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()

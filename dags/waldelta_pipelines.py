@@ -1,0 +1,5 @@
+"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc and _maintenance."""
+
+from waldelta_airflow.factory import create_dags
+
+globals().update(create_dags())

@@ -1,0 +1,1 @@
+"""The embedded stack and the demo on real flights."""

@@ -1,0 +1,63 @@
+"""Fetch Delta's jars once into the project's cache: ``python -m demo.delta_jars`` is a step of ``make setup``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from demo.java import java_home
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+# The artifact names the Spark and Scala versions it is built for; both come with the pin of pyspark.
+ARTIFACT = "io.delta:delta-spark_4.2_2.13"
+# Of the 33 jars that Ivy resolves these are not part of pyspark already.
+WANTED = ("io.delta_*", "io.unitycatalog_*", "org.locationtech.jts_jts-core-*", "org.roaringbitmap_*")
+
+
+def fetch(cache: Path = CACHE) -> Path:
+    """Make sure that ``cache/jars`` holds the jars of the installed delta-spark; gives that folder.
+
+    The network is used only when they are not there yet.
+    """
+    jars, delta = cache / "jars", version("delta-spark")
+    if _complete(jars, delta):
+        return jars
+    print(f"fetching Delta {delta}'s jars into {jars} (once)", flush=True)
+    _resolve(cache / "ivy", f"{ARTIFACT}:{delta}")
+    jars.mkdir(parents=True, exist_ok=True)
+    for old in jars.glob("*.jar"):
+        old.unlink()
+    for pattern in WANTED:
+        for found in sorted((cache / "ivy/jars").glob(f"{pattern}.jar")):
+            shutil.copy2(found, jars / found.name)
+    if not _complete(jars, delta):
+        raise RuntimeError(f"Ivy did not bring Delta {delta}'s jars into {cache / 'ivy/jars'}")
+    return jars
+
+
+def _complete(jars: Path, delta: str) -> bool:
+    main_jar = jars / f"{ARTIFACT.replace(':', '_')}-{delta}.jar"
+    return main_jar.exists() and all(any(jars.glob(f"{pattern}.jar")) for pattern in WANTED)
+
+
+def _resolve(ivy: Path, package: str) -> None:
+    shutil.rmtree(ivy / "jars", ignore_errors=True)  # what an older version left there
+    environment = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
+    environment.pop("SPARK_REMOTE", None)
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "resolved.py"
+        program.write_text("")  # spark-submit resolves the packages before it runs this
+        command = [str(Path(sys.executable).with_name("spark-submit")), "--conf", f"spark.jars.ivy={ivy}",
+                   "--packages", package, str(program)]  # fmt: skip
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"Delta's jars can't be fetched: is Maven Central reachable?\n{done.stderr[-3000:]}")
+
+
+if __name__ == "__main__":
+    fetch()

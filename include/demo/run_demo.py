@@ -1,0 +1,181 @@
+"""``python -m demo.run_demo``: the main job on real data, from nothing, through real Airflow.
+
+Start the embedded stack, load a year of flights as scheduled, set up, copy, then replay what really happened in slices
+with a run of the CDC DAG after each, and compare every target with the source at the end. Exit code 0 means equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from demo.airflow_client import AirflowClient, AirflowError, DagRun
+from demo.flights import ALL_FLIGHTS, Loaded, load
+from demo.outcome import Outcome, show
+from demo.replay import Operations, Slice, plan_slices, prepare, replay
+from demo.stack import Stack, StackError
+from demo.stack.airflow_entries import environment_of
+from waldelta.errors import StateError, WaldeltaError
+from waldelta.ledger import Ledger
+from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+
+if TYPE_CHECKING:
+    from spark_jobs.compare import Difference
+
+CONN_ID = "flights_source"
+PIPELINE = "flights"
+SETUP, SYNC, CDC = (f"{PIPELINE}_{kind}" for kind in ("setup", "initial_sync", "cdc"))
+RUN_TIMEOUT_S = 900
+
+
+@dataclass
+class Demo:
+    """One demo on a running stack; ``flights`` asks for about so many of the year's flights only."""
+
+    stack: Stack
+    console: Console
+    flights: int = ALL_FLIGHTS
+    slices: int = 4
+    seconds: dict[str, float] = field(default_factory=dict)
+    operations: Operations = field(default_factory=Operations)
+
+    def run(self) -> Outcome:
+        """Play everything; raises AirflowError when a DAG run fails."""
+        loaded = self.load()
+        with self.stack.client() as airflow:
+            airflow.wait_for_dags((SETUP, SYNC, CDC))
+            self._set_up_and_copy(airflow)
+            for part in plan_slices(self.slices):
+                self._replay(part)
+                self._run_dag(airflow, CDC, f"apply {part.name}")
+            runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
+        return Outcome(loaded, self.operations, self.seconds, runs, self.compare(),
+                       Ledger(self.pipeline.target.root))  # fmt: skip
+
+    def load(self) -> Loaded:
+        """Fill the source as scheduled, and decide what will happen."""
+        with self._stage("load the year as scheduled") as tell:
+            loaded = load(self._conninfo, self.flights)
+            prepare(self._conninfo)
+            tell(f"{sum(loaded.rows.values()):,} rows, {loaded.rows['flights']:,} of them flights")
+        return loaded
+
+    def compare(self) -> list[Difference]:
+        """Compare every target with the source's filtered rows, counts and full content."""
+        from spark_jobs.compare import compare_target
+        from spark_jobs.session import open_session
+
+        states = Ledger(self.pipeline.target.root).table_states()
+        names = sorted(table.name for publication in self.pipeline.source.publications for table in publication.tables)
+        if absent := [name for name in names if name not in states]:
+            raise StateError(f"never copied: {', '.join(absent)}: see the log of {SYNC}")
+        with self._stage("compare targets with the source") as tell, environment_of(self.stack.job_environment()):
+            with open_session("demo compare") as spark:
+                found = []
+                for name in names:
+                    tell(name, final=False)
+                    found.append(compare_target(spark, self._conninfo, self.pipeline, states[name]))
+            tell(f"{sum(d.rows for d in found):,} differences in {len(found)} tables")
+        return found
+
+    @property
+    def pipeline(self) -> PipelineFile:
+        """The pipeline file, with this stack's lake."""
+        with environment_of(self.stack.places()):
+            return load_pipeline_file(self.stack.pipelines / f"{PIPELINE}.yml")
+
+    @property
+    def _conninfo(self) -> str:
+        return self.stack.source_conninfo(CONN_ID)
+
+    def _set_up_and_copy(self, airflow: AirflowClient) -> None:
+        airflow.unpause(SETUP)
+        airflow.unpause(SYNC)
+        self._run_dag(airflow, SETUP, "set up publication and slot")
+        # Its first scheduled run finds nothing to do: from the slot's creation on, also while tables are copied.
+        airflow.unpause(CDC)
+        self._run_dag(airflow, SYNC, "copy the tables")
+
+    def _replay(self, part: Slice) -> None:
+        with self._stage(f"replay {part.name}") as tell:
+            done = replay(self._conninfo, part, lambda rows: tell(f"{rows:,} rows changed", final=False))
+            self.operations.update(done.operations)
+            tell(f"{done.changes:,} rows changed in {done.transactions:,} transactions")
+
+    def _run_dag(self, airflow: AirflowClient, dag_id: str, title: str) -> DagRun:
+        with self._stage(f"{title} ({dag_id})") as tell:
+            run = airflow.run_to_end(
+                dag_id, timeout_s=RUN_TIMEOUT_S, on_poll=lambda run: tell(_tasks(run), final=False)
+            )
+            tell(_tasks(run))
+        return run
+
+    @contextmanager
+    def _stage(self, title: str) -> Iterator[Callable[..., None]]:
+        """Show what is going on, then a line that says what came of it and how long it took."""
+        began = time.monotonic()
+        last = ""
+        with self.console.status(title) as status:
+
+            def tell(text: str, *, final: bool = True) -> None:
+                nonlocal last
+                last = text if final else last
+                status.update(f"{title}: {text}")
+
+            yield tell
+        self.seconds[title] = time.monotonic() - began
+        self.console.print(f"[green]✓[/] {title}: {last} [dim]{self.seconds[title]:.1f} s[/]", soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; exit code 0 when every target equals its source."""
+    given = _parser().parse_args(arguments)
+    # A log file has no width; its reader's window is wider than the eighty columns rich would assume.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    began = time.monotonic()
+    stack = Stack(given.folder, report=lambda line: console.print(f"[green]✓[/] {line}", soft_wrap=True))
+    try:
+        stack.reset()
+        with stack:
+            outcome = Demo(stack, console, given.flights, given.slices).run()
+            show(outcome, console)
+    except (StackError, AirflowError, WaldeltaError) as err:
+        console.print("[red]✗[/] the demo failed")
+        console.print(str(err), markup=False, soft_wrap=True)
+        console.print(f"logs: {stack.logs}", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted: everything that was started is stopped again")
+        return 130
+    console.print(f"total: {time.monotonic() - began:.0f} s; everything is stopped; look around with: [bold]make up[/]")
+    return 0 if outcome.equal else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m demo.run_demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--flights", type=int, default=ALL_FLIGHTS, help="about how many flights (default: all)")
+    parser.add_argument("--slices", type=int, default=4, help="slices of the year, each followed by a CDC run")
+    parser.add_argument(
+        "--folder", type=Path, default=Stack.folder, help="where the data live; an earlier demo's are deleted"
+    )
+    return parser
+
+
+def _tasks(run: DagRun) -> str:
+    return ", ".join(f"{task.task_id} {_took(task.state, task.seconds)}" for task in run.tasks) or run.state
+
+
+def _took(state: str | None, seconds: float | None) -> str:
+    return f"{seconds:.1f} s" if state == "success" and seconds is not None else state or "waiting"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""``python -m demo.stack up|down|status``: the embedded stack from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from demo.stack import Stack, StackError
+from demo.stack.processes import ended_by_signals
+from waldelta.errors import WaldeltaError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; exit code 0 when it did what was asked (status: when the stack is running)."""
+    parser = argparse.ArgumentParser(prog="python -m demo.stack", description="the embedded stack")
+    parser.add_argument("command", choices=("up", "down", "status"))
+    parser.add_argument("--folder", type=Path, default=Stack.folder, help="where its data lives (default .waldelta)")
+    given = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    try:
+        with ended_by_signals():
+            return {"up": up, "down": down, "status": status}[given.command](given.folder, console)
+    except (StackError, WaldeltaError) as err:
+        console.print(f"[red]✗[/] {given.command} failed")
+        console.print(str(err), markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted: everything that was started is stopped again")
+        return 130
+
+
+def up(folder: Path, console: Console) -> int:
+    """Start the stack and leave it running."""
+    with console.status("starting the stack"):
+        stack = Stack(folder, report=lambda line: console.print(f"[green]✓[/] {line}"))
+        started = stack.start()
+    console.print("the stack is up" if started else "the stack is running already")
+    _describe(stack, console)
+    return 0
+
+
+def down(folder: Path, console: Console) -> int:
+    """Stop the stack; its data stays."""
+    with console.status("stopping the stack"):
+        was_running = Stack(folder).stop()
+    console.print("the stack is stopped, its data is kept" if was_running else "the stack was not running")
+    return 0
+
+
+def status(folder: Path, console: Console) -> int:
+    """Say which parts are alive."""
+    stack = Stack(folder)
+    running = stack.is_running()
+    for part in stack.parts:
+        console.print(f"{part.name}: {f'process {part.pid}' if part.alive else f'dead, see {part.log}'}")
+    if running:
+        _describe(stack, console)
+    else:
+        console.print("the stack is not running: make up")
+    return 0 if running else 1
+
+
+def _describe(stack: Stack, console: Console) -> None:
+    console.print(
+        f"Airflow:  {stack.url}  user [bold]{stack.user}[/]  password [bold]{stack.password}[/]", soft_wrap=True
+    )
+    console.print(f"logs:     {stack.logs}", soft_wrap=True)
+    console.print("stop it:  make down")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Airflow as the embedded stack runs it: scheduler, API server and DAG processor on a PostgreSQL metadata database."""
+
+from __future__ import annotations
+
+import configparser
+import io
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import httpx
+
+from demo.stack.processes import Part, StackError, finish, start
+
+USER = "admin"
+PARTS = {
+    "api-server": ["api-server", "--host", "127.0.0.1", "--workers", "1"],
+    # The API server reads the task logs from the same disk, so the scheduler needs no port to serve them.
+    "scheduler": ["scheduler", "--skip-serve-logs"],
+    "dag-processor": ["dag-processor"],
+}
+
+
+@dataclass(frozen=True, repr=False)
+class AirflowSecrets:
+    """What an Airflow can't share with any other."""
+
+    password: str
+    fernet_key: str
+    jwt_secret: str
+    api_secret: str
+
+
+@dataclass(frozen=True, repr=False)
+class AirflowProcesses:
+    """One Airflow: ``home`` is private, ``database`` the SQLAlchemy URL of its metadata."""
+
+    home: Path
+    logs: Path
+    port: int
+    database: str
+    secrets: AirflowSecrets
+    dags: Path
+    plugins: Path
+    parallelism: int = 4
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables of Airflow's processes; everything else is in airflow.cfg, which others can't read."""
+        return {**base, "AIRFLOW_HOME": str(self.home)}
+
+    def configure(self) -> None:
+        """Write airflow.cfg and the passwords file, both readable by their owner only."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        parser = configparser.RawConfigParser()
+        parser.read_dict(self.configuration())
+        text = io.StringIO()
+        parser.write(text)
+        # A configuration file doubles the percent signs that are meant.
+        write_private(self.home / "airflow.cfg", text.getvalue().replace("%", "%%"))
+        write_private(self._passwords, json.dumps({USER: self.secrets.password}) + "\n")
+
+    def migrate(self, environment: Mapping[str, str]) -> None:
+        """Bring the metadata database to this version's schema; skipped when it was done before."""
+        stamp = self.home / "migrated"
+        wanted = f"{version('apache-airflow-core')} {self.database.rpartition('@')[2].partition('/')[2]}"
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        finish(self._run("db-migrate", ["db", "migrate"], environment), timeout_s=180)
+        stamp.write_text(wanted)
+
+    def start(self, environment: Mapping[str, str]) -> list[Part]:
+        """Start the processes; ready when ``is_healthy``."""
+        return [self._run(name, arguments, environment) for name, arguments in PARTS.items()]
+
+    def is_healthy(self, since: datetime) -> bool:
+        """Whether the API answers, and scheduler and DAG processor have sent a heartbeat since then."""
+        try:
+            answer = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5, trust_env=False)
+            health = answer.raise_for_status().json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        beats = (health["scheduler"]["latest_scheduler_heartbeat"],
+                 (health.get("dag_processor") or {}).get("latest_dag_processor_heartbeat"))  # fmt: skip
+        return all(beat and datetime.fromisoformat(beat).astimezone(UTC) >= since for beat in beats)
+
+    def configuration(self) -> dict[str, dict[str, str]]:
+        """Airflow's settings by section, as far as they aren't Airflow's defaults."""
+        return {
+            "core": {
+                "executor": "LocalExecutor",
+                "parallelism": str(self.parallelism),
+                "load_examples": "False",
+                "dags_folder": str(self.dags),
+                "plugins_folder": str(self.plugins),
+                "fernet_key": self.secrets.fernet_key,
+                "simple_auth_manager_users": f"{USER}:admin",
+                "simple_auth_manager_passwords_file": str(self._passwords),
+                # Tasks call home here; Airflow's default is port 8080 whatever the API server's is.
+                "execution_api_server_url": f"{self.url}/execution/",
+            },
+            "database": {"sql_alchemy_conn": self.database},
+            "api": {
+                "base_url": self.url,
+                "host": "127.0.0.1",
+                "port": str(self.port),
+                "workers": "1",
+                "secret_key": self.secrets.api_secret,
+            },
+            "api_auth": {"jwt_secret": self.secrets.jwt_secret},
+            "logging": {
+                "base_log_folder": str(self.logs / "tasks"),
+                "dag_processor_child_process_log_directory": str(self.logs / "dag_processor"),
+            },
+            "scheduler": {"scheduler_idle_sleep_time": "0.5"},
+            "dag_processor": {"refresh_interval": "10", "min_file_process_interval": "10"},
+            "usage_data_collection": {"enabled": "False"},
+        }
+
+    @property
+    def _passwords(self) -> Path:
+        return self.home / "passwords.json"
+
+    def _run(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> Part:
+        program = Path(sys.executable).with_name("airflow")
+        if not program.exists():
+            raise StackError(f"{program} is missing: run `make setup`")
+        extra = ["--port", str(self.port)] if name == "api-server" else []
+        return start(f"Airflow {name}", [str(program), *arguments, *extra], folder=self.home,
+                     log=self.logs / f"airflow-{name}.log", environment=environment)  # fmt: skip
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, from its first byte on."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600)
+    new.write_text(text)
+    new.replace(path)

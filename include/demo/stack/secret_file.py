@@ -1,0 +1,46 @@
+"""The embedded stack's passwords and keys: made once, kept in one file that only its owner can read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from demo.stack.airflow_processes import AirflowSecrets, write_private
+
+
+def _token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def _fernet_key() -> str:
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+
+
+@dataclass(frozen=True, repr=False)
+class StackSecrets:
+    """Every secret of one stack; they live as long as its data, since the metadata database is encrypted with one."""
+
+    admin_password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    airflow_database: str = field(default_factory=_token)
+    source: str = field(default_factory=_token)
+    spark_token: str = field(default_factory=_token)
+    fernet_key: str = field(default_factory=_fernet_key)
+    jwt_secret: str = field(default_factory=lambda: secrets.token_urlsafe(64))
+    api_secret: str = field(default_factory=_token)
+
+    @property
+    def airflow(self) -> AirflowSecrets:
+        return AirflowSecrets(self.admin_password, self.fernet_key, self.jwt_secret, self.api_secret)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file, or make it."""
+        if path.exists():
+            return cls(**json.loads(path.read_text()))
+        made = cls()
+        write_private(path, json.dumps(asdict(made), indent=1) + "\n")
+        return made

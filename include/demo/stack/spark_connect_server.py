@@ -1,0 +1,97 @@
+"""A local Spark Connect server that stays warm: bound to loopback, refusing whoever lacks its token."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.java import java_home
+from demo.stack.processes import Part, start
+from spark_jobs.session import SETTINGS, jars
+
+MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+# Read by the server from its environment, so that the token is in no argument, file or configuration page.
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
+# pyspark sends a token over a connection without TLS only to the host of exactly this name.
+HOST = "localhost"
+
+# A batch job's JVM lives for seconds and does without the second compiler; this one lives for days and wants it.
+_JVM_FLAGS = "-XX:+UseParallelGC -Dio.netty.tryReflectionSetAccessible=true"
+_LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stdout.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+@dataclass(frozen=True, repr=False)
+class SparkConnectServer:
+    """What a server in ``folder`` is started with; ``python`` runs the tasks' Python code."""
+
+    folder: Path
+    port: int
+    token: str
+    log: Path
+    memory: str = "3g"
+    python: str = sys.executable
+
+    @property
+    def remote(self) -> str:
+        """SPARK_REMOTE for a client; it holds the token."""
+        return f"sc://{HOST}:{self.port}/;token={self.token}"
+
+    def start(self, environment: Mapping[str, str]) -> Part:
+        """Start the server; it takes some seconds until ``is_listening``."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        conf = self.folder / "conf"
+        conf.mkdir(exist_ok=True)
+        (conf / "log4j2.properties").write_text(_LOG4J)
+        properties = conf / "spark-defaults.conf"
+        properties.write_text("".join(f"{key} {value}\n" for key, value in self.settings().items()))
+        own = {
+            "JAVA_HOME": str(java_home()),
+            "SPARK_CONF_DIR": str(conf),
+            "PYSPARK_PYTHON": self.python,
+            TOKEN_VARIABLE: self.token,
+        }
+        spark_submit = str(Path(self.python).with_name("spark-submit"))
+        command = [spark_submit, "--properties-file", str(properties), "--class", MAIN_CLASS, "spark-internal"]
+        return start("Spark Connect server", command, folder=self.folder, log=self.log,
+                     environment={**environment, **own})  # fmt: skip
+
+    def is_listening(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+    def settings(self) -> dict[str, str]:
+        """The server's Spark configuration: the sessions' common settings and what belongs to a server."""
+        cores = os.cpu_count() or 2
+        return SETTINGS | {
+            "spark.master": f"local[{cores}]",
+            "spark.app.name": "waldelta",
+            "spark.jars": ",".join(str(jar) for jar in jars()),
+            "spark.driver.memory": self.memory,
+            "spark.driver.extraJavaOptions": _JVM_FLAGS,
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.local.dir": str(self.folder / "tmp"),
+            "spark.sql.warehouse.dir": (self.folder / "warehouse").as_uri(),
+            "spark.sql.shuffle.partitions": str(max(2, cores)),
+            # The first of several stages is small here; adaptive execution joins what is left nearly empty.
+            "spark.sql.adaptive.enabled": "true",
+            # Sessions of finished runs are kept no longer than they can be asked about.
+            "spark.connect.session.manager.defaultSessionTimeout": "30m",
+        }

@@ -1,0 +1,278 @@
+"""Start, find and stop the parts of the embedded stack, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from demo.airflow_client import AirflowClient
+from demo.embedded_postgres import EmbeddedPostgres, free_port
+from demo.stack import databases
+from demo.stack.airflow_entries import Report, create_pools, set_connection
+from demo.stack.airflow_processes import USER, AirflowProcesses
+from demo.stack.processes import MARK, Part, StackError, end, ended_by_signals, marked, stop, undisturbed, wait_until
+from demo.stack.secret_file import StackSecrets
+from demo.stack.spark_connect_server import HOST, SparkConnectServer
+from demo.stack.state import StackState
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SPARK_CONN_ID = "waldelta_spark"
+START_TIMEOUT_S = 180
+# Variables of the caller's shell that would change what the stack's own files say.
+_FOREIGN_PREFIXES = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
+_DATA = ("postgres", "airflow", "spark", "lake", "logs")
+
+
+@dataclass
+class Stack:
+    """Everything the demo needs, below ``folder``. ``sources`` gives each source's database by Airflow conn_id.
+
+    ``report`` hears a line whenever a part is ready.
+    """
+
+    folder: Path = REPOSITORY / ".waldelta"
+    dags: Path = REPOSITORY / "dags"
+    plugins: Path = REPOSITORY / "plugins"
+    pipelines: Path = REPOSITORY / "include/pipelines"
+    sources: Mapping[str, str] = field(default_factory=lambda: {"flights_source": "flights"})
+    spark_memory: str = "3g"
+    report: Report = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        self.postgres = EmbeddedPostgres(self.folder / "postgres")
+        self.logs = self.folder / "logs"
+        self.lake = (self.folder / "lake").as_uri()
+        self._state = StackState(0, 0, 0)
+        self._leave = ExitStack()
+
+    # What others need to know of a running stack
+
+    @property
+    def url(self) -> str:
+        """Address of Airflow's UI and API."""
+        return self.airflow.url
+
+    @property
+    def user(self) -> str:
+        return USER
+
+    @property
+    def password(self) -> str:
+        """The password of ``user`` in Airflow."""
+        return self.secrets.admin_password
+
+    @cached_property
+    def secrets(self) -> StackSecrets:
+        return StackSecrets.load(self.folder / "secrets.json")
+
+    @property
+    def spark(self) -> SparkConnectServer:
+        return SparkConnectServer(self.folder / "spark", self._state.spark_port, self.secrets.spark_token,
+                                  self.logs / "spark-connect.log", self.spark_memory)  # fmt: skip
+
+    @property
+    def airflow(self) -> AirflowProcesses:
+        database = (f"postgresql+psycopg2://{databases.AIRFLOW}:{self.secrets.airflow_database}"
+                    f"@127.0.0.1:{self.postgres.port}/{databases.AIRFLOW}")  # fmt: skip
+        return AirflowProcesses(self.folder / "airflow", self.logs, self._state.airflow_port, database,
+                                self.secrets.airflow, self.dags, self.plugins)  # fmt: skip
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The processes this stack has started, PostgreSQL aside."""
+        return self._state.parts
+
+    def client(self) -> AirflowClient:
+        """A client of Airflow's REST API, logged in as ``user``."""
+        return AirflowClient(self.url, self.user, self.password)
+
+    def source_conninfo(self, conn_id: str) -> str:
+        """libpq's connection string of a source, as the pipelines' role, which owns the database."""
+        return self.postgres.conninfo(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
+
+    def source_uri(self, conn_id: str) -> str:
+        """The same as Airflow's URI."""
+        return self.postgres.uri(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
+
+    def job_environment(self) -> dict[str, str]:
+        """Variables for a job started by hand against this stack: sources, Spark, pipelines and lake. Holds secrets."""
+        sources = {f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources}
+        return sources | {"SPARK_REMOTE": self.spark.remote} | self.places()
+
+    def places(self) -> dict[str, str]:
+        """The variables by which pipeline files and DAGs find this stack's lake and pipelines."""
+        return {"WALDELTA_LAKE": self.lake, "WALDELTA_PIPELINES": str(self.pipelines)}
+
+    # Life
+
+    def start(self) -> bool:
+        """Start everything and wait until it is healthy; False when this stack is running already.
+
+        When a part fails, or a signal comes, whatever was started is stopped again.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked():
+            if self.is_running():
+                return False
+            try:
+                self._sweep()
+                self._start_parts()
+            except BaseException:
+                self._stop_parts()
+                raise
+        return True
+
+    def stop(self) -> bool:
+        """Stop everything, whichever process has started it; False when nothing was running."""
+        if not self.folder.exists():
+            return False
+        with undisturbed(), self._locked():
+            self.is_running()
+            found = self._postgres_is_alive() or bool(marked(self.folder))
+            self._stop_parts()
+        return found
+
+    def is_running(self) -> bool:
+        """Whether all parts of this folder's stack are alive; afterwards ``url``, ``spark`` and so on are right."""
+        if (state := StackState.read(self._state_file, self.parts)) is None:
+            return False
+        self._state = state
+        self.postgres.port = state.postgres_port
+        return state.complete and all(part.alive for part in state.parts) and self._postgres_is_alive()
+
+    def reset(self) -> None:
+        """Delete the stack's data, lake included; it must not be running."""
+        if self.is_running():
+            raise StackError(f"the stack in {self.folder} is running: stop it first (make down)")
+        self._sweep()
+        for name in _DATA:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "secrets.json").unlink(missing_ok=True)
+        self.__dict__.pop("secrets", None)
+
+    def add_source(self, conn_id: str, database: str) -> None:
+        """One more source database on the running stack, with its Airflow connection."""
+        self.sources = {**self.sources, conn_id: database}
+        databases.prepare_sources(self.postgres, [database])
+        with self.client() as client:
+            self._enter_source(client, conn_id)
+
+    def create_pools(self) -> None:
+        """Create the pool of every pipeline file's slot; to be repeated after a file was added."""
+        with self.client() as client:
+            create_pools(client, self.report, self.pipelines, self.places())
+
+    def __enter__(self) -> Self:
+        with ExitStack() as unwind:
+            if threading.current_thread() is threading.main_thread():
+                unwind.enter_context(ended_by_signals())
+            if self.start():
+                unwind.callback(self.stop)
+            self._leave = unwind.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave.close()
+
+    # How
+
+    def _start_parts(self) -> None:
+        clock = time.monotonic()
+        self._state = StackState(free_port(), free_port(), free_port())
+        base = self._base_environment()
+        spark_part = self.spark.start(base)  # the slowest to come up, and it needs none of the others
+        self._remember(spark_part)
+        self.postgres.port = self._state.postgres_port
+        self._start_postgres()
+        databases.prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
+        databases.prepare_sources(self.postgres, self.sources.values())
+        self.report(f"PostgreSQL {self.postgres.version} on 127.0.0.1:{self.postgres.port} {_since(clock)}")
+        environment = self.airflow.environment(base)
+        self.airflow.configure()
+        self.airflow.migrate(environment)
+        self.report(f"Airflow's metadata database {_since(clock)}")
+        asked = datetime.now(UTC)
+        self._remember(*self.airflow.start(environment))
+        wait_until(self.spark.is_listening, "the Spark Connect server", START_TIMEOUT_S, self.parts)
+        self.report(f"Spark Connect server on 127.0.0.1:{self.spark.port} {_since(clock)}")
+        wait_until(lambda: self.airflow.is_healthy(asked), "Airflow", START_TIMEOUT_S, self.parts)
+        self._enter_everything()
+        self._state = replace(self._state, complete=True)
+        self._remember()
+        self.report(f"Airflow on {self.url} {_since(clock)}")
+
+    def _start_postgres(self) -> None:
+        try:
+            self.postgres.start()
+        except RuntimeError as err:
+            raise StackError(f"PostgreSQL did not start: {err}") from err
+
+    def _enter_everything(self) -> None:
+        spark = self.spark
+        with self.client() as client:
+            for conn_id in self.sources:
+                self._enter_source(client, conn_id)
+            set_connection(client, self.report, SPARK_CONN_ID, conn_type="spark_connect", host=HOST, port=spark.port,
+                           password=spark.token)  # fmt: skip
+        self.create_pools()
+
+    def _enter_source(self, client: AirflowClient, conn_id: str) -> None:
+        set_connection(client, self.report, conn_id, conn_type="postgres", host="127.0.0.1", port=self.postgres.port,
+                       login=databases.SOURCE_ROLE, password=self.secrets.source,
+                       schema=self.sources[conn_id])  # fmt: skip
+
+    def _stop_parts(self) -> None:
+        with undisturbed():
+            # The scheduler first: it ends its tasks while they can still report to the API server.
+            stop([part for part in self.parts if "scheduler" in part.name], grace_s=8)
+            stop(self.parts, grace_s=8)
+            self._sweep()
+            self._state = replace(self._state, parts=(), complete=False)
+            self._state_file.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        end(marked(self.folder), grace_s=3)
+        self.postgres.stop()
+
+    @property
+    def _state_file(self) -> Path:
+        return self.folder / "stack.json"
+
+    def _remember(self, *parts: Part) -> None:
+        self._state = replace(self._state, parts=(*self.parts, *parts))
+        self._state.write(self._state_file)
+
+    def _postgres_is_alive(self) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(psutil.pid_exists(int((self.postgres.data / "postmaster.pid").read_text().splitlines()[0])))
+        return False
+
+    def _base_environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
+        return kept | self.places() | {MARK: str(self.folder)}
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / "stack.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _since(clock: float) -> str:
+    return f"after {time.monotonic() - clock:.1f} s"

@@ -1,0 +1,1 @@
+"""PostgreSQL logical replication into Delta Lake: what needs neither Spark nor Airflow."""

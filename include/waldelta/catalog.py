@@ -1,0 +1,401 @@
+"""What the source's catalogs say about the published tables: columns, types, keys, filters, leaves.
+
+Every other stage takes these frozen descriptions; nothing else reads ``pg_class``, ``pg_attribute`` or ``pg_type``.
+The connection must come from ``connection.connect``: names of types and filters depend on its search_path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from waldelta.errors import SourceError
+from waldelta.pipeline_file import split_table_name
+from waldelta.type_catalog import PgType, fetch, read_types
+
+Connection = psycopg.Connection[Any]
+ReplicaIdentity = Literal["d", "i", "f", "n"]
+
+_PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId:
+    """A table's schema and name.
+
+    >>> str(TableId("public", "odd.name"))
+    'public."odd.name"'
+    >>> TableId.parse('public."odd.name"').name
+    'odd.name'
+    """
+
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TableId:
+        """Read ``schema.name``, quoted where SQL needs it; raises ValueError on anything else."""
+        return cls(*split_table_name(text))
+
+    def __str__(self) -> str:
+        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The name for SQL texts."""
+        return sql.Identifier(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column; ``generated`` ones are published by PostgreSQL 18 and later only."""
+
+    name: str
+    attnum: int
+    type: PgType
+    not_null: bool
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A table with rows of its own: a plain table, or one leaf of a partition tree."""
+
+    id: TableId
+    oid: int
+    relfilenode: int
+    blocks: int
+    size_bytes: int
+    relkind: str = "r"
+    persistence: str = "p"
+    replica_identity: ReplicaIdentity = "d"
+    identity_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as the slot's publications publish it, taken together.
+
+    ``columns`` are the published ones in attnum order. ``key_columns`` is what identifies a row in the stream: with
+    REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either case only when all of it is
+    published; empty for a table that has neither. ``row_filter`` is the filter of the copy: the publications' filters
+    ORed, whatever they publish; None when one of them has none.
+    """
+
+    id: TableId
+    oid: int
+    relkind: str
+    replica_identity: ReplicaIdentity
+    columns: tuple[Column, ...]
+    key_columns: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    identity_columns: tuple[str, ...]
+    row_filter: str | None
+    leaves: tuple[Leaf, ...]
+    relation_ids: tuple[int, ...]
+    publishes: frozenset[str]
+    publications: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the table's main storage, all leaves together."""
+        return sum(leaf.size_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation as the catalogs describe it, published or not; what preflight judges."""
+
+    id: TableId
+    oid: int
+    relkind: str
+    persistence: str
+    replica_identity: ReplicaIdentity
+    owned: bool
+    extension_owned: bool
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...]
+    identity_columns: tuple[str, ...]
+    ancestors: tuple[int, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """All columns, in attnum order."""
+        return tuple(c.name for c in self.columns)
+
+
+@dataclass(slots=True)
+class _Membership:
+    """What the publications, taken together, say about one relation."""
+
+    column_names: frozenset[str]
+    publications: list[str] = field(default_factory=list)
+    filters: list[str | None] = field(default_factory=list)
+    publishes: set[str] = field(default_factory=set)
+
+
+def read_published_tables(conn: Connection, publication_names: Sequence[str]) -> list[PublishedTable]:
+    """The tables that a subscriber of these publications would have, sorted by name.
+
+    A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor is published via
+    root by any of the publications counts as part of that ancestor, as in pgoutput. Raises SourceError when the
+    publications give one table different column lists: decoding would stop there for good.
+    """
+    members = _read_memberships(conn, publication_names)
+    relations = read_relations(conn, list(members))
+    roots = [r for r in relations if not members.keys() & set(r.ancestors)]
+    leaves = read_leaves(conn, [r.oid for r in roots])
+    return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
+
+
+def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
+    """The relations with these oids; those that don't exist any more are left out."""
+    rows = fetch(conn, _RELATIONS, {"oids": list(oids)})
+    columns = _read_columns(conn, oids)
+    primary, identity = _read_indexes(conn, oids)
+    return [
+        Relation(
+            id=TableId(row.schema, row.name),
+            oid=row.oid,
+            relkind=row.relkind,
+            persistence=row.persistence,
+            replica_identity=row.replica_identity,
+            owned=row.owned,
+            extension_owned=row.extension_owned,
+            columns=tuple(columns.get(row.oid, ())),
+            primary_key=primary.get(row.oid, ()),
+            identity_columns=_identity(
+                row.replica_identity, [c.name for c in columns.get(row.oid, ())], identity.get(row.oid, ())
+            ),
+            ancestors=tuple(row.ancestors),
+        )
+        for row in rows
+    ]
+
+
+def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, int]:
+    """The oids of those of these tables, views and so on that exist."""
+    wanted = list(tables)
+    rows = fetch(conn, _OIDS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]})
+    return {TableId(row.schema, row.name): row.oid for row in rows}
+
+
+def read_leaves(conn: Connection, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
+    """The tables that hold the rows of each of these tables: itself, or a partition root's leaves."""
+    rows = fetch(conn, _LEAVES, {"oids": list(oids)})
+    leaf_oids = [row.oid for row in rows]
+    columns = _read_columns(conn, leaf_oids, with_types=False)
+    _, identity = _read_indexes(conn, leaf_oids)
+    found: dict[int, list[Leaf]] = {oid: [] for oid in oids}
+    for row in rows:
+        names = [c.name for c in columns.get(row.oid, ())]
+        leaf = Leaf(
+            id=TableId(row.schema, row.name),
+            oid=row.oid,
+            relfilenode=row.relfilenode or 0,
+            blocks=row.size_bytes // row.block_size,
+            size_bytes=row.size_bytes,
+            relkind=row.relkind,
+            persistence=row.persistence,
+            replica_identity=row.replica_identity,
+            identity_columns=_identity(row.replica_identity, names, identity.get(row.oid, ())),
+        )
+        found[row.root].append(leaf)
+    return {oid: tuple(leaves) for oid, leaves in found.items()}
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
+
+
+def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dict[int, _Membership]:
+    members: dict[int, _Membership] = {}
+    for row in fetch(conn, _MEMBERSHIPS, {"publications": list(publication_names)}):
+        names = frozenset(row.column_names)
+        member = members.setdefault(row.oid, _Membership(names))
+        if member.column_names != names:
+            raise SourceError(
+                f"publications {', '.join(member.publications)} and {row.publication} give "
+                f"{TableId(row.schema, row.name)} different column lists, which pgoutput can't decode: "
+                "give the table the same columns in all publications of one slot"
+            )
+        member.publications.append(row.publication)
+        member.filters.append(row.row_filter)
+        member.publishes.update(row.publishes)
+    return members
+
+
+def _published(relation: Relation, member: _Membership, leaves: tuple[Leaf, ...]) -> PublishedTable:
+    columns = tuple(c for c in relation.columns if c.name in member.column_names)
+    filters = sorted({f for f in member.filters if f is not None})
+    unfiltered = None in member.filters
+    return PublishedTable(
+        id=relation.id,
+        oid=relation.oid,
+        relkind=relation.relkind,
+        replica_identity=relation.replica_identity,
+        columns=columns,
+        key_columns=_key_columns(relation, member.column_names),
+        primary_key=relation.primary_key,
+        identity_columns=relation.identity_columns,
+        row_filter=None if unfiltered else " OR ".join(f"({f})" for f in filters) if len(filters) > 1 else filters[0],
+        leaves=leaves,
+        relation_ids=(relation.oid,),
+        publishes=frozenset(member.publishes),
+        publications=tuple(member.publications),
+    )
+
+
+def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ...]:
+    # Old tuples of UPDATE and DELETE carry the identity index's columns only, so with one the primary key is no help.
+    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
+    return key if published.issuperset(key) else ()
+
+
+def _identity(kind: ReplicaIdentity, all_columns: list[str], index_columns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(all_columns) if kind == "f" else index_columns if kind in "di" else ()
+
+
+def _read_columns(conn: Connection, oids: Sequence[int], *, with_types: bool = True) -> dict[int, list[Column]]:
+    rows = fetch(conn, _COLUMNS, {"oids": list(oids)})
+    types = read_types(conn, {(r.type_oid, r.typmod) for r in rows}) if with_types else {}
+    found: dict[int, list[Column]] = {}
+    for row in rows:
+        pg_type = types.get((row.type_oid, row.typmod)) or PgType(row.type_oid, row.typmod, "")
+        column = Column(row.name, row.attnum, pg_type, row.not_null, row.generated)
+        found.setdefault(row.relation_oid, []).append(column)
+    return found
+
+
+def _read_indexes(
+    conn: Connection, oids: Sequence[int]
+) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
+    """Columns of the primary keys and of the indexes that serve as replica identity, by table."""
+    primary: dict[int, tuple[str, ...]] = {}
+    identity: dict[int, tuple[str, ...]] = {}
+    for row in fetch(conn, _INDEXES, {"oids": list(oids)}):
+        if row.is_primary:
+            primary[row.relation_oid] = tuple(row.column_names)
+        if row.is_identity:
+            identity[row.relation_oid] = tuple(row.column_names)
+    return primary, identity
+
+
+# Before 18 generated columns are never sent, though 15's view lists them.
+_MEMBERSHIPS = """
+select p.pubname as publication,
+       c.oid,
+       t.schemaname as schema,
+       t.tablename as name,
+       t.rowfilter as row_filter,
+       array(
+           select a.attname::text
+           from pg_attribute a
+           where a.attrelid = c.oid
+             and a.attname = any(t.attnames)
+             and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
+       ) as column_names,
+       array_remove(array[
+           case when p.pubinsert then 'insert' end,
+           case when p.pubupdate then 'update' end,
+           case when p.pubdelete then 'delete' end,
+           case when p.pubtruncate then 'truncate' end
+       ], null) as publishes
+from pg_publication_tables t
+join pg_publication p on p.pubname = t.pubname
+join pg_namespace n on n.nspname = t.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+where t.pubname = any(%(publications)s::name[])
+order by p.pubname, c.oid
+"""
+
+_RELATIONS = """
+select c.oid,
+       n.nspname as schema,
+       c.relname as name,
+       c.relkind::text,
+       c.relpersistence::text as persistence,
+       c.relreplident::text as replica_identity,
+       pg_has_role(c.relowner, 'usage') as owned,
+       exists (
+           select from pg_depend d
+           where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
+       ) as extension_owned,
+       array(select relid::oid from pg_partition_ancestors(c.oid) where relid <> c.oid) as ancestors
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where c.oid = any(%(oids)s::oid[])
+order by n.nspname, c.relname
+"""
+
+_OIDS = """
+select c.oid, n.nspname as schema, c.relname as name
+from unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
+join pg_namespace n on n.nspname = w.schema
+join pg_class c on c.relnamespace = n.oid and c.relname = w.name
+where c.relkind not in ('i', 'I', 't')
+"""
+
+_LEAVES = """
+select w.oid as root,
+       c.oid,
+       n.nspname as schema,
+       c.relname as name,
+       c.relkind::text,
+       c.relpersistence::text as persistence,
+       c.relreplident::text as replica_identity,
+       pg_relation_filenode(c.oid) as relfilenode,
+       coalesce(pg_relation_size(c.oid), 0) as size_bytes,
+       current_setting('block_size')::int as block_size
+from unnest(%(oids)s::oid[]) as w (oid)
+cross join lateral (
+    select w.oid as leaf from pg_class r where r.oid = w.oid and r.relkind <> 'p'
+    union all
+    select t.relid from pg_partition_tree(w.oid) t join pg_class r on r.oid = t.relid
+    where r.relkind <> 'p' and t.relid <> w.oid
+) l
+join pg_class c on c.oid = l.leaf
+join pg_namespace n on n.oid = c.relnamespace
+order by w.oid, n.nspname, c.relname
+"""
+
+_COLUMNS = """
+select a.attrelid as relation_oid,
+       a.attname as name,
+       a.attnum,
+       a.atttypid as type_oid,
+       a.atttypmod as typmod,
+       a.attnotnull as not_null,
+       a.attgenerated <> '' as generated
+from pg_attribute a
+where a.attrelid = any(%(oids)s::oid[])
+  and a.attnum > 0
+  and not a.attisdropped
+order by a.attrelid, a.attnum
+"""
+
+# A deferrable primary key is no replica identity (RelationGetIndexList).
+_INDEXES = """
+select i.indrelid as relation_oid,
+       i.indisprimary as is_primary,
+       i.indimmediate and (
+           c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident
+       ) as is_identity,
+       array(
+           select a.attname::text
+           from unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+           join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+           where k.position <= i.indnkeyatts
+           order by k.position
+       ) as column_names
+from pg_index i
+join pg_class c on c.oid = i.indrelid
+where i.indrelid = any(%(oids)s::oid[])
+  and i.indisvalid
+  and (i.indisprimary or i.indisreplident)
+"""

@@ -1,0 +1,156 @@
+"""Connections to PostgreSQL: by Airflow's conn_id, with the session settings every value depends on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
+
+if TYPE_CHECKING:
+    import adbc_driver_postgresql.dbapi
+
+# The text of a value follows the settings of the session that prints it, so the copy, the slot functions and
+# every check use this one list.
+SESSION_SETTINGS: dict[str, str] = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "lc_monetary": "C",
+    "xmlbinary": "base64",
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    "row_security": "off",
+    # A role's or database's own limit would end long reads again and again; each stage sets the bound that it needs.
+    "statement_timeout": "0",
+}
+CONNECT_TIMEOUT_S = 10
+
+# Keys of an Airflow connection's extra that libpq knows; anything else there belongs to Airflow or its hooks.
+_LIBPQ_EXTRAS = frozenset(
+    {
+        "sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation", "channel_binding",
+        "gssencmode", "krbsrvname", "target_session_attrs", "connect_timeout", "keepalives", "keepalives_idle",
+        "keepalives_interval", "keepalives_count", "tcp_user_timeout", "options", "require_auth",
+    }
+)  # fmt: skip
+
+
+def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The libpq connection string of an Airflow connection given as ``AIRFLOW_CONN_<ID>`` (URI or JSON).
+
+    Raises ConfigError when the variable is missing or is not a PostgreSQL connection; never repeats its value.
+    """
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    text = environment.get(variable)
+    if not text:
+        raise ConfigError(
+            f"connection {conn_id!r} is not known here: set {variable} to postgresql://user:password@host:port/database"
+        )
+    try:
+        fields = _fields_from_json(text) if text.lstrip().startswith("{") else _fields_from_uri(text)
+    except (ValueError, AttributeError):
+        # The parser's own message may repeat the value, so it isn't chained.
+        raise ConfigError(f"{variable} is neither an Airflow connection URI nor its JSON form") from None
+    return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
+
+
+def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """Open an autocommit connection with the pinned session settings.
+
+    Raises SourceUnreachable or AuthenticationFailed, naming host, port and database but never the password.
+    """
+    try:
+        connection = psycopg.connect(_pinned(conninfo, application_name), autocommit=True)
+    except psycopg.OperationalError as err:
+        raise _connect_error(conninfo, err) from None
+    connection.prepare_threshold = None
+    return connection
+
+
+def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
+    """Open an ADBC connection (Arrow results) with the pinned session settings; errors as in connect()."""
+    # Its import brings pandas along: half a second that a look at an idle slot doesn't have.
+    import adbc_driver_postgresql.dbapi
+
+    try:
+        return adbc_driver_postgresql.dbapi.connect(_pinned(conninfo, application_name), autocommit=True)
+    except adbc_driver_postgresql.dbapi.Error as err:
+        raise _connect_error(conninfo, err) from None
+
+
+def describe(conninfo: str) -> str:
+    """Host, port and database for messages and logs."""
+    fields = conninfo_to_dict(conninfo)
+    return f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
+
+
+def _pinned(conninfo: str, application_name: str) -> str:
+    given = conninfo_to_dict(conninfo)
+    settings = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
+    options = " ".join(part for part in (str(given.get("options") or ""), settings) if part)
+    return make_conninfo(
+        conninfo,
+        application_name=application_name[:63],
+        options=options,
+        connect_timeout=str(given.get("connect_timeout") or CONNECT_TIMEOUT_S),
+    )
+
+
+def _fields_from_json(text: str) -> dict[str, Any]:
+    document = json.loads(text)
+    extra = document.get("extra") or {}
+    extra = json.loads(extra) if isinstance(extra, str) else extra
+    _check_kind(document.get("conn_type", ""))
+    return {
+        "host": document.get("host"),
+        "port": document.get("port"),
+        "user": document.get("login"),
+        "password": document.get("password"),
+        "dbname": document.get("schema"),
+        **{k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS},
+    }
+
+
+def _fields_from_uri(text: str) -> dict[str, Any]:
+    parts = urlsplit(text)
+    if "@" in parts.path + parts.query + parts.fragment:
+        # An unescaped slash or question mark in the password: what follows would pass for host and database.
+        raise ValueError("password")
+    _check_kind(parts.scheme)
+    query = dict(parse_qsl(parts.query))
+    extra = json.loads(query["__extra__"]) if "__extra__" in query else query
+    host = query.get("host") or unquote(parts.hostname or "")
+    return {
+        "host": host,
+        "port": parts.port,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "dbname": unquote(parts.path.lstrip("/")),
+        **{k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS},
+    }
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in ("postgres", "postgresql"):
+        raise ValueError(kind)
+
+
+def _connect_error(conninfo: str, err: Exception) -> SourceUnreachable | AuthenticationFailed:
+    where, text = describe(conninfo), str(err)
+    user = conninfo_to_dict(conninfo).get("user", "")
+    if "authentication failed" in text or "no password supplied" in text:
+        return AuthenticationFailed(f"{where} refused user {user!r}: check login and password of the connection")
+    if "does not exist" in text:
+        return AuthenticationFailed(f"{where}: role {user!r} or the database does not exist: check the connection")
+    reason = text.strip().splitlines()[-1].strip() if text.strip() else "no answer"
+    return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port, firewall and pg_hba.conf")

@@ -1,0 +1,147 @@
+"""Moving the slot: verified consumption of what has landed, and idle moves; every move is preceded by an intent.
+
+The order of effects is the whole point: the batch is durable in the lake, the intent is durable in the ledger,
+a temporary copy of the slot keeps a way back, and only then does PostgreSQL forget the changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from waldelta.change_log import Transactions
+from waldelta.errors import ConsumeMismatch, SlotStuck
+from waldelta.ledger import Ledger, SlotMove, now
+from waldelta.lsn import Lsn
+from waldelta.peek import call
+from waldelta.pipeline_file import Source
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_TALLY = """
+    count(*) filter (where kind = 67),
+    count(*) filter (where kind = 73),
+    count(*) filter (where kind = 85),
+    count(*) filter (where kind = 68),
+    count(*) filter (where kind = 84),
+    coalesce(sum(xid::text::bigint) filter (where kind = 67), 0),
+    coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind = 67), 0)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotIdentity:
+    """Which slot, on which server, in which life; stamped on every move."""
+
+    slot: str
+    system_identifier: str
+    timeline: int
+    incarnation: str
+
+    @property
+    def app_id(self) -> str:
+        """Delta's txnAppId of everything this slot lands: a recreated slot is another writer."""
+        return f"waldelta:{self.system_identifier}:{self.slot}:{self.incarnation}"
+
+
+def consume(
+    connection: Connection, source: Source, ledger: Ledger, move: SlotMove, landed: Transactions
+) -> Transactions:
+    """Consume the slot up to ``move.lsn`` and verify that this is what has landed.
+
+    Raises ConsumeMismatch, and makes the slot's copy permanent so that nothing is lost, when the transactions
+    consumed aren't those landed; SlotStuck when the slot didn't move.
+    """
+    ledger.append(replace(move, at=now(), event="intent"))
+    if source.options.acknowledge == "advance":
+        _advance(connection, source.slot, move.lsn)
+        consumed = landed
+    else:
+        consumed = _get_verified(connection, source, move, landed)
+    _check_moved(connection, source.slot, move.lsn)
+    return consumed
+
+
+def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
+    """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL back."""
+    ledger.append(replace(move, at=now(), event="intent", batch=None))
+    _advance(connection, slot, move.lsn)
+    _check_moved(connection, slot, move.lsn)
+
+
+def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
+    """The slot's confirmed_flush_lsn."""
+    row = connection.execute(
+        "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
+    ).fetchone()
+    if row is None or row[0] is None:
+        raise SlotStuck(f"slot {slot!r} has no confirmed position: check pg_replication_slots")
+    return Lsn.parse(row[0])
+
+
+def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
+    keep = _copy_slot(connection, source.slot)
+    inner = call("get", source, Lsn(move.lsn), None, "lsn, xid, get_byte(data, 0) as kind")
+    row = connection.execute(f"select {_TALLY} from ({inner}) as changes").fetchone()  # noqa: S608 - all literals quoted
+    consumed = Transactions(*(int(value) for value in row or ()))
+    if consumed != landed:
+        kept = _keep_copy(connection, source.slot, keep)
+        raise ConsumeMismatch(
+            f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}; the slot {kept!r} "
+            f"still holds these changes: compare them with the change log, then drop one of the two slots"
+        )
+    connection.execute("select pg_drop_replication_slot(%s)", (keep,))
+    return consumed
+
+
+def _copy_slot(connection: Connection, slot: str) -> str:
+    name = f"{_short(slot)}_before_get"
+    kept = _kept_name(slot)
+    if connection.execute("select 1 from pg_replication_slots where slot_name = %s", (kept,)).fetchone() is not None:
+        raise ConsumeMismatch(
+            f"the slot {kept!r} is left from a mismatch and holds WAL: compare its changes with the change log, then drop it "
+            f"with select pg_drop_replication_slot('{kept}')"
+        )
+    leftover = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (name,)).fetchone()
+    if leftover is not None:
+        raise ConsumeMismatch(f"the slot {name!r} is in use by another run: wait until that has ended")
+    connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
+    return name
+
+
+def _keep_copy(connection: Connection, slot: str, temporary: str) -> str:
+    kept = _kept_name(slot)
+    connection.execute("select pg_copy_logical_replication_slot(%s, %s, false)", (temporary, kept))
+    return kept
+
+
+def _kept_name(slot: str) -> str:
+    return f"{_short(slot)}_mismatch"
+
+
+def _short(slot: str) -> str:
+    """The slot's name, or the beginning of a long one with a hash that tells it from others of that beginning."""
+    return slot if len(slot) <= 50 else f"{slot[:41]}_{hashlib.sha256(slot.encode()).hexdigest()[:8]}"
+
+
+def _advance(connection: Connection, slot: str, lsn: int) -> None:
+    if confirmed_lsn(connection, slot).value >= lsn:
+        return
+    statement = sql.SQL("select pg_replication_slot_advance({}, {}::pg_lsn)")
+    connection.execute(statement.format(sql.Literal(slot), sql.Literal(str(Lsn(lsn)))))
+
+
+def _check_moved(connection: Connection, slot: str, lsn: int) -> None:
+    confirmed = confirmed_lsn(connection, slot)
+    if confirmed.value < lsn:
+        raise SlotStuck(
+            f"slot {slot!r} should have moved to {Lsn(lsn)} but stands at {confirmed}: WAL piles up on the server; check "
+            f"pg_replication_slots and the server's log"
+        )

@@ -1,0 +1,259 @@
+"""Reads the rows of a table as a snapshot sees them, chunk by chunk, as Arrow record batches (COPY through ADBC).
+
+Runs inside Spark's Python tasks. Errors leave here by name, in one line and without credentials, because a task's
+exception travels to the driver as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from adbc_driver_postgresql import StatementOptions
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from waldelta.catalog import PublishedTable, TableId
+from waldelta.connection import connect_arrow, describe
+from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.snapshot import Chunk
+from waldelta.type_map import TargetType, target_type
+
+BATCH_BYTES = 8 << 20
+RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
+# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type can't hold.
+METADATA_COLUMNS: dict[str, Any] = {
+    "_wd_lsn": pa.int64(),
+    "_wd_commit_ts": pa.timestamp("us", tz="UTC"),
+    "_wd_raw": RAW_TYPE,
+}
+
+# What a reader meets when the relation was dropped, renamed or altered, or the holder died, since the snapshot.
+_GONE = {"3F000", "42P01", "42703", "42804", "42883"}
+_NO_SNAPSHOT = {"22023", "42704"}
+_NO_PRIVILEGE = "42501"
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """What the readers of one table need to know; travels to the tasks.
+
+    ``relfilenodes`` are the files that the snapshot sees, by leaf; ``lsn`` is None for targets without metadata
+    columns.
+    """
+
+    table: TableId
+    columns: tuple[tuple[str, TargetType], ...]
+    row_filter: str | None
+    snapshot_id: str
+    relfilenodes: dict[int, int]
+    lsn: int | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The target's columns."""
+        metadata = METADATA_COLUMNS.items() if self.lsn is not None else ()
+        return pa.schema([*((name, target.arrow) for name, target in self.columns), *metadata])
+
+
+def plan_copy(table: PublishedTable, snapshot_id: str, relfilenodes: dict[int, int], lsn: int | None) -> TableCopy:
+    """Describe the copy of a published table: its published columns, the publications' ORed row filter."""
+    columns = tuple((column.name, target_type(column.type)) for column in table.columns)
+    return TableCopy(table.id, columns, table.row_filter, snapshot_id, relfilenodes, lsn)
+
+
+def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
+    """The SELECT of one chunk.
+
+    ONLY, since a table that others inherit from is published without them. The filter is PostgreSQL's own deparsed
+    text, read and evaluated with the same search_path.
+    """
+    expressions = [e for pair in _expressions(copy) for e in pair if e is not None]
+    conditions = []
+    if chunk.first_block > 0 or chunk.last_block is not None:
+        conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)")))
+    if chunk.last_block is not None:
+        conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last_block},0)")))
+    if copy.row_filter is not None:
+        conditions.append(sql.SQL("(" + copy.row_filter + ")"))  # type: ignore[arg-type]
+    where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
+    return sql.Composed(
+        [
+            sql.SQL("select "),
+            # Numbered, for a column may have any name, and values and raw texts stand side by side.
+            sql.SQL(", ").join(e + sql.SQL(f" as c{n}") for n, e in enumerate(expressions)),
+            sql.SQL(" from only "),
+            chunk.leaf.id.identifier,
+            where,
+        ]
+    ).as_string(None)
+
+
+def read_chunks(
+    conninfo: str, copy: TableCopy, chunks: Sequence[Chunk], application_name: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of these chunks as the target's columns; one connection, one short transaction per chunk.
+
+    Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that it sees.
+    """
+    with closing(connect_arrow(conninfo, application_name)) as connection, _named_errors(connection, conninfo, copy):
+        for chunk in chunks:
+            yield from _read_chunk(connection, copy, chunk)
+
+
+def _read_chunk(connection: adbc.Connection, copy: TableCopy, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    _run(connection, "begin isolation level repeatable read read only")
+    _run(connection, sql.SQL("set transaction snapshot {}").format(sql.Literal(copy.snapshot_id)).as_string(None))
+    # The first touch takes the lock that SELECT takes anyway; under it the file can't change until the transaction
+    # ends. Without the comparison a TRUNCATE or rewriting ALTER would show an older snapshot an empty table, silently.
+    found = _scalar(connection, _filenode_query(chunk))
+    if found != copy.relfilenodes.get(chunk.leaf.oid):
+        raise SnapshotLost(
+            f"{chunk.leaf.id} was truncated or rewritten while it was copied (VACUUM FULL, CLUSTER, TRUNCATE or"
+            f" ALTER TABLE): its copy starts again"
+        )
+    with connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)})
+        cursor.execute(chunk_query(copy, chunk))
+        has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
+        for batch in cursor.fetch_record_batch():
+            if batch.num_rows:
+                yield _typed(copy, has_raw, batch)
+    _run(connection, "commit")
+
+
+def _filenode_query(chunk: Chunk) -> str:
+    query = sql.SQL(
+        "select pg_relation_filenode({oid}::oid)::bigint where not exists (select from only {leaf} where false)"
+    )
+    return query.format(oid=sql.Literal(chunk.leaf.oid), leaf=chunk.leaf.id.identifier).as_string(None)
+
+
+def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable | None]]:
+    return [target.copy_expressions(sql.Identifier(name)) for name, target in copy.columns]
+
+
+def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Bring what was selected into the target's types; texts are read by the codec that reads the stream's."""
+    columns = iter(batch.columns)
+    values: list[ArrowArray] = []
+    raws: dict[str, ArrowArray] = {}
+    for (name, target), raw_follows in zip(copy.columns, has_raw, strict=True):
+        value = _storage(next(columns))
+        raw = _storage(next(columns)) if raw_follows else None
+        if value.type != target.arrow or pa.types.is_string(value.type):
+            value, unheld = target.from_text(value)
+            raw = unheld if raw is None else raw
+        values.append(value)
+        if raw is not None and raw.null_count < len(raw):
+            raws[name] = raw
+    if copy.lsn is not None:
+        commit_ts = METADATA_COLUMNS["_wd_commit_ts"]
+        values += [
+            pa.repeat(pa.scalar(copy.lsn, pa.int64()), batch.num_rows),
+            pa.nulls(batch.num_rows, commit_ts),
+            raw_map(raws, batch.num_rows),
+        ]
+    return pa.RecordBatch.from_arrays(values, schema=copy.schema)
+
+
+def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
+    """One map per row from column name to PostgreSQL's text, of the columns that have one; null where none has."""
+    if not raws:
+        return pa.nulls(row_count, RAW_TYPE)
+    present = [np.flatnonzero(_is_valid(raw)) for raw in raws.values()]
+    rows = np.concatenate(present)
+    order = np.argsort(rows, kind="stable")
+    names = np.repeat(np.arange(len(raws)), [len(p) for p in present])[order]
+    texts: ArrowArray = pa.concat_arrays(
+        [raw.take(_indexes(p)).cast(pa.string()) for raw, p in zip(raws.values(), present, strict=True)]
+    )
+    counts = np.bincount(rows, minlength=row_count)
+    offsets = _indexes(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    keys: ArrowArray = pa.array(list(raws), pa.string()).take(_indexes(names))
+    # A null slot still needs its offset, so nulls are set by mask.
+    made: ArrowArray = pa.MapArray.from_arrays(offsets, keys, texts.take(_indexes(order)), mask=pa.array(counts == 0))
+    return made
+
+
+def _is_valid(array: ArrowArray) -> npt.NDArray[np.bool_]:
+    valid: ArrowArray = pc.is_valid(array)
+    mask: npt.NDArray[np.bool_] = valid.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _indexes(values: npt.NDArray[np.integer[Any]]) -> ArrowArray:
+    return pa.array(values)
+
+
+def _storage(array: ArrowArray) -> ArrowArray:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _run(connection: adbc.Connection, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def _scalar(connection: adbc.Connection, query: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetch_arrow_table().column(0)[0].as_py()
+
+
+@contextmanager
+def _named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) -> Iterator[None]:
+    try:
+        yield
+    except WaldeltaError:
+        raise
+    except (adbc.Error, OSError, pa.ArrowException) as err:
+        named = _named(err, connection, conninfo, copy)
+    else:
+        return
+    # Raised here, so that not even the context of the driver's own exception, with its query, goes along.
+    raise named
+
+
+def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: TableCopy) -> SourceError:
+    state, reason = getattr(err, "sqlstate", None), _reason(err, conninfo)
+    if state in _GONE:
+        return SnapshotLost(
+            f"{copy.table} was altered, renamed or dropped while it was copied ({reason}): it starts again"
+        )
+    if state in _NO_SNAPSHOT:
+        return SnapshotLost(f"the snapshot of {copy.table} is gone ({reason}): its copy starts again")
+    if state == _NO_PRIVILEGE:
+        return PrivilegeMissing(
+            f"{copy.table} can't be copied ({reason}): grant select on it; where a row-level security policy would hide"
+            f" rows, grant the role bypassrls or copy as the owner"
+        )
+    # An error in mid-stream comes without SQLSTATE, so whether the session has survived it tells what it was.
+    if not _is_alive(connection):
+        return SourceUnreachable(
+            f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
+        )
+    return SourceError(f"{copy.table} can't be copied ({reason}): check its row filter and columns")
+
+
+def _is_alive(connection: adbc.Connection) -> bool:
+    try:
+        _run(connection, "rollback")
+    except (adbc.Error, OSError):
+        return False
+    return True
+
+
+def _reason(err: Exception, conninfo: str) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    told = next((line.split(":  ", 1)[1] for line in lines if ":  " in line), lines[0] if lines else type(err).__name__)
+    password = str(conninfo_to_dict(conninfo).get("password") or "")
+    return told.replace(password, "***") if password else told

@@ -1,0 +1,205 @@
+"""Every error a user can meet, as one tree.
+
+::
+
+    WaldeltaError
+     +-- ConfigError                 the pipeline file, an expression in it, or the environment
+     +-- SourceError                 the PostgreSQL side
+     |    +-- SourceUnreachable          (retryable)
+     |    +-- AuthenticationFailed
+     |    +-- PrivilegeMissing
+     |    +-- PreflightFailed            all findings at once
+     |    +-- LockHeld                   (retryable) another run works on the same slot or target
+     |    +-- TableBusy                  (retryable) a table stays locked by somebody else
+     |    +-- TransactionsStillOpen      (retryable) a snapshot can't be taken yet
+     |    +-- NotPrimary                 a standby, where a primary is needed
+     |    +-- SnapshotLost               (retryable) a table was rewritten, or the holder died, during its copy
+     |    +-- SlotError
+     |         +-- SlotMissing
+     |         +-- SlotForeign           other plugin, database or owner
+     |         +-- SlotInUse             (retryable)
+     |         +-- SlotLost              WAL it needed is gone
+     |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
+     |         +-- SlotGap               it moved past changes we never landed
+     |         +-- SlotStuck             it should have moved and did not
+     |         +-- SourceChanged         other system identifier or timeline
+     |         +-- ConsumeMismatch       what was consumed isn't what was landed
+     +-- DecodeError                 a message of the replication protocol that can't be read
+     +-- SyncFailed                  some tables couldn't be copied; the others are synced
+     +-- LakeError                   the Delta side
+     |    +-- TargetNotWritable
+     |    +-- LateWriter                 (retryable) a newer run has already committed
+     +-- ApplyError                  changes that can't be merged into a target
+     |    +-- SchemaChanged
+     +-- QualityFailed               critical expectations failed; the data is landed and safe
+     +-- StateError                  verbs called out of order
+
+Messages are lower case without a final dot, name the object and say what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class WaldeltaError(Exception):
+    """Base of all named errors; ``retryable`` tells Airflow whether trying again can help."""
+
+    retryable = False
+
+
+class ConfigError(WaldeltaError):
+    """The pipeline file or the environment is wrong; nothing was changed."""
+
+
+class SourceError(WaldeltaError):
+    """Something on the PostgreSQL side."""
+
+
+class SourceUnreachable(SourceError):
+    """No connection to the server."""
+
+    retryable = True
+
+
+class AuthenticationFailed(SourceError):
+    """The server refused user or password."""
+
+
+class PrivilegeMissing(SourceError):
+    """The role lacks a privilege; the message names the grant."""
+
+
+class PreflightFailed(SourceError):
+    """Set-up was refused before anything was changed; ``problems`` lists every reason."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("set-up refused, nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+class LockHeld(SourceError):
+    """Another run holds the advisory lock of this slot or target."""
+
+    retryable = True
+
+
+class TableBusy(SourceError):
+    """A table of a publication stays locked by somebody else; nothing was changed."""
+
+    retryable = True
+
+
+class TransactionsStillOpen(SourceError):
+    """Transactions older than the publication or slot are still running."""
+
+    retryable = True
+
+
+class SnapshotLost(SourceError):
+    """The snapshot of a copy can't be used any more; that table's copy starts again."""
+
+    retryable = True
+
+
+class NotPrimary(SourceError):
+    """The server is a standby; this needs the primary."""
+
+
+class SlotError(SourceError):
+    """The replication slot."""
+
+
+class SlotMissing(SlotError):
+    """The slot doesn't exist."""
+
+
+class SlotForeign(SlotError):
+    """The slot belongs to another plugin, database or consumer."""
+
+
+class SlotInUse(SlotError):
+    """Another process holds the slot."""
+
+    retryable = True
+
+
+class SlotLost(SlotError):
+    """The server removed WAL that the slot needed."""
+
+
+class PeekTimeout(SlotError):
+    """Reading a bite of the slot took longer than the statement timeout."""
+
+    retryable = True
+
+
+class SlotGap(SlotError):
+    """The slot moved past changes that were never landed."""
+
+
+class SlotStuck(SlotError):
+    """The slot should have moved and did not."""
+
+
+class SourceChanged(SlotError):
+    """The server's system identifier or timeline isn't the one the lake was fed from."""
+
+
+class ConsumeMismatch(SlotError):
+    """The changes consumed from the slot differ from those landed; a copy of the slot was kept."""
+
+
+class DecodeError(WaldeltaError):
+    """A protocol message that can't be read: which message and field, at which byte."""
+
+    def __init__(self, message: str, field: str, offset: int, detail: str = "") -> None:
+        self.message, self.field, self.offset, self.detail = message, field, offset, detail
+        text = f"malformed {message} message: {field} at byte {offset}"
+        super().__init__(f"{text}: {detail}" if detail else text)
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, int, str]]:
+        return (DecodeError, (self.message, self.field, self.offset, self.detail))
+
+
+class SyncFailed(WaldeltaError):
+    """Some tables couldn't be copied: ``failures`` by table name; ``results`` of those that were."""
+
+    def __init__(self, failures: Mapping[str, WaldeltaError], results: Sequence[object] = ()) -> None:
+        self.failures, self.results = dict(failures), list(results)
+        # Trying again helps those for which it can; the others will be named again.
+        self.retryable = any(err.retryable for err in self.failures.values())
+        lines = "\n".join(f"  - {name}: {type(err).__name__}: {err}" for name, err in sorted(self.failures.items()))
+        super().__init__(
+            f"{len(self.failures)} of {len(self.failures) + len(self.results)} tables not synced:\n{lines}"
+        )
+
+
+class LakeError(WaldeltaError):
+    """Something on the Delta side."""
+
+
+class TargetNotWritable(LakeError):
+    """The target folder can't be written."""
+
+
+class LateWriter(LakeError):
+    """A newer run has already committed; this one must not."""
+
+    retryable = True
+
+
+class ApplyError(WaldeltaError):
+    """Changes that can't be merged into a target; they stay in the change log."""
+
+
+class SchemaChanged(ApplyError):
+    """The source table's columns no longer match the target's."""
+
+
+class QualityFailed(WaldeltaError):
+    """Critical expectations failed; the landed changes are safe and the slot has moved."""
+
+
+class StateError(WaldeltaError):
+    """A verb was called before the one it needs."""

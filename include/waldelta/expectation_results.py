@@ -1,0 +1,69 @@
+"""The history of expectations: one row per expectation, table and run, in ``_waldelta/expectations``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from waldelta.lake import bookkeeping_uri, sync_commit
+
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("at", pa.timestamp("us", tz="UTC")),
+    pa.field("run_id", pa.string()),
+    pa.field("table_name", pa.string()),
+    pa.field("expectation", pa.string()),
+    pa.field("meaning", pa.string()),
+    pa.field("severity", pa.string()),
+    pa.field("origin", pa.string()),
+    pa.field("success", pa.bool_()),
+    pa.field("observed", pa.string()),
+    pa.field("unexpected_count", pa.int64()),
+    pa.field("version", pa.int64()),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectationResult:
+    """What one expectation found; ``success`` is null when it could not be evaluated."""
+
+    at: datetime
+    run_id: str
+    table_name: str
+    expectation: str
+    meaning: str
+    severity: str
+    origin: str
+    success: bool | None
+    observed: str | None
+    unexpected_count: int | None
+    version: int
+
+    table: ClassVar[str] = "expectations"
+    schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)
+
+
+def append_expectation_results(
+    root: str, results: Sequence[ExpectationResult], storage_options: dict[str, str] | None = None
+) -> None:
+    """Add a run's results in one commit, creating the table with the first."""
+    if not results:
+        return
+    uri = bookkeeping_uri(root, ExpectationResult.table)
+    data = pa.Table.from_pylist([asdict(result) for result in results], schema=ExpectationResult.schema)
+    write_deltalake(uri, data, mode="append", storage_options=storage_options)
+    sync_commit(uri, DeltaTable(uri, storage_options=storage_options).version())
+
+
+def read_expectation_results(root: str, storage_options: dict[str, str] | None = None) -> list[ExpectationResult]:
+    """All results, oldest first."""
+    try:
+        table = DeltaTable(bookkeeping_uri(root, ExpectationResult.table), storage_options=storage_options)
+    except TableNotFoundError:
+        return []
+    return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]

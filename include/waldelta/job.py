@@ -1,0 +1,91 @@
+"""One execution of a verb on a pipeline: what every stage needs to know, and nothing of Spark or Airflow."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from waldelta.change_log import ChangeLog
+from waldelta.connection import connect, conninfo_from_environment
+from waldelta.consume import SlotIdentity
+from waldelta.errors import SlotMissing, StateError
+from waldelta.ledger import Ledger, SlotMove, TableState, now
+from waldelta.pipeline_file import PipelineFile
+
+# Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
+_STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A verb's run: the pipeline, its source, its ledger, and who asked."""
+
+    pipeline: PipelineFile
+    conninfo: str = field(repr=False)
+    run_id: str
+    run_type: str = "manual"
+    interval_start: datetime | None = None
+    interval_end: datetime | None = None
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        """Credentials of the object store, from the environment."""
+        if self.pipeline.target.root.startswith("file://"):
+            return None
+        return {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)}
+
+    @property
+    def ledger(self) -> Ledger:
+        """The pipeline's bookkeeping."""
+        return Ledger(self.pipeline.target.root, self.storage_options)
+
+    def connect(self, purpose: str) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection to the source whose application_name says what it's for."""
+        return connect(self.conninfo, f"waldelta {purpose} {self.pipeline.source.slot}")
+
+    def change_log(self, identity: SlotIdentity) -> ChangeLog:
+        """The change log as this incarnation of the slot writes it."""
+        return ChangeLog(self.pipeline.target.root, identity.app_id, self.storage_options)
+
+    def slot_identity(self) -> SlotIdentity:
+        """The slot as the ledger knows it; raises SlotMissing before setup."""
+        return identity_of(self.pipeline.source.slot, self.ledger.slot_moves())
+
+    def first_batch(self) -> int:
+        """The last batch of the slot's earlier lives: what another server or timeline sent is never applied again."""
+        return life_of(self.pipeline.source.slot, self.ledger.slot_moves()).batch or 0
+
+    def table_states(self) -> dict[str, TableState]:
+        """The latest state of each target since the slot's present life began: copies of an earlier one are stale."""
+        began = life_of(self.pipeline.source.slot, self.ledger.slot_moves()).at
+        return {name: state for name, state in self.ledger.table_states().items() if state.at >= began}
+
+
+def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:
+    """A job whose connection comes from the environment, as an Airflow task hands it over."""
+    run_id = run_id or f"manual__{now().isoformat(timespec='seconds')}"
+    return Job(pipeline, conninfo_from_environment(pipeline.source.conn_id), run_id, **details)
+
+
+def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
+    """The slot in its present life."""
+    life = life_of(slot, moves)
+    return SlotIdentity(slot, life.system_identifier, life.timeline, life.incarnation)
+
+
+def life_of(slot: str, moves: list[SlotMove]) -> SlotMove:
+    """The slot's latest creation or adoption that wasn't followed by a drop; raises SlotMissing when there is none."""
+    last = {m.slot: m.event for m in moves if m.event in ("created", "adopted", "dropped")}
+    if strangers := sorted(other for other, event in last.items() if other != slot and event != "dropped"):
+        raise StateError(
+            f"this lake is fed by slot {strangers[0]!r} already, and two slots in one lake would apply changes twice: give "
+            f"each pipeline a target.root of its own, or tear the other one down first"
+        )
+    lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
+    if not lives or lives[-1].event == "dropped":
+        raise SlotMissing(f"slot {slot!r} was never set up for this lake: run setup first")
+    return lives[-1]

@@ -1,0 +1,103 @@
+"""The lake's layout, and what makes a Delta commit on a local disk survive a power cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pyarrow.fs import FileSystem, FileType
+
+from waldelta.errors import TargetNotWritable
+
+BOOKKEEPING = "_waldelta"
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+CHANGES = "changes"
+
+
+def target_uri(root: str, schema: str, table: str) -> str:
+    """URI of a target's folder; names are encoded, so that no name can leave the lake's root."""
+    return f"{root}/{encode_segment(schema)}/{encode_segment(table)}"
+
+
+def bookkeeping_uri(root: str, name: str) -> str:
+    """URI of one of the pipeline's own tables: changes, batches, tables, slot_moves, runs, quarantine."""
+    return f"{root}/{BOOKKEEPING}/{name}"
+
+
+def local_path(uri: str) -> Path | None:
+    """The folder of a ``file://`` URI, taken as it stands; None for object stores."""
+    parts = urlsplit(uri)
+    return Path(parts.path) if parts.scheme == "file" else None
+
+
+def sync_commit(uri: str, version: int) -> None:
+    """Force one Delta commit and the files it added onto the disk; object stores have done so when they answer.
+
+    Neither Spark nor delta-rs calls fsync, so without this a power cut can take a commit back that we built on.
+    """
+    folder = local_path(uri)
+    if folder is None:
+        return
+    entry = folder / "_delta_log" / f"{version:020d}.json"
+    added = [json.loads(line)["add"]["path"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
+    files = [folder / unquote(path) for path in added]
+    folders = {f.parent for f in files} | {folder, folder.parent, entry.parent}
+    for path in [*files, entry, *sorted(folders)]:
+        _fsync(path)
+
+
+def check_writable(root: str) -> None:
+    """Raises TargetNotWritable when the lake's root is on this machine and can't be written; object stores tell later."""
+    folder = local_path(root)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        raise TargetNotWritable(
+            f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever runs the job"
+        ) from None
+
+
+def remove_folder(uri: str) -> None:
+    """Remove a folder and what is in it; nothing happens when it isn't there."""
+    folder = local_path(uri)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    files, path = FileSystem.from_uri(_arrow_uri(uri))
+    if files.get_file_info(path).type != FileType.NotFound:
+        files.delete_dir(path)
+
+
+def _arrow_uri(uri: str) -> str:
+    """Hadoop's schemes as Arrow names them."""
+    scheme, rest = uri.split("://", 1)
+    return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def encode_segment(name: str) -> str:
+    """A name as one path segment: every byte that isn't plainly safe as ``~XX``, so that no name can leave its folder.
+
+    Not percent-encoded: Spark takes a percent sign in a path as it stands, delta-rs decodes it, so that they would
+    look into different folders. A leading underscore would hide the folder from Spark.
+
+    >>> encode_segment("odd name"), encode_segment("_t.x"), encode_segment("orders")
+    ('odd~20name', '~5Ft~2Ex', 'orders')
+    """
+    encoded = "".join(chr(byte) if chr(byte) in _PLAIN else f"~{byte:02X}" for byte in name.encode())
+    return "~5F" + encoded[1:] if encoded.startswith("_") else encoded

@@ -1,0 +1,239 @@
+"""The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
+
+``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync, ``batches`` the
+consistent cuts, ``runs`` what each run did. Rows are only ever added; the latest one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from waldelta.lake import bookkeeping_uri, sync_commit
+
+_UTC = pa.timestamp("us", tz="UTC")
+
+
+def now() -> datetime:
+    """The present moment, as all ledger rows record it."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMove:
+    """Something done to the slot, or about to be done (``intent``); ``lsn`` is where it moves to.
+
+    ``incarnation`` is the slot's position right after its creation: a slot dropped and recreated under the same
+    name has another one.
+    """
+
+    at: datetime
+    run_id: str
+    event: str  # creating, created, adopted, intent, moved, dropped
+    slot: str
+    system_identifier: str
+    timeline: int
+    incarnation: str
+    lsn: int
+    batch: int | None = None
+
+    table: ClassVar[str] = "slot_moves"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", _UTC), ("run_id", pa.string()), ("event", pa.string()), ("slot", pa.string()),
+            ("system_identifier", pa.string()), ("timeline", pa.int64()), ("incarnation", pa.string()),
+            ("lsn", pa.int64()), ("batch", pa.int64()),
+        ]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnState:
+    """A column of a target as it was when its sync began."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    type_name: str
+    spark_type: str
+    not_null: bool
+
+
+_COLUMN = pa.struct(
+    [
+        ("name", pa.string()), ("type_oid", pa.int64()), ("typmod", pa.int64()), ("type_name", pa.string()),
+        ("spark_type", pa.string()), ("not_null", pa.bool_()),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A target's sync: which snapshot its copy was taken from, and what its columns were."""
+
+    at: datetime
+    run_id: str
+    table_name: str
+    generation: int
+    status: str  # copying, synced, failed
+    snapshot: str = ""
+    snapshot_lsn: int = 0
+    relation_ids: list[int] = field(default_factory=list)
+    key_columns: list[str] = field(default_factory=list)
+    columns: list[ColumnState] = field(default_factory=list)
+    row_filter: str | None = None
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+
+    table: ClassVar[str] = "tables"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", _UTC), ("run_id", pa.string()), ("table_name", pa.string()), ("generation", pa.int64()),
+            ("status", pa.string()), ("snapshot", pa.string()), ("snapshot_lsn", pa.int64()),
+            ("relation_ids", pa.list_(pa.int64())), ("key_columns", pa.list_(pa.string())),
+            ("columns", pa.list_(_COLUMN)), ("row_filter", pa.string()), ("rows", pa.int64()),
+            ("bytes", pa.int64()), ("seconds", pa.float64()), ("reason", pa.string()),
+        ]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCut:
+    """One target in a cut: the Delta version that holds exactly the batch, and what the batch did to it."""
+
+    table_name: str
+    generation: int
+    version: int
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    truncated: bool = False
+
+
+_CUT = pa.struct(
+    [
+        ("table_name", pa.string()), ("generation", pa.int64()), ("version", pa.int64()),
+        ("inserted", pa.int64()), ("updated", pa.int64()), ("deleted", pa.int64()), ("skipped", pa.int64()),
+        ("truncated", pa.bool_()),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCut:
+    """A consistent cut: every target as of the end of one batch."""
+
+    at: datetime
+    run_id: str
+    batch: int
+    end_lsn: int
+    commit_ts: datetime | None
+    targets: list[TargetCut] = field(default_factory=list)
+
+    table: ClassVar[str] = "batches"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", _UTC), ("run_id", pa.string()), ("batch", pa.int64()), ("end_lsn", pa.int64()),
+            ("commit_ts", _UTC), ("targets", pa.list_(_CUT)),
+        ]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One event in a run's life; ``result`` is the run's JSON result so far."""
+
+    at: datetime
+    run_id: str
+    verb: str
+    status: str  # running, succeeded, failed
+    run_type: str = "manual"
+    interval_start: datetime | None = None
+    interval_end: datetime | None = None
+    start_lsn: int | None = None
+    end_lsn: int | None = None
+    changes: int = 0
+    seconds: float = 0.0
+    result: str = "{}"
+
+    table: ClassVar[str] = "runs"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", _UTC), ("run_id", pa.string()), ("verb", pa.string()), ("status", pa.string()),
+            ("run_type", pa.string()), ("interval_start", _UTC), ("interval_end", _UTC),
+            ("start_lsn", pa.int64()), ("end_lsn", pa.int64()), ("changes", pa.int64()),
+            ("seconds", pa.float64()), ("result", pa.string()),
+        ]
+    )  # fmt: skip
+
+
+Row = SlotMove | TableState | BatchCut | Run
+R = TypeVar("R", SlotMove, TableState, BatchCut, Run)
+
+
+class Ledger:
+    """Reads and appends the bookkeeping tables of one lake; every append is durable when it returns."""
+
+    def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
+        self.root = root
+        self._options = storage_options
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        """Credentials of the object store, for other tables of the same lake."""
+        return self._options
+
+    def append(self, row: Row) -> None:
+        """Add one row to its table, creating the table with the first."""
+        uri = bookkeeping_uri(self.root, row.table)
+        data = pa.Table.from_pylist([asdict(row)], schema=row.schema)
+        write_deltalake(uri, data, mode="append", storage_options=self._options)
+        table = DeltaTable(uri, storage_options=self._options)
+        sync_commit(uri, table.version())
+
+    def slot_moves(self) -> list[SlotMove]:
+        """All moves, oldest first."""
+        return list(self._read(SlotMove))
+
+    def table_states(self) -> dict[str, TableState]:
+        """The latest state of each target, by table name."""
+        return {state.table_name: state for state in self._read(TableState)}
+
+    def batches(self) -> list[BatchCut]:
+        """All cuts, oldest first."""
+        return list(self._read(BatchCut))
+
+    def runs(self) -> list[Run]:
+        """All events of runs, oldest first."""
+        return list(self._read(Run))
+
+    def run_result(self, run_id: str, verb: str = "consume") -> Run | None:
+        """The latest event of a run."""
+        found = [run for run in self._read(Run) if run.run_id == run_id and run.verb == verb]
+        return found[-1] if found else None
+
+    def _read(self, kind: type[R]) -> Iterable[R]:
+        try:
+            table = DeltaTable(bookkeeping_uri(self.root, kind.table), storage_options=self._options)
+        except TableNotFoundError:
+            return []
+        rows = table.to_pyarrow_table().sort_by("at").to_pylist()
+        return [_build(kind, row) for row in rows]
+
+
+def _build(kind: type[R], row: dict[str, Any]) -> R:
+    nested: dict[str, type[ColumnState] | type[TargetCut]] = {"columns": ColumnState, "targets": TargetCut}
+    values = {f.name: row[f.name] for f in fields(kind)}
+    for name, of in nested.items():
+        if name in values:
+            values[name] = [of(**item) for item in values[name] or []]
+    return kind(**values)

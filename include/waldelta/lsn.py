@@ -1,0 +1,57 @@
+"""Log sequence numbers: positions in PostgreSQL's write-ahead log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TEXT = re.compile(r"\A([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lsn:
+    """A WAL position, as PostgreSQL's type ``pg_lsn``: a byte offset, printed as ``16/B374D848``.
+
+    >>> Lsn.parse("16/B374D848").value
+    97500059720
+    >>> str(Lsn(97500059720))
+    '16/B374D848'
+    >>> Lsn.parse("0/20") - Lsn.parse("0/10")
+    16
+    """
+
+    value: int
+
+    @classmethod
+    def parse(cls, text: str) -> Lsn:
+        """Read PostgreSQL's text form; raises ValueError on anything else."""
+        match = _TEXT.match(text)
+        if match is None:
+            raise ValueError(f"not a WAL position: {text!r}")
+        return cls((int(match[1], 16) << 32) | int(match[2], 16))
+
+    def __str__(self) -> str:
+        return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
+
+    def __sub__(self, other: Lsn) -> int:
+        """Bytes of WAL between two positions."""
+        return self.value - other.value
+
+    def __add__(self, size_bytes: int) -> Lsn:
+        return Lsn(self.value + size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LsnRange:
+    """The WAL from ``start`` (exclusive) to ``end`` (inclusive)."""
+
+    start: Lsn
+    end: Lsn
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of WAL in the range."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end}"

@@ -1,0 +1,165 @@
+"""Reading a slot through the SQL functions, as Arrow record batches with their envelope.
+
+A peek leaves the slot where it is, so it can be repeated; what it returns is landed before anything is consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import tenacity
+from psycopg import sql
+
+from waldelta.connection import connect, connect_arrow
+from waldelta.errors import PeekTimeout, SlotInUse, SourceError
+from waldelta.lsn import Lsn
+from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
+from waldelta.pipeline_file import Source
+
+# Arrow batches of about this size keep the reading process small whatever the backlog.
+BATCH_BYTES = 8 << 20
+OLD_BACKEND_TIMEOUT_S = 30
+# Messages that say what the columns of later messages are.
+TIMELINE_KINDS = ("R", "Y", "T")
+
+LANDING_SCHEMA = pa.schema(
+    [
+        *ENVELOPE_SCHEMA,
+        # True for relation, type and truncate messages: so few that whole row groups without any are skipped.
+        pa.field("timeline", pa.bool_()),
+        # True for an update whose key changed (it carries its old key).
+        pa.field("moves", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PeekBound:
+    """Up to where one peek reads: WAL position, number of changes, and time."""
+
+    upto_lsn: Lsn
+    upto_nchanges: int
+    statement_timeout_s: int
+    next_xid8: int
+
+
+def plugin_options(source: Source) -> list[str]:
+    """pgoutput's options as the SQL functions take them: name, value, name, value …
+
+    Source: the chapter on logical streaming replication parameters.
+    """
+    names = ",".join('"' + p.name.replace('"', '""') + '"' for p in source.publications)
+    chosen = source.options
+    options = {"proto_version": "1", "publication_names": names}
+    if chosen.binary:
+        options["binary"] = "true"
+    if chosen.origin != "any":
+        options["origin"] = chosen.origin
+    return [text for pair in options.items() for text in pair]
+
+
+def reader_name(slot: str) -> str:
+    """The application_name of the backend that reads a slot for us."""
+    # PostgreSQL keeps 63 bytes of a name, so ours has no more.
+    return f"waldelta read {slot}"[:63]
+
+
+def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordBatch]:
+    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA.
+
+    Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind, because a
+    backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody else holds the slot,
+    PeekTimeout when the bite was too large for the statement timeout.
+    """
+    import adbc_driver_postgresql.dbapi  # brings pandas, which a look at an idle slot must not pay for
+
+    end_old_readers(conninfo, source.slot)
+    statement = call("peek", source, bound.upto_lsn, bound.upto_nchanges, "lsn, xid, data")
+    envelope = Envelope(bound.next_xid8)
+    try:
+        with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
+            cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s) * 1000}")
+            cursor.execute(statement)
+            for batch in cursor.fetch_record_batch():
+                yield _landing_batch(envelope, batch)
+    except adbc_driver_postgresql.dbapi.Error as err:
+        raise _peek_error(source.slot, str(err)) from None
+
+
+def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:
+    """The text of a call of ``pg_logical_slot_{peek,get}_binary_changes``; every value is a quoted literal."""
+    function = {"peek": "pg_logical_slot_peek_binary_changes", "get": "pg_logical_slot_get_binary_changes"}[verb]
+    template = sql.SQL("select {select} from pg_catalog.{function}({slot}, {lsn}::pg_lsn, {nchanges}, {options})")
+    return template.format(
+        select=sql.SQL(select),
+        function=sql.Identifier(function),
+        slot=sql.Literal(source.slot),
+        lsn=sql.Literal(str(upto_lsn)),
+        nchanges=sql.Literal(upto_nchanges),
+        options=sql.SQL(", ").join(map(sql.Literal, plugin_options(source))),
+    ).as_string()
+
+
+def end_old_readers(conninfo: str, slot: str) -> None:
+    """End backends that an earlier attempt of ours left reading this slot, and wait until they are gone."""
+    with connect(conninfo, f"waldelta fence {slot}") as connection:
+        pids = _readers(connection, slot)
+        for pid in pids:
+            connection.execute("select pg_terminate_backend(%s)", (pid,))
+        if pids:
+            waiting = tenacity.Retrying(
+                wait=tenacity.wait_exponential(0.02, max=0.5),
+                stop=tenacity.stop_after_delay(OLD_BACKEND_TIMEOUT_S),
+                retry=tenacity.retry_if_result(bool),
+                retry_error_callback=lambda _: None,
+            )
+            waiting(_readers, connection, slot)
+
+
+def _readers(connection: psycopg.Connection[tuple[int]], slot: str) -> list[int]:
+    found = connection.execute(
+        "select pid from pg_stat_activity where application_name = %s and datname = current_database()",
+        (reader_name(slot),),
+    )
+    return [pid for (pid,) in found]
+
+
+def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
+    lsn, xid, data = (_storage(column) for column in batch.columns)
+    enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), data)
+    kind = enveloped.column("kind")
+    timeline = pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS))
+    old_key = pc.equal(pc.binary_slice(data, 5, 6), b"K")
+    moves = pc.and_(pc.equal(kind, "U"), old_key)
+    return pa.RecordBatch.from_arrays([*enveloped.columns, timeline, moves], schema=LANDING_SCHEMA)
+
+
+def _storage(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
+    """ADBC hands over pg_lsn and xid as their wire bytes, all of one width."""
+    width = np.dtype(dtype).itemsize
+    _, offsets, values = column.buffers()
+    if values is None or len(column) == 0:
+        return pa.array([], pa.int64())
+    first = int(np.frombuffer(offsets, np.int32)[column.offset])
+    numbers = np.frombuffer(values, dtype, count=len(column), offset=first)
+    if len(values) < first + width * len(column):
+        raise SourceError("the driver returned WAL positions of an unexpected width: pin adbc-driver-postgresql")
+    return pa.array(numbers.astype(np.int64))
+
+
+def _peek_error(slot: str, text: str) -> SourceError:
+    if "is active for PID" in text:
+        return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
+    if "statement timeout" in text:
+        return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
+    return SourceError(f"reading slot {slot!r} failed: {text.strip()}")

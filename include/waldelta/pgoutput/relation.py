@@ -1,0 +1,76 @@
+"""Relation and Type messages: what the columns of the row messages after them are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from waldelta.pgoutput.wire import Reader
+
+REPLICA_IDENTITIES = frozenset("dnfi")
+_KEY_FLAG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A published column; ``is_key`` when it is part of the replica identity."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One version of a table's shape; ``replica_identity`` is pg_class.relreplident."""
+
+    relation_id: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """The name of a type that isn't built in."""
+
+    type_oid: int
+    schema: str
+    name: str
+
+
+def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
+    """Read a Relation message; ``streamed`` when it lies between Stream Start and Stop (an xid comes first)."""
+    # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+    reader = Reader(data, "Relation", "R")
+    if streamed:
+        reader.integer(4, "xid")
+    relation_id = reader.integer(4, "relation_id")
+    # An empty namespace stands for pg_catalog.
+    schema, name = reader.text("schema") or "pg_catalog", reader.text("name")
+    identity = chr(reader.integer(1, "replica_identity"))
+    if identity not in REPLICA_IDENTITIES:
+        raise reader.error("replica_identity", reader.position - 1, f"unknown setting {identity!r}")
+    count = reader.integer(2, "column_count")
+    columns = tuple(_read_column(reader, f"columns[{k}]") for k in range(count))
+    reader.finish()
+    return Relation(relation_id, schema, name, identity, columns)
+
+
+def _read_column(reader: Reader, field: str) -> RelationColumn:
+    flags = reader.integer(1, f"{field}.flags")
+    name = reader.text(f"{field}.name")
+    type_oid = reader.integer(4, f"{field}.type_oid")
+    typmod = reader.integer(4, f"{field}.typmod", signed=True)
+    return RelationColumn(name, type_oid, typmod, bool(flags & _KEY_FLAG))
+
+
+def read_type(data: bytes, *, streamed: bool = False) -> Type:
+    """Read a Type message."""
+    reader = Reader(data, "Type", "Y")
+    if streamed:
+        reader.integer(4, "xid")
+    found = Type(reader.integer(4, "type_oid"), reader.text("schema") or "pg_catalog", reader.text("name"))
+    reader.finish()
+    return found

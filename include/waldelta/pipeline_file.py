@@ -1,0 +1,269 @@
+"""The pipeline file: what an engineer writes, validated once, with all problems listed.
+
+The file is the stable surface; every other module takes the validated models below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from waldelta.errors import ConfigError
+
+Operation = Literal["insert", "update", "delete", "truncate"]
+TableName = Annotated[str, Field(description="schema-qualified name, as PostgreSQL prints it: public.flights")]
+
+_IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
+_SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
+
+
+def split_table_name(name: str) -> tuple[str, str]:
+    """Split ``schema.table`` into its parts; parts with dots or upper case are double-quoted as in SQL.
+
+    >>> split_table_name('public."odd.name"')
+    ('public', 'odd.name')
+    """
+    parts = _NAME_PART.findall(name)
+    if len(parts) != 2 or ".".join(parts) != name:
+        raise ValueError(f"{name!r} is not a schema-qualified table name: write schema.table")
+    schema, table = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in parts)
+    return schema, table
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableEntry(_Model):
+    """A table of a publication."""
+
+    name: TableName
+    where: str | None = Field(None, description="row filter, evaluated by the publisher (PostgreSQL expression)")
+    columns: tuple[str, ...] | None = Field(None, min_length=1, description="column list; all columns without it")
+
+    @field_validator("name")
+    @classmethod
+    def _qualified(cls, value: str) -> str:
+        split_table_name(value)
+        return value
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Schema and table name, unquoted."""
+        return split_table_name(self.name)
+
+
+class Publication(_Model):
+    """A publication the slot reads: tables, schemas or everything, and what of them."""
+
+    name: str = Field(min_length=1, max_length=63)
+    publish: tuple[Operation, ...] = ("insert", "update", "delete", "truncate")
+    publish_via_partition_root: bool = False
+    tables: tuple[TableEntry, ...] = ()
+    all_tables: bool = False
+    schemas: tuple[str, ...] = ()
+    manage: bool = Field(True, description="false: the publication exists already and is never altered")
+    accept_future_tables: bool = Field(
+        False, description="needed for all_tables or schemas that publish updates or deletes"
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.all_tables and (self.tables or self.schemas):
+            raise ValueError("all_tables stands alone: remove tables and schemas")
+        if self.manage and not (self.all_tables or self.tables or self.schemas):
+            raise ValueError("name what it publishes: tables, schemas or all_tables (or manage: false)")
+        names = [t.name for t in self.tables]
+        if doubled := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"listed twice: {', '.join(doubled)}")
+        return self
+
+
+class Options(_Model):
+    """Options of the pgoutput plugin and of consumption."""
+
+    binary: bool = False
+    streaming: Literal["off", "on"] = "off"
+    two_phase: bool = False
+    origin: Literal["any", "none"] = "any"
+    messages: bool = False
+    acknowledge: Literal["get", "advance"] = "get"
+
+    @model_validator(mode="after")
+    def _spoken_here(self) -> Self:
+        # Accepted in silence, they would fill the change log with messages that apply can't read.
+        asked = {"binary": self.binary, "streaming": self.streaming == "on", "two_phase": self.two_phase,
+                 "messages": self.messages}  # fmt: skip
+        if unknown := [name for name, on in asked.items() if on]:
+            raise ValueError(f"{', '.join(unknown)}: this version reads protocol version 1 in text only; leave it out")
+        return self
+
+
+class Source(_Model):
+    """The PostgreSQL server, its slot and publications."""
+
+    conn_id: str = Field(min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>")
+    slot: str = Field(description="name of the logical replication slot")
+    publications: tuple[Publication, ...] = Field(min_length=1)
+    options: Options = Options()
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_name(cls, value: str) -> str:
+        if not _SLOT.match(value):
+            raise ValueError("slot names have 1 to 63 lower-case letters, digits and underscores")
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [p.name for p in self.publications]
+        if doubled := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"publications listed twice: {', '.join(doubled)}")
+        return self
+
+
+class TargetTable(_Model):
+    """How one target table is kept."""
+
+    mode: Literal["mirror"] = "mirror"
+
+
+class Target(_Model):
+    """The lake."""
+
+    root: str = Field(
+        description="URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${NAME}: from the environment"
+    )
+    tables: dict[str, TargetTable] = {}
+    metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
+
+    @field_validator("root")
+    @classmethod
+    def _uri(cls, value: str) -> str:
+        value = _VARIABLE.sub(_from_environment, value)
+        if "://" not in value:
+            raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
+        if unfit := sorted(set(value) & set(" %#?\\")):
+            raise ValueError(
+                f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently: rename the folder"
+            )
+        return value.rstrip("/")
+
+
+class Batch(_Model):
+    """Bounds of one bite of the slot."""
+
+    max_changes: int = Field(1_000_000, ge=1)
+    wal_window_mb: int = Field(512, ge=16, description="WAL decoded by one call at the most")
+    statement_timeout_s: int = Field(600, ge=1)
+
+
+class Quality(_Model):
+    """Checks after each run."""
+
+    enabled: bool = True
+    suites: str | None = Field(
+        None, description="folder of the engineer's own suites; default include/expectations/<pipeline>"
+    )
+    data_docs: str | None = Field(None, description="folder of the HTML reports; default <root>/_waldelta/data_docs")
+    keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
+
+
+class Maintenance(_Model):
+    """The _maintenance DAG."""
+
+    schedule: str | None = "17 3 * * *"
+    keep_changes_days: int = Field(30, ge=1, description="how far back the change log reaches")
+    keep_versions_hours: int = Field(
+        168, ge=168, description="time travel and consistent cuts reach back so far; Delta refuses less than a week"
+    )
+
+
+class SlotLimits(_Model):
+    """When the slot's backlog is worth a warning."""
+
+    warn_mb: int = Field(5_000, ge=1)
+    critical_mb: int = Field(50_000, ge=1)
+
+
+class PipelineFile(_Model):
+    """One pipeline: from a source's publications through one slot to one lake."""
+
+    pipeline: str = Field(description="name; prefix of the DAG ids")
+    source: Source
+    target: Target
+    schedule: str | None = Field("*/5 * * * *", description="cron expression of the CDC DAG; null: triggered by hand")
+    owner: str = "data-engineering"
+    tags: tuple[str, ...] = ()
+    spark_conn_id: str = Field("waldelta_spark", description="Airflow connection of type spark or spark_connect")
+    batch: Batch = Batch()
+    quality: Quality = Quality()
+    maintenance: Maintenance = Maintenance()
+    slot_limits: SlotLimits = SlotLimits()
+
+    @field_validator("pipeline")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not _IDENTIFIER.match(value):
+            raise ValueError("a pipeline's name has lower-case letters, digits and underscores, a letter first")
+        return value
+
+    @property
+    def pool(self) -> str:
+        """The Airflow pool in which this slot's runs are scheduled."""
+        return f"waldelta_{self.source.slot}"
+
+
+def load_pipeline_file(path: str | Path) -> PipelineFile:
+    """Read and validate a pipeline file; raises ConfigError that lists every problem with its place."""
+    path = Path(path)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"pipeline file {path} can't be read ({err.strerror}): check the path") from err
+    except yaml.YAMLError as err:
+        raise ConfigError(f"pipeline file {path} is not valid YAML: {err}") from err
+    if not isinstance(document, dict):
+        raise ConfigError(f"pipeline file {path} is empty or not a mapping: start with 'pipeline: <name>'")
+    try:
+        return PipelineFile.model_validate(document)
+    except ValidationError as err:
+        lines = "\n".join(f"  - {_place(e['loc'])}: {_remedy(dict(e))}" for e in err.errors())
+        raise ConfigError(f"pipeline file {path} is refused:\n{lines}") from err
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the pipeline file, for editors."""
+    schema = PipelineFile.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _from_environment(variable: re.Match[str]) -> str:
+    name = variable.group(1)
+    if not (value := os.environ.get(name)):
+        raise ValueError(
+            f"environment variable {name} is not set: set it to the URI it stands for, or write the URI here"
+        )
+    return value
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.lstrip(".") or "(top level)"
+
+
+def _remedy(error: dict[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key: remove it, or correct its spelling"
+    if error["type"] == "missing":
+        return "missing: add it"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    given = error.get("input")
+    return f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message

@@ -1,0 +1,242 @@
+"""Preflight: everything that would break the source or the pipeline later, found before anything is changed.
+
+The judges are pure: the facts of ``source_facts`` and the wanted publications in, findings out. A problem refuses
+set-up, a warning is a matter of policy and comes with figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from waldelta.catalog import TableId
+from waldelta.errors import ConfigError, SlotForeign
+from waldelta.finding import Finding, problem, size, warning
+from waldelta.pipeline_file import PipelineFile, Publication
+from waldelta.publication import Mark, PublicationState, PublicationTable
+from waldelta.row_filter import parse_row_filter
+from waldelta.slot import SlotState, check_ours
+from waldelta.source_facts import TIMEOUTS, Facts, ServerFacts
+from waldelta.table_preflight import judge_table
+
+MIN_VERSION = 150000
+
+
+def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]) -> list[Finding]:
+    """All findings; ``wanted`` holds the publications in force after set-up, managed or not, as the server prints them."""
+    findings = [*_server(pipeline, facts.server, facts.slot is not None), *_slot(pipeline, facts.slot)]
+    for entry in pipeline.source.publications:
+        state = wanted.get(entry.name)
+        findings += _ownership(pipeline, entry, facts)
+        if state is not None:
+            findings += _scope(entry, state, facts)
+            for table in _members(state, facts):
+                findings += judge_table(state, table, facts)
+    findings += _column_lists(wanted.values(), facts)
+    return list(dict.fromkeys(findings))
+
+
+def judge_filters(entry: Publication) -> list[Finding]:
+    """Filters that can't even be read, each with its place."""
+    findings = []
+    for table in entry.tables:
+        if table.where is not None:
+            try:
+                parse_row_filter(table.where)
+            except ConfigError as err:
+                findings.append(problem(f"publication {entry.name!r}, table {table.name}: {err}"))
+    return findings
+
+
+def privileges_needed(
+    state: PublicationState, before: PublicationState | None, facts: Facts, changes: bool
+) -> Iterator[Finding]:
+    """The grants that a publication's change needs and the role lacks; nothing when nothing is to change."""
+    server = facts.server
+    if not changes or server.superuser:
+        return
+    dba = "or let a DBA run the SQL that setup --sql prints"
+    if before is None and not server.can_create:
+        yield problem(
+            f"publication {state.name!r}: role {server.role!r} may not create publications: "
+            f"grant create on database {server.database} to {server.role}, {dba}"
+        )
+    if before is not None and not before.owned:
+        yield problem(
+            f"publication {state.name!r} isn't owned by role {server.role!r}: "
+            f"alter publication {state.name} owner to {server.role}, {dba}"
+        )
+    new_schemas = set(state.schemas) - set(before.schemas if before else ())
+    if state.all_tables or new_schemas:
+        yield problem(
+            f"publication {state.name!r}: only a superuser may publish all tables or whole schemas: "
+            f"list the tables, {dba}"
+        )
+    known = set(before.tables if before else ())
+    for table in state.tables:
+        found = facts.tables.get(table.id)
+        if table not in known and found is not None and not found.relation.owned:
+            yield problem(
+                f"publication {state.name!r}: role {server.role!r} doesn't own {table.id}: "
+                f"alter table {table.id} owner to {server.role} (or grant it the owner's role), {dba}"
+            )
+
+
+# --- the server ---------------------------------------------------------------------------------------------------
+
+
+def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
+    if server.version < MIN_VERSION:
+        yield problem(f"PostgreSQL 15 or later is needed, this is {server.settings.get('server_version')}: upgrade it")
+    if server.in_recovery:
+        yield problem("the server is a standby: point the connection at the primary, copies need its snapshots")
+    if (level := server.settings["wal_level"]) != "logical":
+        yield problem(f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the server")
+    if not server.can_replicate:
+        yield problem(
+            f"role {server.role!r} may not use replication slots: alter role {server.role} replication "
+            f"(on Amazon RDS: grant rds_replication to {server.role})"
+        )
+    yield from _free_slots(pipeline, server, slot_exists)
+    if server.behind_pooler:
+        yield problem(
+            "a connection pooler answers instead of the server: snapshots and locks need whole sessions; point the "
+            "connection at PostgreSQL itself"
+        )
+    if server.settings["search_path"] != "pg_catalog":
+        yield problem(
+            "the session's settings didn't reach the server (a pooler drops the startup option 'options'): point the "
+            "connection at PostgreSQL itself"
+        )
+    yield from _server_warnings(pipeline, server)
+
+
+def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
+    total = server.number("max_replication_slots")
+    needed, free = (1 if slot_exists else 2), total - server.used_slots
+    if free < needed:
+        what = "the temporary copy that verifies each consumption" + ("" if slot_exists else " and the slot itself")
+        yield problem(
+            f"{server.used_slots} of {total} replication slots are used, and slot {pipeline.source.slot!r} needs {needed} "
+            f"more ({what}): drop unused slots, or alter system set max_replication_slots = {total + needed - free} "
+            "and restart"
+        )
+
+
+def _server_warnings(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
+    limits = pipeline.slot_limits
+    if server.number("max_slot_wal_keep_size") == -1:
+        rate = server.wal_bytes_per_hour
+        speed = f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)" if rate else ""
+        yield warning(
+            f"max_slot_wal_keep_size is -1: while the pipeline pauses, its slot holds WAL until the disk is full; slots "
+            f"hold {size(server.retained_bytes)} now{speed}. To bound it: alter system set max_slot_wal_keep_size = "
+            f"'{limits.critical_mb}MB' and reload; beyond that the slot is lost and the targets are copied anew"
+        )
+    for setting, remedy in TIMEOUTS.items():
+        if (value := server.number(setting)) > 0:
+            yield warning(
+                f"{setting} is {value} {'s' if setting == 'idle_replication_slot_timeout' else 'ms'}: {remedy}"
+            )
+    if (limit := server.number("temp_file_limit")) >= 0 and "temp_file_limit" in server.settings:
+        yield warning(
+            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole bite to a temporary file, and a "
+            f"bite reads up to {pipeline.batch.wal_window_mb} MB WAL; lower batch.wal_window_mb, or raise the limit for "
+            f"role {server.role}"
+        )
+
+
+def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
+    if slot is None:
+        return
+    try:
+        check_ours(slot)
+    except SlotForeign as err:
+        yield problem(str(err))
+        return
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        yield problem(f"slot {slot.name!r} is lost: run teardown, then setup and the initial sync")
+    if slot.two_phase != pipeline.source.options.two_phase:
+        yield problem(
+            f"slot {slot.name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says "
+            "otherwise: correct source.options.two_phase, or name another slot"
+        )
+    if slot.active and not (slot.active_by or "").startswith("waldelta "):
+        yield problem(
+            f"slot {slot.name!r} is in use by pid {slot.active_pid} ({slot.active_by or 'no name'}): "
+            "stop that reader, or give this pipeline a slot of its own"
+        )
+
+
+# --- publications -------------------------------------------------------------------------------------------------
+
+
+def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
+    actual = facts.actual.get(entry.name)
+    if not entry.manage:
+        if actual is None:
+            yield problem(
+                f"publication {entry.name!r} does not exist, and manage: false means it is never made: create it, or "
+                "remove manage: false and say what it publishes"
+            )
+        return
+    if actual is None:
+        return
+    mark = Mark.parse(actual.comment)
+    if mark is None:
+        yield problem(
+            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage: false to read it as it "
+            "is, choose another name, or drop it"
+        )
+    elif mark.pipeline != pipeline.pipeline:
+        yield problem(
+            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another name, or write "
+            "manage: false to read it as it is"
+        )
+
+
+def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:
+    if not state.publish:
+        yield problem(f"publication {state.name!r} publishes no operation: name one in publish")
+    whole = "all tables" if state.all_tables else f"schema {', '.join(state.schemas)}" if state.schemas else None
+    if absent := sorted(set(state.schemas) - facts.schemas):
+        yield problem(f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its spelling")
+    if state.schemas and (listed := [str(t.id) for t in state.tables if t.columns is not None]):
+        yield problem(
+            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't stand beside schemas: publish the "
+            "schemas in a publication of their own"
+        )
+    if whole and state.publishes_old_rows and not entry.accept_future_tables:
+        text = (
+            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created later without a primary "
+            "key would refuse its own UPDATEs and DELETEs"
+        )
+        if entry.manage:
+            yield problem(f"{text}; list the tables, or accept that with accept_future_tables: true")
+        else:
+            yield warning(f"{text}; ask its owner to list the tables")
+    if left_out := facts.unpublishable.get(entry.name):
+        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        yield warning(
+            f"publication {state.name!r}: {len(left_out)} relations of {whole} can't be published (unlogged, temporary, "
+            f"foreign tables): {', '.join(left_out[:5])}{more}"
+        )
+
+
+def _members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
+    covered = [PublicationTable(i) for i in facts.scopes.get(state.name, ()) if i not in {t.id for t in state.tables}]
+    return [*state.tables, *covered]
+
+
+def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
+    seen: dict[TableId, tuple[str, frozenset[str] | None]] = {}
+    for state in states:
+        for table in _members(state, facts):
+            columns = frozenset(table.columns) if table.columns is not None else None
+            first, other = seen.setdefault(table.id, (state.name, columns))
+            found = facts.tables.get(table.id)
+            every = frozenset(c.name for c in found.relation.columns if not c.generated) if found else None
+            if (columns or every) != (other or every):
+                yield problem(
+                    f"publications {first!r} and {state.name!r} give {table.id} different column lists, which pgoutput "
+                    "can't decode: give it the same columns in both"
+                )

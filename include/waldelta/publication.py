@@ -1,0 +1,378 @@
+"""Publications: what the pipeline file wants, what the server has, and the SQL between the two.
+
+``plan_publications`` is pure. ``try_publications`` lets PostgreSQL judge the wanted filters in transactions that are
+rolled back, and gives their text as PostgreSQL prints it, so that an unchanged pipeline file gives an empty plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+
+from waldelta.catalog import TableId
+from waldelta.pipeline_file import Publication
+
+Connection = psycopg.Connection[Any]
+
+LOCK_TIMEOUT_MS = 5_000
+OPERATIONS = ("insert", "update", "delete", "truncate")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PublicationTable:
+    """A table in a publication; ``columns`` in attnum order once they come from the server, None without a list."""
+
+    id: TableId
+    columns: tuple[str, ...] | None = None
+    row_filter: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Neither filter nor column list."""
+        return self.columns is None and self.row_filter is None
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationState:
+    """A publication, wanted or found. ``filter_columns`` are the columns each found filter depends on."""
+
+    name: str
+    tables: tuple[PublicationTable, ...] = ()
+    schemas: tuple[str, ...] = ()
+    all_tables: bool = False
+    publish: frozenset[str] = frozenset(OPERATIONS)
+    via_root: bool = False
+    comment: str | None = None
+    owned: bool = True
+    publishes_generated: bool = False
+    filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def publishes_old_rows(self) -> bool:
+        """Whether its UPDATEs or DELETEs need a replica identity."""
+        return bool(self.publish & {"update", "delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One SQL statement of a plan, and what it is for."""
+
+    sql: sql.Composed
+    reason: str
+
+    def text(self) -> str:
+        """The statement as a DBA would run it."""
+        return self.sql.as_string(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The comment that says which pipeline made a publication, and from which definition.
+
+    >>> Mark.parse("waldelta pipeline flights, definition 0123456789ab").pipeline
+    'flights'
+    """
+
+    pipeline: str
+    definition: str
+
+    def __str__(self) -> str:
+        return f"waldelta pipeline {self.pipeline}, definition {self.definition}"
+
+    @classmethod
+    def parse(cls, comment: str | None) -> Mark | None:
+        """The mark in a comment; None when there is none."""
+        words = (comment or "").replace(",", "").split()
+        if len(words) == 5 and words[:2] == ["waldelta", "pipeline"] and words[3] == "definition":
+            return cls(words[2], words[4])
+        return None
+
+    @classmethod
+    def of(cls, pipeline: str, entry: Publication) -> Mark:
+        """The mark of what a pipeline file says now."""
+        text = json.dumps(entry.model_dump(mode="json"), sort_keys=True)
+        return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12])
+
+
+def wanted_publication(pipeline: str, entry: Publication) -> PublicationState:
+    """What an entry of the pipeline file asks for, filters as written there."""
+    return PublicationState(
+        name=entry.name,
+        tables=tuple(sorted(PublicationTable(TableId(*t.parts), t.columns, t.where) for t in entry.tables)),
+        schemas=tuple(sorted(set(entry.schemas))),
+        all_tables=entry.all_tables,
+        publish=frozenset(entry.publish),
+        via_root=entry.publish_via_partition_root,
+        comment=str(Mark.of(pipeline, entry)),
+    )
+
+
+def plan_publications(
+    wanted: Iterable[PublicationState], actual: Mapping[str, PublicationState]
+) -> tuple[Statement, ...]:
+    """The statements that turn what exists into what is wanted, all for one transaction; empty when nothing differs.
+
+    Filters are compared as text, so both sides must be as PostgreSQL prints them (``try_publications``).
+    """
+    return tuple(s for publication in wanted for s in _plan(publication, actual.get(publication.name)))
+
+
+def plan_drop(name: str, reason: str) -> Statement:
+    """The statement that drops a publication."""
+    return Statement(sql.SQL("drop publication {}").format(sql.Identifier(name)), reason)
+
+
+def read_publications(conn: Connection, names: Sequence[str] | None = None) -> dict[str, PublicationState]:
+    """The publications of these names that exist, or all of the database's."""
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        params = {"names": list(names or []), "every": names is None}
+        rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), params).fetchall()
+        relations: list[Any] = cursor.execute(_RELATIONS.encode(), params).fetchall()
+    return {row.name: _state(row, [r for r in relations if r.publication == row.name]) for row in rows}
+
+
+def try_publications(
+    conn: Connection, wanted: PublicationState, known: PublicationState | None = None
+) -> tuple[PublicationState, list[str]]:
+    """Let PostgreSQL judge each filter and column list, without leaving anything behind.
+
+    Gives the wanted state with filters and column lists as the server stores them, and what PostgreSQL refused.
+    A table that the role doesn't own can't be tried: when ``known`` was made from this very definition, its text is
+    taken. Raises psycopg.errors.LockNotAvailable when a table stays locked.
+    """
+    trusted = {t.id: t for t in known.tables} if known is not None and known.comment == wanted.comment else {}
+    tables: list[PublicationTable] = []
+    filter_columns: dict[TableId, frozenset[str]] = {}
+    problems: list[str] = []
+    for table in wanted.tables:
+        if table.is_plain:
+            tables.append(table)
+            continue
+        try:
+            found = _try(conn, replace(wanted, tables=(table,), schemas=(), all_tables=False))
+        except psycopg.errors.LockNotAvailable:
+            raise
+        except psycopg.errors.InsufficientPrivilege:
+            tables.append(trusted.get(table.id, table))  # whether privileges suffice is preflight's question
+            if known is not None and table.id in trusted:
+                filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
+        except psycopg.Error as err:
+            tables.append(table)
+            problems.append(_rejected(wanted.name, table, err))
+        else:
+            tables.append(found.tables[0])
+            filter_columns |= found.filter_columns
+    return replace(wanted, tables=tuple(sorted(tables)), filter_columns=filter_columns), problems
+
+
+def _try(conn: Connection, wanted: PublicationState) -> PublicationState:
+    trial = replace(wanted, name=f"waldelta_trial_{conn.info.backend_pid}")
+    with conn.transaction(force_rollback=True):
+        conn.execute(sql.SQL("set local lock_timeout = {}").format(LOCK_TIMEOUT_MS))
+        conn.execute(_create(trial))
+        return read_publications(conn, [trial.name])[trial.name]
+
+
+def _rejected(publication: str, table: PublicationTable, err: psycopg.Error) -> str:
+    detail = ": ".join(part for part in (err.diag.message_primary, err.diag.message_detail) if part)
+    what = f"filter {table.row_filter!r}" if table.row_filter is not None else "column list"
+    hint = f" ({err.diag.message_hint})" if err.diag.message_hint else ""
+    return (
+        f"publication {publication!r}: PostgreSQL rejects the {what} of {table.id}: {detail}{hint}; "
+        f"correct the table's entry in the pipeline file"
+    )
+
+
+def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable[Statement]:
+    name = wanted.name
+    if actual is not None and actual.all_tables != wanted.all_tables:
+        # FOR ALL TABLES can't be altered; within one transaction the name never vanishes from the stream's view.
+        yield plan_drop(name, f"publication {name} changes between all tables and a list: it is made anew")
+        actual = None
+    if actual is None:
+        yield Statement(_create(wanted), f"publication {name} does not exist")
+        yield _comment(wanted)
+        return
+    settings = list(_plan_settings(wanted, actual))
+    members = list(_plan_members(wanted, actual))
+    # Filters and lists on a partition root are allowed only while it publishes via root.
+    yield from (settings + members) if wanted.via_root else (members + settings)
+    if actual.comment != wanted.comment:
+        yield _comment(wanted)
+
+
+def _plan_settings(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
+    changed: list[sql.Composable] = []
+    if wanted.publish != actual.publish:
+        changed.append(_publish(wanted))
+    if wanted.via_root != actual.via_root:
+        changed.append(_via_root(wanted))
+    if changed:
+        names = [n for n, differs in (("publish", wanted.publish != actual.publish),
+                                      ("publish_via_partition_root", wanted.via_root != actual.via_root)) if differs]  # fmt: skip
+        yield _alter(wanted, "set (", sql.SQL(", ").join(changed), ")", reason=f"{' and '.join(names)} changed")
+
+
+def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
+    before, after = {t.id: t for t in actual.tables}, {t.id: t for t in wanted.tables}
+    changed = sorted(i for i in before.keys() & after.keys() if before[i] != after[i])
+    gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
+    schemas_gone = sorted(set(actual.schemas) - set(wanted.schemas))
+    schemas_new = sorted(set(wanted.schemas) - set(actual.schemas))
+    if schemas_gone:
+        reason = f"no longer published: schema {', '.join(schemas_gone)}"
+        yield _alter(wanted, "drop tables in schema ", _names(schemas_gone), reason=reason)
+    if changed:
+        reason = f"filter or column list changed: {_list(changed)}" + (f"; removed: {_list(gone)}" if gone else "")
+        kept = [after[i] for i in sorted(after.keys() & before.keys())]
+        keep_schemas = sorted(set(wanted.schemas) & set(actual.schemas))
+        yield _alter(wanted, "set ", _members(kept, keep_schemas), reason=reason)
+    elif gone:
+        tables = sql.SQL(", ").join([sql.SQL("only {}").format(i.identifier) for i in gone])
+        yield _alter(wanted, "drop table ", tables, reason=f"no longer published: {_list(gone)}")
+    if new:
+        yield _alter(wanted, "add ", _members([after[i] for i in new], []), reason=f"newly published: {_list(new)}")
+    if schemas_new:
+        reason = f"newly published: schema {', '.join(schemas_new)}"
+        yield _alter(wanted, "add ", _members([], schemas_new), reason=reason)
+
+
+def _list(tables: Iterable[TableId]) -> str:
+    return ", ".join(map(str, tables))
+
+
+def _names(names: Iterable[str]) -> sql.Composable:
+    return sql.SQL(", ").join([sql.Identifier(n) for n in names])
+
+
+def _alter(wanted: PublicationState, *parts: sql.Composable | str, reason: str) -> Statement:
+    composed = sql.SQL("").join([sql.SQL(p) if isinstance(p, str) else p for p in parts])
+    statement = sql.SQL("alter publication {} {}").format(sql.Identifier(wanted.name), composed)
+    return Statement(statement, f"publication {wanted.name}: {reason}")
+
+
+def _create(wanted: PublicationState) -> sql.Composed:
+    members: sql.Composable = sql.SQL("")
+    if wanted.all_tables:
+        members = sql.SQL(" for all tables")
+    elif wanted.tables or wanted.schemas:
+        members = sql.SQL(" for {}").format(_members(wanted.tables, wanted.schemas))
+    return sql.SQL("create publication {}{} with ({}, {})").format(
+        sql.Identifier(wanted.name), members, _publish(wanted), _via_root(wanted)
+    )
+
+
+def _members(tables: Sequence[PublicationTable], schemas: Sequence[str]) -> sql.Composable:
+    # ONLY: inheritance children are published when they are listed themselves, as the copy reads them.
+    parts = [sql.SQL("table only {}").format(_member(t)) for t in tables]
+    if schemas:
+        parts.append(sql.SQL("tables in schema {}").format(_names(schemas)))
+    return sql.SQL(", ").join(parts)
+
+
+def _member(table: PublicationTable) -> sql.Composed:
+    columns = sql.SQL(" ({})").format(_names(table.columns)) if table.columns is not None else sql.SQL("")
+    # The filter is an expression, not a value; row_filter.parse_row_filter has read it. The line break ends a comment.
+    where = sql.SQL(" where ({}\n)") if table.row_filter and "--" in table.row_filter else sql.SQL(" where ({})")
+    text = where.format(sql.SQL(table.row_filter)) if table.row_filter is not None else sql.SQL("")
+    return sql.SQL("{}{}{}").format(table.id.identifier, columns, text)
+
+
+def _publish(wanted: PublicationState) -> sql.Composed:
+    operations = ", ".join(o for o in OPERATIONS if o in wanted.publish)
+    return sql.SQL("publish = {}").format(sql.Literal(operations))
+
+
+def _via_root(wanted: PublicationState) -> sql.Composed:
+    return sql.SQL("publish_via_partition_root = {}").format(sql.SQL("true" if wanted.via_root else "false"))
+
+
+def _comment(wanted: PublicationState) -> Statement:
+    statement = sql.SQL("comment on publication {} is {}").format(
+        sql.Identifier(wanted.name), sql.Literal(wanted.comment)
+    )
+    return Statement(statement, f"publication {wanted.name}: mark it as this pipeline's")
+
+
+def _state(row: Any, relations: list[Any]) -> PublicationState:
+    tables = [
+        PublicationTable(TableId(r.schema, r.name), tuple(r.columns) if r.columns is not None else None, r.row_filter)
+        for r in relations
+    ]
+    return PublicationState(
+        name=row.name,
+        tables=tuple(sorted(tables)),
+        schemas=tuple(sorted(row.schemas)),
+        all_tables=row.all_tables,
+        publish=frozenset(row.publish),
+        via_root=row.via_root,
+        comment=row.comment,
+        owned=row.owned,
+        publishes_generated=(row.everything.get("pubgencols") or "n") != "n",
+        filter_columns={TableId(r.schema, r.name): frozenset(r.filter_columns) for r in relations},
+    )
+
+
+_PUBLICATIONS = """
+select p.pubname as name,
+       p.puballtables as all_tables,
+       p.pubviaroot as via_root,
+       array_remove(array[
+           case when p.pubinsert then 'insert' end,
+           case when p.pubupdate then 'update' end,
+           case when p.pubdelete then 'delete' end,
+           case when p.pubtruncate then 'truncate' end
+       ], null) as publish,
+       array(
+           select n.nspname::text
+           from pg_publication_namespace pn
+           join pg_namespace n on n.oid = pn.pnnspid
+           where pn.pnpubid = p.oid
+       ) as schemas,
+       obj_description(p.oid, 'pg_publication') as comment,
+       pg_has_role(p.pubowner, 'usage') as owned,
+       to_jsonb(p) as everything
+from pg_publication p
+where %(every)s or p.pubname = any(%(names)s::name[])
+order by p.pubname
+"""
+
+# A column has one dependency for the filter and one for the column list, so what the list doesn't explain is the
+# filter's.
+_RELATIONS = """
+select p.pubname as publication,
+       n.nspname as schema,
+       c.relname as name,
+       pg_get_expr(r.prqual, r.prrelid) as row_filter,
+       case when r.prattrs is not null then array(
+           select a.attname::text
+           from pg_attribute a
+           where a.attrelid = r.prrelid and a.attnum = any(r.prattrs::int2[])
+           order by a.attnum
+       ) end as columns,
+       array(
+           select a.attname::text
+           from pg_depend d
+           join pg_attribute a on a.attrelid = r.prrelid and a.attnum = d.refobjsubid
+           where d.classid = 'pg_publication_rel'::regclass
+             and d.objid = r.oid
+             and d.refclassid = 'pg_class'::regclass
+             and d.refobjid = r.prrelid
+             and d.refobjsubid > 0
+           group by a.attname, a.attnum
+           having count(*) > (coalesce(a.attnum = any(r.prattrs::int2[]), false))::int
+       ) as filter_columns
+from pg_publication_rel r
+join pg_publication p on p.oid = r.prpubid
+join pg_class c on c.oid = r.prrelid
+join pg_namespace n on n.oid = c.relnamespace
+where %(every)s or p.pubname = any(%(names)s::name[])
+order by p.pubname, n.nspname, c.relname
+"""

@@ -1,0 +1,95 @@
+"""Recovery: what an older run left half done on the slot is finished before anything new begins."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from waldelta.change_log import ChangeLog
+from waldelta.consume import SlotIdentity, confirmed_lsn, move_idle_slot
+from waldelta.errors import SlotGap, SourceChanged
+from waldelta.ledger import Ledger, SlotMove, now
+from waldelta.lsn import Lsn, LsnRange
+from waldelta.server import ServerPosition
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where slot and lake stand once they agree."""
+
+    confirmed: Lsn
+    next_batch: int
+
+
+def recover(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    identity: SlotIdentity,
+    ledger: Ledger,
+    change_log: ChangeLog,
+    server: ServerPosition,
+    run_id: str,
+) -> Standing:
+    """Bring the slot to the end of what has landed, or refuse with a named error.
+
+    The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
+    is advanced. It must not be ahead of every position we ever meant to move it to: then somebody else consumed it.
+    """
+    _same_server(identity, server)
+    confirmed = confirmed_lsn(connection, identity.slot)
+    _no_gap(identity, ledger, confirmed)
+    last = change_log.last_batch()
+    if last is not None:
+        # An intent is written once its batch is durable, so the furthest one counts where the last batch is empty.
+        landed_end = max(change_log.landed_end(last), _furthest(identity, ledger).value)
+        if landed_end > server.flush_lsn.value:
+            raise SourceChanged(
+                f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at {server.flush_lsn}: it was "
+                f"restored to an earlier state; drop the slot and run setup and initial sync again"
+            )
+        if landed_end > confirmed.value:
+            log.info(
+                "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
+            )
+            move_idle_slot(connection, identity.slot, ledger, slot_move(identity, run_id, landed_end))
+            confirmed = Lsn(landed_end)
+    # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
+    return Standing(confirmed, max(change_log.highest_batch(), last or 0) + 1)
+
+
+def slot_move(
+    identity: SlotIdentity, run_id: str, lsn: int, batch: int | None = None, event: str = "intent"
+) -> SlotMove:
+    """A row for the ledger."""
+    return SlotMove(now(), run_id, event, identity.slot, identity.system_identifier, identity.timeline,
+                    identity.incarnation, lsn, batch)  # fmt: skip
+
+
+def _same_server(identity: SlotIdentity, server: ServerPosition) -> None:
+    if (identity.system_identifier, identity.timeline) != (server.system_identifier, server.timeline):
+        raise SourceChanged(
+            f"slot {identity.slot!r} was set up on system {identity.system_identifier}, timeline {identity.timeline}; the "
+            f"connection now leads to system {server.system_identifier}, timeline {server.timeline}: positions of one "
+            f"mean nothing on the other; point the connection back, or run teardown, setup and initial sync"
+        )
+
+
+def _furthest(identity: SlotIdentity, ledger: Ledger) -> Lsn:
+    """The furthest position this pipeline ever meant to move the slot to."""
+    return Lsn(
+        max(m.lsn for m in ledger.slot_moves() if (m.slot, m.incarnation) == (identity.slot, identity.incarnation))
+    )
+
+
+def _no_gap(identity: SlotIdentity, ledger: Ledger, confirmed: Lsn) -> None:
+    highest = _furthest(identity, ledger)
+    if confirmed > highest:
+        raise SlotGap(
+            f"slot {identity.slot!r} stands at {confirmed}, beyond {highest}, the furthest this pipeline ever moved it: "
+            f"changes in {LsnRange(highest, confirmed)} were consumed by somebody else, or the slot was recreated; run "
+            f"teardown, setup and initial sync to start from a fresh copy"
+        )

@@ -1,0 +1,74 @@
+"""Row filters: read a PostgreSQL filter expression, and say which columns it uses.
+
+Only the text is judged here; whether PostgreSQL takes it is found out by ``publication.try_publications``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError, SqlglotError
+
+from waldelta.errors import ConfigError
+
+_DIALECT = "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """A filter's text, its syntax tree and the columns it uses, in order of appearance."""
+
+    text: str
+    columns: tuple[str, ...]
+    expression: exp.Expr
+
+
+def parse_row_filter(text: str) -> RowFilter:
+    """Read a filter expression as PostgreSQL does; raises ConfigError that names the place where it can't be read.
+
+    Unquoted names are folded to lower case.
+
+    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns
+    ('origin', 'Dep')
+    """
+    try:
+        tokens = sqlglot.tokenize(text, read=_DIALECT)
+        for token in tokens:
+            if token.token_type.name == "SEMICOLON":
+                raise _refused(text, token.start, "one expression is wanted, not several statements")
+        expression: exp.Expr = sqlglot.parse_one(text, read=_DIALECT, into=exp.Condition)
+    except ParseError as err:
+        raise _refused(text, *_place(text, err)) from err
+    except SqlglotError as err:
+        raise _refused(text, len(text), "a quote or comment is not closed") from err
+    if expression.find(exp.Query, exp.Star) is not None:
+        raise _refused(text, 0, "a filter is one expression over the row's own columns, without subqueries or *")
+    # find_all goes breadth first; a message reads better in the order of the text.
+    columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
+    return RowFilter(text, tuple(dict.fromkeys(columns)), expression)
+
+
+def _name(column: exp.Column) -> str:
+    name: exp.Expr = column.this
+    quoted = isinstance(name, exp.Identifier) and name.args.get("quoted")
+    return str(column.name if quoted else column.name.lower())
+
+
+def _place(text: str, err: ParseError) -> tuple[int, str]:
+    if not err.errors:
+        return 0, "it is empty"
+    first = err.errors[0]
+    before = str(first.get("start_context") or "")
+    offset = text.rfind(str(first.get("highlight") or ""), 0) if not before else text.find(before) + len(before)
+    description = str(first.get("description") or "").split(" for <class")[0]
+    return max(offset, 0), description[:1].lower() + description[1:]
+
+
+def _refused(text: str, offset: int, reason: str) -> ConfigError:
+    line = text.count("\n", 0, offset) + 1
+    column = offset - (text.rfind("\n", 0, offset) + 1) + 1
+    near = text[offset : offset + 20].partition("\n")[0]
+    where = f"line {line}, column {column}" + (f" (near {near!r})" if near else " (its end)")
+    return ConfigError(f"filter {text!r} can't be read at {where}: {reason}")

@@ -1,0 +1,341 @@
+"""Set-up and teardown: publications first, then the slot, by the difference to what exists.
+
+``plan_setup`` changes nothing; ``apply_setup`` refuses before it changes anything, puts all publications in order in
+one transaction, and creates the slot afterwards: peek and get fail for good when a publication they name did not yet
+exist at the WAL position they decode. Each step can die and be run again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+import tenacity
+
+from waldelta.change_log import ChangeLog
+from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SourceError, TableBusy
+from waldelta.finding import Finding, problem, warning
+from waldelta.job import Job
+from waldelta.lake import check_writable
+from waldelta.ledger import SlotMove, now
+from waldelta.locks import slot_lock
+from waldelta.pipeline_file import Publication
+from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
+from waldelta.publication import (
+    LOCK_TIMEOUT_MS,
+    Mark,
+    PublicationState,
+    Statement,
+    plan_drop,
+    plan_publications,
+    read_publications,
+    try_publications,
+    wanted_publication,
+)
+from waldelta.server import read_position
+from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
+from waldelta.source_facts import Facts, read_facts
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+LOCK_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SetupPlan:
+    """What preflight found, and the SQL between what exists and what is wanted."""
+
+    findings: tuple[Finding, ...]
+    statements: tuple[Statement, ...]
+    create_slot: bool
+    slot: str
+    two_phase: bool = False
+    lock_timeout_ms: int = LOCK_TIMEOUT_MS
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why set-up would be refused."""
+        return tuple(f.text for f in self.findings if f.severity == "problem")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Matters of policy."""
+        return tuple(f.text for f in self.findings if f.severity == "warning")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is as wanted."""
+        return not self.statements and not self.create_slot
+
+    def as_sql(self) -> str:
+        """The plan as a script that a DBA can run with psql; empty when nothing is to be done."""
+        lines: list[str] = []
+        if self.statements:
+            lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';"]
+            for statement in self.statements:
+                lines += [f"-- {statement.reason}".replace("\n", " "), statement.text() + ";"]
+            lines.append("commit;")
+        if self.create_slot:
+            flag = "true" if self.two_phase else "false"
+            lines += [
+                "-- after the publications, never in their transaction",
+                f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flag});",
+            ]
+        return "\n".join(lines)
+
+    def describe(self) -> str:
+        """Findings and plan for people."""
+        found = [f"  - {finding}" for finding in self.findings]
+        script = self.as_sql() or "nothing to do: publications and slot are as the pipeline file wants them"
+        return "\n".join([*(["preflight:", *found] if found else ["preflight: no findings"]), "plan:", script])
+
+    def require(self) -> None:
+        """Raises PreflightFailed with every problem."""
+        if self.problems:
+            raise PreflightFailed(self.problems)
+
+
+def plan_setup(conn: Connection, job: Job) -> SetupPlan:
+    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked."""
+    pipeline = job.pipeline
+    actual, slot = read_publications(conn), read_slot(conn, pipeline.source.slot)
+    facts = read_facts(conn, pipeline, actual, slot)
+    findings: list[Finding] = []
+    in_force: dict[str, PublicationState] = {}
+    for entry in pipeline.source.publications:
+        if entry.manage:
+            in_force[entry.name], found = _wanted(conn, job, entry, facts)
+            findings += found
+        elif entry.name in actual:
+            in_force[entry.name] = actual[entry.name]
+    managed = [in_force[e.name] for e in pipeline.source.publications if e.manage]
+    findings = [*judge(pipeline, facts, in_force), *findings]
+    for state in managed:
+        changes = plan_publications([state], actual)
+        findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
+    findings += _too_late(managed, facts)
+    findings += _forgotten(job, actual)
+    findings += _slot_history(job, slot)
+    return SetupPlan(
+        findings=tuple(dict.fromkeys(findings)),
+        statements=plan_publications(managed, actual),
+        create_slot=slot is None,
+        slot=pipeline.source.slot,
+        two_phase=pipeline.source.options.two_phase,
+    )
+
+
+def apply_setup(conn: Connection, job: Job) -> SetupPlan:
+    """Bring publications and slot into the wanted state; gives the plan that was carried out.
+
+    Raises PreflightFailed before anything is changed. Holds the slot's lock meanwhile.
+    """
+    check_writable(job.pipeline.target.root)
+    with slot_lock(job):
+        plan = plan_setup(conn, job)
+        plan.require()
+        for text in plan.warnings:
+            log.warning("%s", text)
+        run_statements(conn, plan.statements)
+        _ensure_slot(conn, job)
+    return plan
+
+
+def teardown(conn: Connection, job: Job) -> list[str]:
+    """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
+
+    A slot that existed before, publications without this pipeline's mark and the lake stay.
+    """
+    slot = job.pipeline.source.slot
+    dropped: list[str] = []
+    with slot_lock(job):
+        moves = _life(job)
+        ours = [p for p in read_publications(conn).values() if _is_ours(job, p)]
+        if not_owned := [p.name for p in ours if not p.owned]:
+            raise PrivilegeMissing(
+                f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped: let its owner run "
+                "drop publication, then run teardown again"
+            )
+        if moves and moves[-1].event != "dropped":
+            if _made_here(moves):
+                # The slot goes first: once the publications are gone, it could not be read any more.
+                found = read_slot(conn, slot)
+                if found is not None:
+                    check_ours(found)
+                    drop_slot(conn, slot)
+                    dropped.append(f"slot {slot}")
+            job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
+        run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
+        dropped += [f"publication {p.name}" for p in ours]
+    return dropped
+
+
+def run_statements(conn: Connection, statements: Sequence[Statement]) -> None:
+    """Run a plan's statements in one transaction; raises TableBusy when a table stays locked."""
+    if not statements:
+        return
+
+    def run() -> None:
+        with conn.transaction():
+            _bound_locks(conn)
+            for statement in statements:
+                log.info("%s", statement.reason)
+                conn.execute(statement.sql)
+
+    try:
+        _with_lock_retry(conn, run)
+    except psycopg.errors.InsufficientPrivilege as err:
+        raise PrivilegeMissing(
+            f"PostgreSQL refused: {err.diag.message_primary}; nothing was changed: grant what it asks for, or let the "
+            "owner run the SQL that setup --sql prints"
+        ) from err
+    except psycopg.Error as err:
+        raise SourceError(f"PostgreSQL refused: {err}; no publication was changed: correct the pipeline file") from err
+
+
+# --- publications -------------------------------------------------------------------------------------------------
+
+
+def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tuple[PublicationState, list[Finding]]:
+    """What is wanted of a publication, as PostgreSQL prints it, and what PostgreSQL says against it."""
+    wanted = wanted_publication(job.pipeline.pipeline, entry)
+    if unreadable := judge_filters(entry):
+        # Only text that could be read is ever sent; the rest of the entry is judged without its filters.
+        return replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)), unreadable
+    if facts.server.in_recovery or facts.server.version < MIN_VERSION:
+        return wanted, []
+    known = facts.actual.get(entry.name)
+    tried = replace(wanted, tables=tuple(t for t in wanted.tables if t.id in facts.tables))
+    state, problems = _with_lock_retry(conn, lambda: try_publications(conn, tried, known))
+    absent = [t for t in wanted.tables if t.id not in facts.tables]
+    return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [problem(text) for text in problems]
+
+
+def _with_lock_retry(conn: Connection, action: Any) -> Any:
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(psycopg.errors.LockNotAvailable),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=10),
+        stop=tenacity.stop_after_attempt(LOCK_ATTEMPTS),
+        reraise=True,
+    )
+    try:
+        return attempts(action)
+    except psycopg.errors.LockNotAvailable as err:
+        holders = conn.execute(_LOCK_HOLDERS.encode()).fetchall()
+        lines = "\n".join(f"  - {who} on {table}" for who, table in holders) or "  - (they have ended just now)"
+        raise TableBusy(
+            f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms; "
+            f"nothing was changed. Locks that stand in the way:\n{lines}\nwait until they end, and run setup again"
+        ) from err
+
+
+def _bound_locks(conn: Connection) -> None:
+    conn.execute("select set_config('lock_timeout', %s, true)", (str(LOCK_TIMEOUT_MS),))
+
+
+def _is_ours(job: Job, publication: PublicationState) -> bool:
+    mark = Mark.parse(publication.comment)
+    return mark is not None and mark.pipeline == job.pipeline.pipeline
+
+
+def _too_late(managed: Sequence[PublicationState], facts: Facts) -> Iterable[Finding]:
+    """New publications of a slot that is older than they are."""
+    if facts.slot is None or facts.server.version >= 180000:
+        return  # 18 skips a publication where it doesn't exist yet
+    for name in sorted(p.name for p in managed if p.name not in facts.actual):
+        yield problem(
+            f"publication {name!r} would be younger than slot {facts.slot.name!r}: before PostgreSQL 18 changes that "
+            "wait in the slot could not be decoded any more; add its tables to a publication that this slot reads "
+            "already, or run teardown, setup and the initial sync"
+        )
+
+
+def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Finding]:
+    listed = {e.name for e in job.pipeline.source.publications}
+    for name in sorted(p.name for p in actual.values() if _is_ours(job, p) and p.name not in listed):
+        yield warning(
+            f"publication {name!r} was made by this pipeline and is no longer in its file: it stays; once the slot has "
+            "been read past this change, drop it by hand"
+        )
+
+
+# --- slot ---------------------------------------------------------------------------------------------------------
+
+
+def _life(job: Job) -> list[SlotMove]:
+    """What was done to the slot as a whole, oldest first."""
+    kinds = ("creating", "created", "adopted", "dropped")
+    return [m for m in job.ledger.slot_moves() if m.slot == job.pipeline.source.slot and m.event in kinds]
+
+
+def _made_here(moves: Sequence[SlotMove]) -> bool:
+    """Whether the slot's present life began with its creation by this pipeline."""
+    return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
+
+
+def _slot_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
+    moves, name = _life(job), job.pipeline.source.slot
+    alive = bool(moves) and moves[-1].event in ("created", "adopted")
+    if alive and slot is None:
+        yield problem(
+            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes since then are lost to "
+            "the lake; run teardown, then setup and the initial sync, which copies the tables anew"
+        )
+    if alive and slot is not None and slot.system_identifier != moves[-1].system_identifier:
+        yield problem(
+            f"slot {name!r} was set up on system {moves[-1].system_identifier}, the connection now leads to system "
+            f"{slot.system_identifier}: point the connection back, or run teardown, setup and the initial sync"
+        )
+    if not alive and slot is not None and not (moves and moves[-1].event == "creating"):
+        yield warning(f"slot {name!r} existed before: it is read from where it stands, and teardown will leave it")
+
+
+def _ensure_slot(conn: Connection, job: Job) -> None:
+    """Create the slot, or adopt the one that exists, and record it; nothing when that was done before."""
+    moves, slot = _life(job), read_slot(conn, job.pipeline.source.slot)
+    if moves and moves[-1].event in ("created", "adopted"):
+        return
+    if slot is not None:
+        # A run that died between creating the slot and recording it left 'creating'; nobody has read the slot since.
+        ours = bool(moves) and moves[-1].event == "creating" and slot.confirmed_flush_lsn.value >= moves[-1].lsn
+        _record(job, slot, "created" if ours else "adopted")
+        return
+    name, position = job.pipeline.source.slot, read_position(conn)
+    system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
+    job.ledger.append(SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed))
+    try:
+        slot = create_slot(conn, name, two_phase=job.pipeline.source.options.two_phase)
+    except psycopg.errors.DuplicateObject as err:
+        raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
+    _record(job, slot, "created")
+
+
+def _record(job: Job, slot: SlotState, event: str) -> None:
+    incarnation, lsn = str(slot.confirmed_flush_lsn), slot.confirmed_flush_lsn.value
+    # Batches of an earlier life stay in the change log; the new life begins behind them.
+    behind = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
+    job.ledger.append(
+        SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
+    )
+    log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
+
+
+# CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.
+_LOCK_HOLDERS = """
+select distinct 'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+       l.relation::regclass::text
+from pg_locks l
+join pg_class c on c.oid = l.relation and c.oid >= 16384
+left join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'relation'
+  and l.granted
+  and l.pid <> pg_backend_pid()
+  and l.database = (select oid from pg_database where datname = current_database())
+  and l.mode in ('ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+order by 1
+"""

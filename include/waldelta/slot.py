@@ -1,0 +1,220 @@
+"""The logical replication slot: what the server says of it, whether it can be used, creating and dropping it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from waldelta.errors import (
+    PrivilegeMissing,
+    SlotForeign,
+    SlotInUse,
+    SlotLost,
+    SlotMissing,
+    SourceError,
+    TransactionsStillOpen,
+)
+from waldelta.lsn import Lsn
+from waldelta.peek import reader_name
+
+Connection = psycopg.Connection[Any]
+
+PLUGIN = "pgoutput"
+CREATE_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One row of pg_replication_slots, with what belongs to it.
+
+    ``retained_bytes`` is the WAL the slot holds back, ``active_by`` the application_name of who reads it now.
+    ``invalidation_reason`` and ``inactive_since`` are known from PostgreSQL 17 on.
+    """
+
+    name: str
+    plugin: str | None
+    slot_type: str
+    database: str | None
+    in_this_database: bool
+    temporary: bool
+    active: bool
+    active_pid: int | None
+    active_by: str | None
+    confirmed_flush_lsn: Lsn
+    restart_lsn: Lsn | None
+    wal_status: str | None
+    safe_wal_size: int | None
+    two_phase: bool
+    invalidation_reason: str | None
+    inactive_since: datetime | None
+    retained_bytes: int
+    system_identifier: str
+    timeline: int
+
+
+def read_slot(conn: Connection, name: str) -> SlotState | None:
+    """The slot as the server sees it now; None when there is none of this name."""
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        row: Any = cursor.execute(_SLOT.encode(), {"name": name}).fetchone()
+    if row is None:
+        return None
+    extra: dict[str, Any] = row.everything  # columns that not every version has
+    since = extra.get("inactive_since")
+    return SlotState(
+        name=row.slot_name,
+        plugin=row.plugin,
+        slot_type=row.slot_type,
+        database=row.database,
+        in_this_database=row.in_this_database,
+        temporary=row.temporary,
+        active=row.active,
+        active_pid=row.active_pid,
+        active_by=row.active_by,
+        confirmed_flush_lsn=Lsn.parse(row.confirmed_flush_lsn or "0/0"),
+        restart_lsn=Lsn.parse(row.restart_lsn) if row.restart_lsn else None,
+        wal_status=row.wal_status,
+        safe_wal_size=row.safe_wal_size,
+        two_phase=row.two_phase,
+        invalidation_reason=extra.get("invalidation_reason") or ("conflicting" if extra.get("conflicting") else None),
+        inactive_since=datetime.fromisoformat(since) if since else None,
+        retained_bytes=max(0, int(row.retained_bytes or 0)),
+        system_identifier=row.system_identifier,
+        timeline=row.timeline,
+    )
+
+
+def check_health(slot: SlotState | None, name: str) -> SlotState:
+    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost or SlotInUse.
+
+    A reader that an earlier attempt of ours left behind doesn't count as use: whoever holds the slot's lock ends it.
+    """
+    if slot is None:
+        raise SlotMissing(f"slot {name!r} does not exist: run setup, then the initial sync")
+    check_ours(slot)
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        raise SlotLost(
+            f"slot {name!r} is lost ({slot.invalidation_reason or 'wal_status=lost'}): changes since "
+            f"{slot.confirmed_flush_lsn} are gone; run teardown, setup and the initial sync again, and raise "
+            "max_slot_wal_keep_size or run more often"
+        )
+    if slot.active and slot.active_by != reader_name(name)[:63]:
+        raise SlotInUse(
+            f"slot {name!r} is in use by pid {slot.active_pid} ({slot.active_by or 'no name'}): "
+            "stop that reader, or give this pipeline a slot of its own"
+        )
+    return slot
+
+
+def check_ours(slot: SlotState) -> None:
+    """Raises SlotForeign when the slot can't be read as pgoutput from this database."""
+    remedy = "choose another slot name in the pipeline file"
+    if slot.slot_type != "logical":
+        raise SlotForeign(f"slot {slot.name!r} is a {slot.slot_type} slot, not a logical one: {remedy}")
+    if slot.plugin != PLUGIN:
+        raise SlotForeign(f"slot {slot.name!r} uses the plugin {slot.plugin!r}, not {PLUGIN!r}: {remedy}")
+    if not slot.in_this_database:
+        raise SlotForeign(f"slot {slot.name!r} belongs to database {slot.database!r}: {remedy}")
+    if slot.temporary:
+        raise SlotForeign(f"slot {slot.name!r} is another session's temporary slot: {remedy}")
+
+
+def create_slot(
+    conn: Connection, name: str, *, two_phase: bool = False, timeout_s: float = CREATE_TIMEOUT_S
+) -> SlotState:
+    """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin.
+
+    PostgreSQL waits for every transaction that is open or prepared; raises TransactionsStillOpen that names them
+    after ``timeout_s``, and nothing was created then.
+    """
+    before = conn.execute("select current_setting('statement_timeout')").fetchone()
+    conn.execute("select set_config('statement_timeout', %s, false)", (f"{timeout_s * 1000:.0f}",))
+    try:
+        conn.execute("select pg_create_logical_replication_slot(%s, %s, false, %s)", (name, PLUGIN, two_phase))
+    except psycopg.errors.QueryCanceled as err:
+        raise TransactionsStillOpen(_blocked_by(conn, name, timeout_s)) from err
+    except psycopg.errors.InsufficientPrivilege as err:
+        raise PrivilegeMissing(
+            f"slot {name!r} can't be created: {err.diag.message_primary}; alter role … replication"
+        ) from err
+    except psycopg.errors.ConfigurationLimitExceeded as err:
+        raise SourceError(
+            f"slot {name!r} can't be created: {err.diag.message_primary}; drop unused slots or raise max_replication_slots"
+        ) from err
+    finally:
+        conn.execute("select set_config('statement_timeout', %s, false)", before)
+    slot = read_slot(conn, name)
+    if slot is None:
+        raise SlotMissing(f"slot {name!r} was dropped right after its creation: run setup again")
+    return slot
+
+
+def drop_slot(conn: Connection, name: str) -> bool:
+    """Drop the slot; False when there was none. Raises SlotInUse when somebody reads it."""
+    try:
+        conn.execute("select pg_drop_replication_slot(%s)", (name,))
+    except psycopg.errors.UndefinedObject:
+        return False
+    except psycopg.errors.ObjectInUse as err:
+        raise SlotInUse(f"slot {name!r} can't be dropped, {err.diag.message_primary}: stop that reader") from err
+    return True
+
+
+def _blocked_by(conn: Connection, name: str, timeout_s: float) -> str:
+    rows = conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()
+    lines = "\n".join(f"  - {who}, since {since}" for who, since in rows) or "  - (they have ended just now)"
+    return (
+        f"slot {name!r} can't be created while older transactions are open; after {timeout_s:g} s there still were:\n"
+        f"{lines}\nend them (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run setup again"
+    )
+
+
+_SLOT = """
+select s.slot_name,
+       s.plugin,
+       s.slot_type,
+       s.database,
+       s.database is not distinct from current_database() as in_this_database,
+       s.temporary,
+       s.active,
+       s.active_pid,
+       a.application_name as active_by,
+       s.confirmed_flush_lsn::text,
+       s.restart_lsn::text,
+       s.wal_status,
+       s.safe_wal_size,
+       s.two_phase,
+       to_jsonb(s) as everything,
+       pg_wal_lsn_diff(w.lsn, s.restart_lsn) as retained_bytes,
+       c.system_identifier::text,
+       case
+           when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
+           else ('x' || substr(pg_walfile_name(w.lsn), 1, 8))::bit(32)::int
+       end as timeline
+from pg_replication_slots s
+left join pg_stat_activity a on a.pid = s.active_pid
+cross join pg_control_system() c
+cross join lateral (
+    select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn
+) w
+where s.slot_name = %(name)s
+"""
+
+# Only transactions that have an xid hold up the snapshot builder.
+_OPEN_TRANSACTIONS = """
+select coalesce(
+           'prepared transaction ' || quote_literal(p.gid),
+           'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
+       ),
+       coalesce(p.prepared, a.xact_start, a.backend_start)::text
+from pg_locks l
+left join pg_stat_activity a on a.pid = l.pid
+left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
+where l.locktype = 'transactionid'
+  and l.granted
+  and l.pid is distinct from pg_backend_pid()
+order by 1
+"""

@@ -1,0 +1,225 @@
+"""The snapshot a table is copied from: when it may be taken, who keeps it alive, how a table is cut into chunks.
+
+A copy and the stream fit together by visibility: the copy holds what its snapshot sees, the stream brings what it
+doesn't. That is exact only if no transaction that was open at the slot's creation, or at a change of the
+publication, is open any more when the snapshot is taken; hence wait_for_old_transactions().
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import psycopg
+
+from waldelta.connection import connect, describe
+from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen
+from waldelta.lsn import Lsn
+
+if TYPE_CHECKING:
+    from waldelta.catalog import Leaf
+
+_POLL_S = (0.02, 1.0)  # first and longest pause between two looks
+
+# Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may be decoded already,
+# yet no snapshot sees it. It keeps the lock on its own xid until it is visible; so does a prepared one.
+_HELD_XIDS = """
+    select transactionid::text
+      from pg_locks
+     where locktype = 'transactionid'
+       and granted
+"""
+_HOLDERS = """
+    select coalesce('prepared transaction ' || quote_literal(p.gid),
+                    'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')),
+           coalesce(p.prepared, a.xact_start, a.backend_start)::text
+      from pg_locks l
+      left join pg_stat_activity a on a.pid = l.pid
+      left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
+     where l.locktype = 'transactionid'
+       and l.granted
+       and l.transactionid::text = any(%s)
+     order by 1
+"""
+
+_ACTIVE_TASKS = """
+    select substring(a.application_name from %s), coalesce(p.tuples_processed, 0)
+      from pg_stat_activity a
+      left join pg_stat_progress_copy p on p.pid = a.pid
+     where a.datname = current_database()
+       and a.application_name ~ %s
+"""
+
+
+def reader_name(holder_pid: int, task: int, table: object = "") -> str:
+    """The application_name of a task's session: whose snapshot it reads, and which task it is."""
+    return f"waldelta copy {holder_pid}/{task} {table}".rstrip()
+
+
+def wait_for_old_transactions(
+    conn: psycopg.Connection[Any], timeout_s: float, *, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Return once no transaction is open that was open at the call; call it after slot creation has returned and
+    after every committed change of a publication.
+
+    Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after ``timeout_s``.
+    """  # fmt: skip
+    old = _held_xids(conn)
+    deadline = time.monotonic() + timeout_s
+    pause, longest = _POLL_S
+    while old:
+        if time.monotonic() >= deadline:
+            raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
+        sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(pause * 2, longest)
+        old &= _held_xids(conn)
+
+
+def _held_xids(conn: psycopg.Connection[Any]) -> set[str]:
+    return {xid for (xid,) in conn.execute(_HELD_XIDS)}
+
+
+def _still_open(conn: psycopg.Connection[Any], xids: Iterable[str], timeout_s: float) -> str:
+    holders = conn.execute(_HOLDERS, (sorted(xids),)).fetchall()
+    lines = "\n".join(f"  - {who} since {since}" for who, since in dict.fromkeys(holders))
+    return (
+        f"a table can't be copied while transactions are open that are older than the slot or the publication's last"
+        f" change; still open after {timeout_s:g} s:\n{lines}\n"
+        f"end them (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run the sync again"
+    )
+
+
+class SnapshotHolder:
+    """One exported snapshot, kept alive by an idle transaction on a connection of its own (a context manager).
+
+    ``snapshot`` is what it sees (text of pg_current_snapshot()), ``snapshot_id`` what readers import, ``lsn`` a WAL
+    position by which every transaction it sees had committed. Raises NotPrimary on a standby, whose snapshots
+    leave running transactions out.
+    """
+
+    connection: psycopg.Connection[Any]
+    snapshot: str
+    snapshot_id: str
+    lsn: Lsn
+
+    def __init__(self, conninfo: str, application_name: str = "waldelta snapshot") -> None:
+        self._conninfo, self._application_name = conninfo, application_name
+
+    def __enter__(self) -> Self:
+        self.connection = connect(self._conninfo, self._application_name)
+        try:
+            self._open()
+        except BaseException:
+            self.connection.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.close()
+
+    @property
+    def pid(self) -> int:
+        """The backend that holds the snapshot."""
+        return self.connection.info.backend_pid
+
+    def relfilenodes(self, oids: Sequence[int]) -> dict[int, int]:
+        """Each relation's file as of the snapshot; a reader that finds another one reads a rewritten table."""
+        # Not pg_relation_filenode(): that shows the present, and a TRUNCATE may lie between snapshot and call.
+        rows = self._execute("select oid::bigint, relfilenode::bigint from pg_class where oid = any(%s)", (list(oids),))
+        return dict(rows)
+
+    def active_tasks(self) -> dict[int, int]:
+        """Rows read so far by each task that is reading now (its readers name themselves by reader_name())."""
+        # Statistics are frozen within a transaction until they are cleared.
+        self._execute("select pg_stat_clear_snapshot()")
+        pattern = f"^{reader_name(self.pid, 0).removesuffix('0')}([0-9]+)"
+        rows = self._execute(_ACTIVE_TASKS, (pattern, pattern))
+        return {int(task): row_count for task, row_count in rows}
+
+    def is_alive(self) -> bool:
+        """Whether readers can still import the snapshot."""
+        try:
+            return bool(self.connection.execute("select true").fetchone())
+        except psycopg.Error:
+            return False
+
+    def _open(self) -> None:
+        (standby,) = self._execute("select pg_is_in_recovery()")[0]
+        if standby:
+            where = describe(self._conninfo)
+            raise NotPrimary(
+                f"{where} is a standby, whose snapshots leave running transactions out: copy from the primary"
+            )
+        # The transaction idles as long as its readers read, whatever the role's or database's defaults.
+        settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
+        if self.connection.info.server_version >= 170000:
+            settings.append("transaction_timeout")
+        for setting in settings:
+            self._execute("select set_config(%s, '0', false)", (setting,))
+        self.connection.execute("begin isolation level repeatable read read only")
+        # The first statement takes the snapshot; the insert position read after it lies behind all commits it sees.
+        self.snapshot, self.snapshot_id, lsn = self._execute(
+            "select pg_current_snapshot()::text, pg_export_snapshot(), pg_current_wal_insert_lsn()::text"
+        )[0]
+        self.lsn = Lsn.parse(lsn)
+
+    def _execute(self, statement: str, params: tuple[Any, ...] | None = None) -> list[tuple[Any, ...]]:
+        try:
+            return self.connection.execute(statement, params).fetchall()
+        except psycopg.OperationalError:
+            raise SnapshotLost(
+                "the session that holds the snapshot was ended (see the server's log): the copy starts again"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive) of a leaf; None: to its end."""
+
+    leaf: Leaf
+    first_block: int
+    last_block: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Planned size; what was added behind the last planned block isn't counted."""
+        end = self.leaf.blocks if self.last_block is None else self.last_block
+        return max(0, end - self.first_block) * _block_bytes(self.leaf)
+
+
+def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:
+    """Cut each leaf into ranges of blocks of at most ``bytes_per_chunk``.
+
+    The last chunk of a leaf is open-ended, since the leaf may have grown between the look at its size and the
+    snapshot; so an empty leaf has one chunk too.
+    """
+    chunks = []
+    for leaf in leaves:
+        step = max(1, bytes_per_chunk // _block_bytes(leaf))
+        starts = range(0, max(1, leaf.blocks), step)
+        ends = [*starts[1:], None]
+        chunks += [Chunk(leaf, first, last) for first, last in zip(starts, ends, strict=True)]
+    return chunks
+
+
+def plan_tasks(chunks: Sequence[Chunk], bytes_per_task: int) -> list[list[Chunk]]:
+    """Gather small neighbours, so that a thousand little partitions make neither a thousand tasks nor files."""
+    tasks: list[list[Chunk]] = []
+    size = 0
+    for chunk in chunks:
+        if tasks and size + chunk.size_bytes <= bytes_per_task:
+            tasks[-1].append(chunk)
+            size += chunk.size_bytes
+        else:
+            tasks.append([chunk])
+            size = chunk.size_bytes
+    return tasks
+
+
+def _block_bytes(leaf: Leaf) -> int:
+    return leaf.size_bytes // leaf.blocks if leaf.blocks else 1

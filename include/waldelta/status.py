@@ -1,0 +1,47 @@
+"""Status: slot, lag, targets and the last run, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from waldelta.errors import SlotMissing
+from waldelta.job import Job
+from waldelta.server import read_position
+from waldelta.slot import read_slot
+from waldelta.watermark import last_cut
+
+
+def read_status(job: Job) -> dict[str, Any]:
+    """What an engineer asks first; JSON-ready. Raises the errors of an unreachable source."""
+    slot_name = job.pipeline.source.slot
+    with job.connect("status") as connection:
+        server = read_position(connection)
+        slot = read_slot(connection, slot_name)
+    states = job.table_states()
+    cut = last_cut(job)
+    runs = job.ledger.runs()
+    return {
+        "pipeline": job.pipeline.pipeline,
+        "slot": _slot(job, slot, server),
+        "targets": {
+            name: {"status": state.status, "generation": state.generation, "rows_copied": state.rows, "reason": state.reason}
+            for name, state in sorted(states.items())
+        },
+        "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
+        "last_run": None if not runs else {
+            "run_id": runs[-1].run_id, "verb": runs[-1].verb, "status": runs[-1].status, "at": runs[-1].at.isoformat(),
+        },
+    }  # fmt: skip
+
+
+def _slot(job: Job, slot: Any, server: Any) -> dict[str, Any]:
+    if slot is None:
+        raise SlotMissing(f"slot {job.pipeline.source.slot!r} does not exist: run setup first")
+    return {
+        "name": slot.name,
+        "active": slot.active,
+        "wal_status": slot.wal_status,
+        "confirmed_flush_lsn": str(slot.confirmed_flush_lsn),
+        "lag_bytes": max(0, server.flush_lsn - slot.confirmed_flush_lsn),
+        "retained_bytes": slot.retained_bytes,
+    }

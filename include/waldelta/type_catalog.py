@@ -1,0 +1,137 @@
+"""What the source's catalogs say about types: their kinds, base and element types, and how PostgreSQL prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+Connection = psycopg.Connection[Any]
+TypeKind = Literal["base", "enum", "domain", "composite", "range", "multirange", "array"]
+
+_KINDS: dict[str, TypeKind] = {
+    "b": "base",
+    "p": "base",
+    "e": "enum",
+    "d": "domain",
+    "c": "composite",
+    "r": "range",
+    "m": "multirange",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A type with its modifier; ``name`` is what PostgreSQL prints: ``numeric(10,2)``, ``text[]``.
+
+    Of a domain, ``base`` is the innermost type that isn't a domain; of an array, ``element`` is its element's type
+    with the array's typmod. ``type_name`` and ``type_schema`` are the bare names, as extensions are recognised by.
+    """
+
+    oid: int
+    typmod: int
+    name: str
+    kind: TypeKind = "base"
+    base_oid: int | None = None
+    base_typmod: int = -1
+    element_oid: int | None = None
+    type_name: str = ""
+    type_schema: str = "pg_catalog"
+    base: PgType | None = None
+    element: PgType | None = None
+
+
+def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
+    """Describe types given as (oid, typmod), with their base and element types."""
+    wanted = set(types)
+    rows = {r.oid: r for r in fetch(conn, _TYPES, {"oids": [oid for oid, _ in wanted]})}
+    every = wanted | {pair for w in wanted for pair in _parts(rows, w)}
+    names = {
+        (r.oid, r.typmod): r.name
+        for r in fetch(conn, _TYPE_NAMES, {"oids": [o for o, _ in every], "typmods": [t for _, t in every]})
+    }
+    return {pair: _type(rows, names, pair) for pair in wanted}
+
+
+def fetch(conn: Connection, query: str, params: dict[str, Any]) -> list[Any]:
+    """Rows as named tuples."""
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        return cursor.execute(query.encode(), params).fetchall()
+
+
+def _parts(rows: dict[int, Any], pair: tuple[int, int]) -> Iterable[tuple[int, int]]:
+    """The (oid, typmod) of the types that a type is made of."""
+    oid, typmod = pair
+    row = rows[oid]
+    if row.typtype == "d":
+        base = _innermost(rows, oid)
+        yield base
+        yield from _parts(rows, base)
+    elif row.element_oid:
+        yield (row.element_oid, typmod)
+        yield from _parts(rows, (row.element_oid, typmod))
+
+
+def _innermost(rows: dict[int, Any], oid: int) -> tuple[int, int]:
+    # As getBaseTypeAndTypmod: only the innermost domain can carry a modifier.
+    typmod = -1
+    while rows[oid].typtype == "d":
+        typmod = rows[oid].typtypmod
+        oid = rows[oid].typbasetype
+    return oid, typmod
+
+
+def _type(rows: dict[int, Any], names: dict[tuple[int, int], str], pair: tuple[int, int]) -> PgType:
+    oid, typmod = pair
+    row = rows[oid]
+    is_domain = row.typtype == "d"
+    base = _type(rows, names, _innermost(rows, oid)) if is_domain else None
+    element = _type(rows, names, (row.element_oid, typmod)) if row.element_oid and not is_domain else None
+    return PgType(
+        oid=oid,
+        typmod=typmod,
+        name=names[pair],
+        kind="array" if element else _KINDS[row.typtype],
+        base_oid=base.oid if base else None,
+        base_typmod=base.typmod if base else -1,
+        element_oid=element.oid if element else None,
+        type_name=row.type_name,
+        type_schema=row.type_schema,
+        base=base,
+        element=element,
+    )
+
+
+# int2vector (22) and oidvector (30) subscript like arrays but print as '1 2 3'.
+_TYPES = """
+with recursive reachable (oid) as (
+    select unnest(%(oids)s::oid[])
+    union
+    select v.oid
+    from reachable r
+    join pg_type t on t.oid = r.oid
+    cross join lateral (values (t.typbasetype), (t.typelem)) as v (oid)
+    where v.oid <> 0
+)
+select t.oid,
+       t.typname as type_name,
+       n.nspname as type_schema,
+       t.typtype::text,
+       t.typbasetype,
+       t.typtypmod,
+       case
+           when t.typsubscript = 'array_subscript_handler'::regproc and t.oid not in (22, 30) then t.typelem
+           else 0
+       end::int8 as element_oid
+from reachable r
+join pg_type t on t.oid = r.oid
+join pg_namespace n on n.oid = t.typnamespace
+"""
+
+_TYPE_NAMES = """
+select w.oid, w.typmod, format_type(w.oid, w.typmod) as name
+from unnest(%(oids)s::oid[], %(typmods)s::int4[]) as w (oid, typmod)
+"""

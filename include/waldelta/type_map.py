@@ -1,0 +1,80 @@
+"""Which type a PostgreSQL type has in the lake, the same for the initial copy and for the stream."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pyarrow as pa
+
+from waldelta.type_catalog import PgType
+from waldelta.types.array import Array
+from waldelta.types.binary import Bytea
+from waldelta.types.datetime import Moment
+from waldelta.types.hstore import Hstore
+from waldelta.types.number import Boolean, Number, decimal
+from waldelta.types.target import TargetType
+from waldelta.types.text import Text
+
+__all__ = ["TargetType", "target_type"]
+
+_NUMERIC_OID, _BOX_OID = 1700, 603
+_FLOAT = Number("float", pa.float32(), "float4")
+_SCALARS: dict[int, TargetType] = {
+    16: Boolean(),
+    17: Bytea(),
+    20: Number("bigint", pa.int64(), "int8"),
+    21: Number("smallint", pa.int16(), "int2"),
+    23: Number("int", pa.int32(), "int4"),
+    25: Text(is_plain=True),
+    700: _FLOAT,
+    701: Number("double", pa.float64(), "float8"),
+    1043: Text(is_plain=True),
+    1082: Moment("date", pa.date32(), "date"),
+    1114: Moment("timestamp_ntz", pa.timestamp("us"), "timestamp"),
+    1184: Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
+}
+_TEXT = Text()
+# Built-in types with elements that don't print as arrays do.
+_NOT_ARRAYS = frozenset({"int2vector", "oidvector", "point", "lseg", "box", "line", "name"})
+_VECTORS = frozenset({"vector", "halfvec"})
+_FIRST_USER_OID = 16384
+
+
+@cache
+def target_type(pg_type: PgType) -> TargetType:
+    """The type of a column of ``pg_type``; whatever has no type of its own in the lake stays PostgreSQL's text.
+
+    >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark
+    'decimal(12,2)'
+    """
+    if pg_type.base is not None:
+        return target_type(pg_type.base)
+    if pg_type.oid in _SCALARS:
+        return _SCALARS[pg_type.oid]
+    if pg_type.oid == _NUMERIC_OID:
+        return decimal(pg_type.typmod) or _TEXT
+    if pg_type.element is not None and pg_type.type_name not in _NOT_ARRAYS:
+        return _array(pg_type.element)
+    return _extension(pg_type)
+
+
+def _extension(pg_type: PgType) -> TargetType:
+    # Extensions' types have other oids in every database, so their names must do.
+    if pg_type.kind != "base" or pg_type.oid < _FIRST_USER_OID:
+        return _TEXT
+    if pg_type.type_name == "hstore":
+        return Hstore()
+    if pg_type.type_name in _VECTORS:
+        return Array("array<float>", pa.list_(pa.float32()), _FLOAT, brackets="[]")
+    return _TEXT
+
+
+def _array(element: PgType) -> TargetType:
+    scalar = target_type(element)
+    innermost = element.base or element
+    # A foreign base type may print its arrays with a delimiter of its own, as PostGIS does.
+    is_foreign = innermost.kind == "base" and innermost.oid >= _FIRST_USER_OID
+    if is_foreign or isinstance(scalar, Array | Hstore):
+        return _TEXT
+    delimiter = ";" if innermost.oid == _BOX_OID else ","
+    return Array(f"array<{scalar.spark}>", pa.list_(scalar.arrow), scalar, delimiter)

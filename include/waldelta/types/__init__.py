@@ -1,0 +1,1 @@
+"""How values of PostgreSQL's types are read into Arrow: one file per family."""

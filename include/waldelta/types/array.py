@@ -1,0 +1,90 @@
+"""One-dimensional arrays and pgvector's vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
+from waldelta.types.scan import Quotes, find_quotes, gather, numbers, packed
+from waldelta.types.target import Held, TargetType, split_held, utf8
+
+_NULL_WORD = b"NULL"
+
+
+@dataclass(frozen=True)
+class Array(TargetType):
+    """A list of mapped scalars; arrays of more dimensions, with other lower bounds or with an unheld element are raw."""
+
+    element: TargetType
+    delimiter: str = ","
+    brackets: str = "{}"
+
+    def read(self, text: ArrowArray) -> Held:
+        """Find the elements of all values at once, then let the element's type read them."""
+        text = utf8(text)
+        empty = self.brackets
+        source, offsets = packed(text, empty)
+        held = self._is_plain(source, offsets)
+        if not held.all():
+            source, offsets = packed(split_held(text, held)[0], empty)
+        quotes = find_quotes(source, offsets)
+        if quotes is not None and not quotes.balanced.all():
+            held &= quotes.balanced
+            source, offsets = packed(split_held(text, held)[0], empty)
+            quotes = find_quotes(source, offsets)
+        starts, ends, bounds = self._places(source, offsets, quotes)
+        elements = self._elements(source, offsets, quotes, starts, ends)
+        typed, unheld = self.element.from_text(elements)
+        if unheld is not None:
+            rows = np.repeat(np.arange(len(text)), np.diff(bounds))
+            held[rows[unheld.is_valid().to_numpy(zero_copy_only=False)]] = False
+        valid = text.is_valid().to_numpy(zero_copy_only=False) & held
+        lists = pa.ListArray.from_arrays(numbers(bounds), typed, type=self.arrow, mask=pa.array(~valid))
+        return lists, None if held.all() else split_held(text, held)[1]
+
+    def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
+        """One dimension, counted from 1: an array with other bounds begins with them, one of more dimensions with {{."""
+        opening, closing = (ord(b) for b in self.brackets)
+        plain = np.asarray(np.diff(offsets) >= 2)
+        start, end = offsets[:-1][plain], offsets[1:][plain]
+        plain[plain] = (source[start] == opening) & (source[start + 1] != opening) & (source[end - 1] == closing)
+        return plain
+
+    def _places(
+        self, source: Bytes, offsets: Positions, quotes: Quotes | None
+    ) -> tuple[Positions, Positions, Positions]:
+        """Start and end of every element, and how many there are up to each value."""
+        is_delimiter = source == ord(self.delimiter)
+        if quotes is not None:
+            is_delimiter &= ~quotes.inside
+        delimiters = np.flatnonzero(is_delimiter)
+        filled = np.diff(offsets) > 2
+        # Two sorted runs each; a stable sort merges them.
+        starts = np.sort(np.concatenate([offsets[:-1][filled], delimiters]), kind="stable") + 1
+        ends = np.sort(np.concatenate([delimiters, offsets[1:][filled] - 1]), kind="stable")
+        counts = np.diff(np.searchsorted(delimiters, offsets)) + filled
+        return starts, ends, np.concatenate([[0], np.cumsum(counts)])
+
+    def _elements(
+        self, source: Bytes, offsets: Positions, quotes: Quotes | None, starts: Positions, ends: Positions
+    ) -> ArrowArray:
+        keep = np.ones(len(source), np.bool_)
+        keep[offsets[:-1]] = keep[offsets[1:] - 1] = False
+        keep[ends] = False
+        if quotes is not None:
+            keep &= ~(quotes.mark | quotes.escaping)
+        # An element that is the word NULL, and not null, is printed in quotes.
+        is_null = ends - starts == len(_NULL_WORD)
+        places = starts[is_null]
+        is_null[is_null] = np.logical_and.reduce([source[places + k] == byte for k, byte in enumerate(_NULL_WORD)])
+        return gather(source, keep & ~_covered(len(source), starts[is_null], ends[is_null]), starts, ends, ~is_null)
+
+
+def _covered(size: int, starts: Positions, ends: Positions) -> Mask:
+    covered = np.zeros(size, np.bool_)
+    for k in range(len(_NULL_WORD)):
+        covered[np.minimum(starts + k, ends - 1)] = True
+    return covered

@@ -1,0 +1,56 @@
+"""bytea, printed in hex."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from psycopg import sql
+
+from waldelta.pgoutput.wire import ArrowArray, Mask, arrow_buffer
+from waldelta.types.scan import packed
+from waldelta.types.target import Held, Selected, TargetType, split_held, validity
+
+_BAD = 255
+_NIBBLES = np.full(256, _BAD, np.uint8)
+for _digit in range(16):
+    _NIBBLES[ord(f"{_digit:x}")] = _NIBBLES[ord(f"{_digit:X}")] = _digit
+_PREFIX = (ord("\\"), ord("x"))
+
+
+@dataclass(frozen=True)
+class Bytea(TargetType):
+    """Bytes, from ``\\x`` and two digits each."""
+
+    spark: str = "binary"
+    arrow: Any = field(default_factory=pa.binary)
+
+    def read(self, text: ArrowArray) -> Held:
+        """All values at once: each has an even length, so the digits' pairs lie aligned over the whole buffer."""
+        held = _is_hex(text)
+        raw = None
+        if not held.all():
+            text, raw = split_held(text, held)
+        valid = text.is_valid().to_numpy(zero_copy_only=False)
+        digits, offsets = packed(text, "\\x")
+        pairs = _NIBBLES[digits].reshape(-1, 2)
+        data = np.delete((pairs[:, 0] << 4) | (pairs[:, 1] & 15), offsets[:-1] // 2)
+        ends = (offsets // 2 - np.arange(len(offsets))).astype(np.int32)
+        buffers: list[pa.Buffer | None] = [validity(valid), arrow_buffer(ends), arrow_buffer(data)]
+        return pa.Array.from_buffers(pa.binary(), len(text), buffers), raw
+
+    def copy_expressions(self, column: sql.Composable) -> Selected:
+        """The value itself."""
+        return sql.SQL("{}::pg_catalog.bytea").format(column), None
+
+
+def _is_hex(text: ArrowArray) -> Mask:
+    digits, offsets = packed(text, "\\x")
+    size, start = np.diff(offsets), offsets[:-1]
+    held = (size >= 2) & (size % 2 == 0)
+    held[held] = (digits[start[held]] == _PREFIX[0]) & (digits[start[held] + 1] == _PREFIX[1])
+    # Digits that aren't, counted up to each place; the prefix itself has two of them.
+    wrong = np.concatenate([[0], np.cumsum(_NIBBLES[digits] == _BAD)])
+    return np.asarray(held & (wrong[offsets[1:]] - wrong[start] == 2))

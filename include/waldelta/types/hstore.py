@@ -1,0 +1,55 @@
+"""hstore: text to text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.pgoutput.wire import ArrowArray, Mask
+from waldelta.types.scan import find_quotes, gather, numbers, packed
+from waldelta.types.target import Held, TargetType, split_held, utf8
+
+# Outside quotes hstore prints exactly: "=>" in each pair, ", " between pairs, NULL.
+_PAIR = '"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"=>(?:"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|NULL)'
+_SHAPE = f"(?s)^(?:{_PAIR}(?:, {_PAIR})*)?$"
+
+
+@dataclass(frozen=True)
+class Hstore(TargetType):
+    """A map of strings; values may be null."""
+
+    spark: str = "map<string,string>"
+    arrow: Any = field(default_factory=lambda: pa.map_(pa.string(), pa.string()))
+
+    def read(self, text: ArrowArray) -> Held:
+        """Keys and values are the quoted texts before and after each => outside quotes."""
+        text = utf8(text)
+        held = _has_shape(text)
+        kept, raw = (text, None) if held.all() else split_held(text, held)
+        source, offsets = packed(kept, "")
+        valid = kept.is_valid().to_numpy(zero_copy_only=False)
+        quotes = find_quotes(source, offsets)
+        if quotes is None:
+            none = pa.array([], pa.string())
+            bounds = numbers(np.zeros(len(text) + 1))
+            return pa.MapArray.from_arrays(bounds, none, none, mask=pa.array(~valid)), raw
+        marks = np.flatnonzero(quotes.mark)
+        opens, closes = marks[0::2], marks[1::2]
+        arrows = np.flatnonzero((source == ord("=")) & ~quotes.inside)
+        key = np.searchsorted(opens, arrows) - 1
+        is_text = source[arrows + 2] == ord('"')
+        value = np.minimum(key + 1, len(opens) - 1)
+        content = quotes.inside & ~quotes.mark & ~quotes.escaping
+        every = gather(source, content, opens + 1, closes, np.ones(len(opens), np.bool_))
+        values = every.take(numbers(value, ~is_text))
+        bounds = numbers(np.searchsorted(arrows, offsets))
+        return pa.MapArray.from_arrays(bounds, every.take(numbers(key)), values, mask=pa.array(~valid)), raw
+
+
+def _has_shape(text: ArrowArray) -> Mask:
+    matched: ArrowArray = pc.match_substring_regex(text, _SHAPE)
+    return np.asarray(matched.fill_null(True).to_numpy(zero_copy_only=False))

@@ -1,0 +1,80 @@
+"""Booleans, integers, floats and numeric with a precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.types.target import Held, Selected, TargetType, cast_or_raw, split_held
+
+MAX_PRECISION = 38  # of Spark's decimal
+_HEADER_BYTES = 4  # VARHDRSZ, which every numeric typmod has added
+_UNHELD = "^(NaN|-?Infinity)$"
+
+
+@dataclass(frozen=True)
+class Boolean(TargetType):
+    """t and f."""
+
+    spark: str = "boolean"
+    arrow: Any = field(default_factory=pa.bool_)
+
+    def read(self, text: ArrowArray) -> Held:
+        """Anything but t and f is raw."""
+        true: ArrowArray = pc.equal(text, pa.scalar("t"))
+        known: ArrowArray = pc.or_(true, pc.equal(text, pa.scalar("f")))
+        if pc.all(known).as_py() is not False:
+            return true, None
+        held = known.fill_null(True)
+        _, raw = split_held(text, held.to_numpy(zero_copy_only=False))
+        return pc.if_else(held, true, pa.scalar(None, pa.bool_())), raw
+
+    def copy_expressions(self, column: sql.Composable) -> Selected:
+        """The value itself."""
+        return sql.SQL("{}::pg_catalog.bool").format(column), None
+
+
+@dataclass(frozen=True)
+class Number(TargetType):
+    """Integers and floats, NaN, the infinities and negative zero included; ``name`` is PostgreSQL's."""
+
+    name: str
+
+    def read(self, text: ArrowArray) -> Held:
+        """Arrow's parser reads the shortest text that PostgreSQL prints back to the same bits."""
+        return cast_or_raw(text, self.arrow)
+
+    def copy_expressions(self, column: sql.Composable) -> Selected:
+        """The value itself."""
+        return sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)), None
+
+
+@dataclass(frozen=True)
+class Decimal(TargetType):
+    """numeric(p, s); NaN is raw."""
+
+    def read(self, text: ArrowArray) -> Held:
+        """Arrow refuses to round, so a value is exact or raw."""
+        return cast_or_raw(text, self.arrow, _UNHELD)
+
+
+def decimal(typmod: int) -> Decimal | None:
+    """The decimal for a numeric's typmod; None when it has none, or needs more than 38 digits.
+
+    >>> decimal(((12 << 16) | 2) + 4).spark
+    'decimal(12,2)'
+    """
+    if typmod < _HEADER_BYTES:
+        return None
+    precision, scale = ((typmod - _HEADER_BYTES) >> 16) & 0xFFFF, (typmod - _HEADER_BYTES) & 0x7FF
+    scale = (scale ^ 1024) - 1024  # eleven bits, signed since PostgreSQL 15
+    # numeric(3, -2) holds up to 99900, numeric(3, 5) up to 0.00999; Spark wants 0 <= scale <= precision.
+    precision, scale = (precision - scale, 0) if scale < 0 else (max(precision, scale), scale)
+    if precision > MAX_PRECISION:
+        return None
+    return Decimal(f"decimal({precision},{scale})", pa.decimal128(precision, scale))

@@ -1,0 +1,75 @@
+"""Finds quoted text in many values at once: arrays, vectors and hstore share their quoting rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions, arrow_buffer
+from waldelta.types.target import validity
+
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+
+
+def numbers(values: NDArray[Any], null: Mask | None = None) -> ArrowArray:
+    """Offsets or indices for Arrow."""
+    return pa.array(values.astype(np.int32), mask=null)
+
+
+def packed(text: ArrowArray, null: str) -> tuple[Bytes, Positions]:
+    """The values' bytes without gaps, and where each begins and ends; ``null`` stands for nulls."""
+    text = pc.fill_null(text, null) if text.null_count else text
+    offsets: Any
+    _, offsets, data = text.buffers()
+    at = np.frombuffer(memoryview(offsets), np.int32)[text.offset : text.offset + len(text) + 1].astype(np.int64)
+    source = np.frombuffer(memoryview(data), np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return source[at[0] : at[-1]], at - at[0]
+
+
+@dataclass(frozen=True)
+class Quotes:
+    """Which bytes are quotes, lie within quotes, or are backslashes that escape the byte after them."""
+
+    mark: Mask
+    inside: Mask
+    escaping: Mask
+    balanced: Mask
+
+
+def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
+    """Where the quotes are; None when there is none. ``balanced`` says so for each value."""
+    quote, backslash = source == _QUOTE, source == _BACKSLASH
+    if not quote.any() and not backslash.any():
+        return None
+    escaped = _escaped(backslash)
+    mark = quote & ~escaped
+    count = np.concatenate([[0], np.cumsum(mark)])
+    before = np.repeat(count[offsets[:-1]], np.diff(offsets))
+    inside = ((count[1:] - before) & 1).astype(np.bool_)
+    balanced = ((count[offsets[1:]] - count[offsets[:-1]]) & 1) == 0
+    return Quotes(mark, inside, backslash & ~escaped, balanced)
+
+
+def _escaped(backslash: Mask) -> Mask:
+    """Bytes after an odd run of backslashes."""
+    if not backslash.any():
+        return np.zeros(len(backslash), np.bool_)
+    places = np.arange(len(backslash))
+    last_other = np.maximum.accumulate(np.where(backslash, -1, places))
+    run = places - last_other  # how many backslashes end here
+    escaped = np.zeros(len(backslash), np.bool_)
+    escaped[1:] = (run[:-1] & 1).astype(np.bool_)
+    return escaped
+
+
+def gather(source: Bytes, keep: Mask, starts: Positions, ends: Positions, valid: Mask) -> ArrowArray:
+    """The kept bytes between ``starts`` and ``ends`` as a string array; no kept byte may lie outside all of them."""
+    kept = np.concatenate([[0], np.cumsum(keep)])
+    offsets = np.concatenate([[0], np.cumsum(kept[ends] - kept[starts])]).astype(np.int32)
+    buffers: list[pa.Buffer | None] = [validity(valid), arrow_buffer(offsets), arrow_buffer(source[keep])]
+    return pa.Array.from_buffers(pa.string(), len(starts), buffers)

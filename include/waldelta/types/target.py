@@ -1,0 +1,128 @@
+"""What every family offers, and reading a text that the type may not be able to hold."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.wire import ArrowArray, Mask
+
+# The typed values, and PostgreSQL's text where the type can't hold it (None: nowhere in this array).
+Held: TypeAlias = tuple[ArrowArray, ArrowArray | None]
+Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
+
+
+@dataclass(frozen=True)
+class TargetType(ABC):
+    """A column's type in the lake: as Spark's DDL names it, and as Arrow carries it."""
+
+    spark: str
+    arrow: Any
+
+    def from_text(self, values: ArrowArray) -> Held:
+        """Read what PostgreSQL's output function printed (binary or string).
+
+        A value that the type can't hold is null among the typed values and stands verbatim in the second array.
+        Raises DecodeError only for bytes that aren't UTF-8, which a server with ``client_encoding UTF8`` sends for
+        databases of encoding SQL_ASCII alone.
+        """
+        if values.null_count == len(values):
+            return pa.nulls(len(values), self.arrow), None
+        if not is_text(values.type):
+            return values.cast(self.arrow), None
+        typed, raw = self.read(_as_string(values))
+        return typed, raw if raw is not None and raw.null_count < len(raw) else None
+
+    @abstractmethod
+    def read(self, text: ArrowArray) -> Held:
+        """As from_text(), for a string array whose bytes haven't been checked to be UTF-8."""
+
+    def copy_expressions(self, column: sql.Composable) -> Selected:
+        """What to select so that a copy holds the same values as the stream.
+
+        The first expression gives the Arrow type itself, or text for from_text(); the second, if any, the raw texts.
+        """
+        return printed(column), None
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """True for Arrow types that may carry PostgreSQL's text."""
+    t = pa.types
+    return bool(t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind))
+
+
+def _as_string(values: ArrowArray) -> ArrowArray:
+    if pa.types.is_string(values.type):
+        return values
+    if pa.types.is_binary(values.type):
+        # A view, not a cast: most families' own parsers are stricter than a check for UTF-8.
+        return values.view(pa.string())
+    return values.cast(pa.binary() if pa.types.is_large_binary(values.type) else pa.string()).view(pa.string())
+
+
+def utf8(text: ArrowArray) -> ArrowArray:
+    """The same array, checked; raises DecodeError."""
+    try:
+        return text.view(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        detail = "not UTF-8: the database's encoding must not be SQL_ASCII"
+        raise DecodeError("row", "value", 0, detail) from None
+
+
+def printed(column: sql.Composable) -> sql.Composable:
+    """SQL for what the type's output function prints, as pgoutput sends it.
+
+    Not ``::text``: that strips the padding of char(n), adds a mask to inet, keeps the XML declaration, says true for
+    t. ``is distinct from null`` is false for a composite whose fields are all null, ``is null`` would be true.
+    """
+    return sql.SQL("case when {0} is distinct from null then pg_catalog.concat({0}) end").format(column)
+
+
+def split_held(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
+    """The texts to go on with (null where not held), and the raw ones (null where held)."""
+    text, keep, nothing = utf8(text), pa.array(held), pa.scalar(None, pa.string())
+    return pc.if_else(keep, text, nothing), pc.if_else(keep, nothing, text)
+
+
+def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None) -> Held:
+    """Cast text; values that can't be cast stay text. ``unheld`` matches those that PostgreSQL is known to send."""
+    try:
+        return text.cast(arrow), None
+    except pa.ArrowInvalid:
+        pass
+    text = utf8(text)
+    held = np.ones(len(text), np.bool_)
+    if unheld is not None:
+        matched: ArrowArray = pc.match_substring_regex(text, unheld)
+        held = ~matched.fill_null(False).to_numpy(zero_copy_only=False)
+    rest, _ = split_held(text, held)
+    _drop_uncastable(rest, arrow, held)
+    rest, raw = split_held(text, held)
+    return rest.cast(arrow), raw
+
+
+def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, held: Mask) -> None:
+    """Find by halving the few others, if any."""
+    ranges = [(0, len(text))]
+    while ranges:
+        first, last = ranges.pop()
+        try:
+            text.slice(first, last - first).cast(arrow)
+        except pa.ArrowInvalid:
+            if last - first == 1:
+                held[first] = False
+            else:
+                middle = (first + last) // 2
+                ranges += [(first, middle), (middle, last)]
+
+
+def validity(held: Mask) -> pa.Buffer | None:
+    """An Arrow validity bitmap."""
+    return pa.py_buffer(np.packbits(held, bitorder="little").tobytes())

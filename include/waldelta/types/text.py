@@ -1,0 +1,31 @@
+"""Everything that stays text, as PostgreSQL prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from psycopg import sql
+
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.types.target import Held, Selected, TargetType, utf8
+
+
+@dataclass(frozen=True)
+class Text(TargetType):
+    """Text verbatim; ``is_plain`` when the type is text itself and needs no output function."""
+
+    spark: str = "string"
+    arrow: Any = field(default_factory=pa.string)
+    is_plain: bool = False
+
+    def read(self, text: ArrowArray) -> Held:
+        """Any UTF-8."""
+        return utf8(text), None
+
+    def copy_expressions(self, column: sql.Composable) -> Selected:
+        """The output function's text."""
+        if self.is_plain:
+            return sql.SQL("{}::pg_catalog.text").format(column), None
+        return super().copy_expressions(column)

@@ -1,0 +1,68 @@
+"""Up to which batch each target has been applied; the target's own Delta log is the authority."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from waldelta.catalog import TableId
+from waldelta.consume import SlotIdentity
+from waldelta.errors import StateError
+from waldelta.job import Job
+from waldelta.lake import target_uri
+from waldelta.ledger import BatchCut, TableState
+
+
+def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
+    """Delta's txnAppId of the changes applied to one generation of a target."""
+    return f"{identity.app_id}:apply:{state.table_name}:{state.generation}"
+
+
+def uri_of(job: Job, table_name: str) -> str:
+    """Where a target is."""
+    table = TableId.parse(table_name)
+    return target_uri(job.pipeline.target.root, table.schema, table.name)
+
+
+def synced_states(job: Job) -> list[TableState]:
+    """Targets whose copy is complete, in the order of their names."""
+    states = job.table_states()
+    return [states[name] for name in sorted(states) if states[name].status == "synced"]
+
+
+class Watermarks:
+    """The last batch that each target holds; 0 when it holds its copy alone.
+
+    A target without changes in a batch gets no commit for it, so the last cut counts too; the ledger is read once.
+    """
+
+    def __init__(self, job: Job, identity: SlotIdentity) -> None:
+        self._job, self.identity = job, identity
+        self._cut = last_cut(job)
+        self._floor = job.first_batch()
+
+    def of(self, state: TableState) -> int:
+        """One target's, from its own Delta log as it is now; raises StateError when the target is gone."""
+        uri = uri_of(self._job, state.table_name)
+        try:
+            table = DeltaTable(uri, storage_options=self._job.storage_options)
+        except TableNotFoundError as err:
+            raise StateError(
+                f"{state.table_name}: its target {uri} is gone: run the initial sync for it again"
+            ) from err
+        committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
+        return max(committed, self._in_cut(state), self._floor)
+
+    def _in_cut(self, state: TableState) -> int:
+        cut = self._cut
+        if cut is None or (state.table_name, state.generation) not in {
+            (t.table_name, t.generation) for t in cut.targets
+        }:
+            return 0
+        return cut.batch
+
+
+def last_cut(job: Job) -> BatchCut | None:
+    """The newest consistent cut."""
+    cuts = job.ledger.batches()
+    return cuts[-1] if cuts else None

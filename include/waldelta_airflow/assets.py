@@ -1,0 +1,54 @@
+"""Assets: one per target table, so that other DAGs can be scheduled on its changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from waldelta.pipeline_file import split_table_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from waldelta.pipeline_file import PipelineFile
+
+_COUNTS = ("inserted", "updated", "deleted", "skipped")
+
+
+def target_asset(pipeline: PipelineFile, table: str) -> Asset:
+    """The asset of one target, for ``schedule=[target_asset(...)]`` or ``Asset("flights/public.flights")``."""
+    from waldelta.lake import target_uri  # brings Arrow, which parsing the pipelines must not
+
+    schema, name = split_table_name(table)
+    return Asset(name=f"{pipeline.pipeline}/{table}", uri=target_uri(pipeline.target.root, schema, name))
+
+
+def pipeline_alias(pipeline: PipelineFile) -> AssetAlias:
+    """All targets of a pipeline under one name: what the report task has as its outlet.
+
+    Which tables a run changes is known only afterwards, and an asset that is an outlet itself would get an
+    event from every run.
+    """
+    return AssetAlias(name=f"waldelta/{pipeline.pipeline}", group="waldelta")
+
+
+def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The ``extra`` of the event of each target that a run changed, by table name."""
+    bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
+    return {
+        table: {**{name: int(counts.get(name) or 0) for name in _COUNTS}, "truncated": _truncated(counts)}
+        | {key: counts[key] for key in ("rows", "version") if counts.get(key) is not None}
+        | bounds
+        for table, counts in (result.get("tables") or {}).items()
+        if _changed(counts)
+    }
+
+
+def _changed(counts: Mapping[str, Any]) -> bool:
+    copied = counts.get("rows") is not None  # perhaps none: the target is there from now on
+    return copied or _truncated(counts) or any(counts.get(name) for name in ("inserted", "updated", "deleted"))
+
+
+def _truncated(counts: Mapping[str, Any]) -> bool:
+    return bool(counts.get("truncated"))

@@ -1,0 +1,75 @@
+"""A job as a child process: its output goes into the task's log line by line, and it never outlives the task."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from waldelta_airflow.settings import KILL_AFTER_S
+
+log = logging.getLogger(__name__)
+
+
+class ChildProcess:
+    """One child process in a process group of its own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command, self._environment = list(command), dict(environment)
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self) -> int:
+        """Run to the end and give the exit code (negative: the signal that ended it)."""
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        if self._process.stdout is None:
+            raise RuntimeError("the child's output isn't piped")
+        with self._process.stdout as lines:
+            for line in lines:
+                log.info("%s", line.rstrip())
+        return self._process.wait()
+
+    def end(self) -> None:
+        """End the child and whatever it started; safe to call at any time."""
+        if self._process is not None:
+            end_group(self._process)
+
+
+def end_group(process: subprocess.Popen[str], kill_after_s: float = KILL_AFTER_S) -> None:
+    """Ask a process group to end (SIGTERM), and kill it when it didn't in time.
+
+    The process must have been started as the leader of its group (``start_new_session``).
+    """
+    _signal(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + kill_after_s
+    while time.monotonic() < deadline and _group_lives(process):
+        time.sleep(0.05)
+    # The leader may be gone while a grandchild (a JVM's Python driver) still runs.
+    _signal(process.pid, signal.SIGKILL)
+
+
+def _group_lives(process: subprocess.Popen[str]) -> bool:
+    process.poll()  # reaps the leader, which as a zombie would still count
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        log.debug("process group %s has ended", group)

@@ -1,0 +1,90 @@
+"""Airflow connections, turned into what a job and the library take: environments and conninfos, at execute time.
+
+A password goes from Airflow into the environment of one child process, or into the memory of this one; it is
+registered for masking first, so that a log that repeats it shows asterisks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from airflow.sdk import BaseHook
+from airflow.sdk.log import mask_secret
+
+from waldelta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.sdk import Connection
+
+# What Airflow keeps in the environment is no business of the job: its database, keys and other connections.
+_AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
+SPARK_TYPES = ("spark_connect", "spark")
+
+
+def source_environment(conn_id: str) -> dict[str, str]:
+    """The source's connection as the one environment variable from which a job reads it."""
+    from airflow.providers.postgres.hooks.postgres import PostgresHook
+
+    hook = PostgresHook(postgres_conn_id=conn_id)
+    connection = hook.get_connection(conn_id)
+    if connection.conn_type not in ("postgres", "postgresql"):
+        raise ConfigError(f"connection {conn_id!r} has type {connection.conn_type!r}: a source's type is postgres")
+    if connection.extra_dejson.get("iam"):
+        connection.login, connection.password, connection.port = hook.get_iam_token(connection)
+    _mask(connection.password)
+    # Its JSON form: a URI's host loses upper case, which a socket folder may have.
+    return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+
+
+def source_conninfo(conn_id: str) -> str:
+    """The source's libpq connection string, for what runs in the task itself."""
+    from waldelta.connection import conninfo_from_environment
+
+    return conninfo_from_environment(conn_id, source_environment(conn_id))
+
+
+def spark_connection(conn_id: str) -> Connection:
+    """The Spark connection; raises ConfigError when its type isn't one of the two that jobs run on."""
+    connection = BaseHook.get_connection(conn_id)
+    if connection.conn_type not in SPARK_TYPES:
+        raise ConfigError(
+            f"connection {conn_id!r} has type {connection.conn_type!r}: give spark_conn_id a connection of type "
+            "spark_connect (a running Spark Connect server) or spark (spark-submit)"
+        )
+    return connection
+
+
+def connect_environment(conn_id: str) -> dict[str, str]:
+    """The address of a Spark Connect server, with its token, as pyspark reads it from the environment."""
+    from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
+
+    hook = SparkConnectHook(conn_id)
+    _mask(hook.get_connection(conn_id).password)
+    return {"SPARK_REMOTE": hook.get_connection_url()}
+
+
+def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without what belongs to Airflow, plus the given parts."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)}
+    kept.pop("SPARK_REMOTE", None)
+    # spark-submit and the workers' Python are those installed beside this interpreter.
+    kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
+    kept.setdefault("PYSPARK_PYTHON", sys.executable)
+    kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    kept["PYTHONUNBUFFERED"] = "1"
+    for part in parts:
+        kept.update(part)
+    return kept
+
+
+def _mask(secret: str | None) -> None:
+    if secret:
+        mask_secret(secret)
+        mask_secret(quote(secret))
+        mask_secret(quote(secret, safe=""))

@@ -1,0 +1,72 @@
+"""From the folder of pipeline files to DAGs, four for each; a file that is refused takes no other down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow.exceptions import SerializationError
+from airflow.sdk import DAG
+
+from waldelta.errors import ConfigError
+from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta_airflow.pipeline_dags import build_dags
+from waldelta_airflow.settings import pipelines_folder
+
+
+class RefusedFile(DAG):
+    """Stands for a pipeline file that can't be used, and becomes an import error under that file's name.
+
+    A DAG file that raises loses all its DAGs, and an error in a DAG's validation is filed under the DAG file,
+    which takes all of its DAGs off the UI. An error while a DAG is *serialized* is filed under the path the DAG
+    names, so this DAG names the pipeline file and refuses to be serialized. (Airflow forgets such an error when
+    it refreshes the list of DAG files, every five minutes by default, and has it again after the next parsing.)
+    """
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        super().__init__(dag_id=f"refused_{path.stem}", schedule=None)
+        self.refused_path, self.error = path, error
+
+    @property
+    def relative_fileloc(self) -> str:
+        """The pipeline file; the importer's assignment of the DAG file's path is ignored."""
+        return str(self.refused_path)
+
+    @relative_fileloc.setter
+    def relative_fileloc(self, _: Any) -> None: ...
+
+    def get_serialized_fields(self) -> NoReturn:  # type: ignore[override]
+        """Raise what is wrong with the file."""
+        raise SerializationError(f"{type(self.error).__name__}: {self.error}")
+
+
+def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
+    """The DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by the name to register them under.
+
+    ``folder`` defaults to WALDELTA_PIPELINES, or include/pipelines.
+    """
+    folder = Path(folder) if folder is not None else pipelines_folder()
+    dags: dict[str, DAG] = {}
+    taken: dict[str, Path] = {}
+    for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
+        try:
+            pipeline = load_pipeline_file(path)
+            _refuse_doubles(path, pipeline, taken)
+            dags.update({dag.dag_id: dag for dag in build_dags(path, pipeline)})
+        except Exception as err:
+            refused = RefusedFile(path, err if isinstance(err, ConfigError) else _unexpected(path, err))
+            dags[refused.dag_id] = refused
+    return dags
+
+
+def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
+    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other consumed."""
+    slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
+    for what, remedy in ((f"pipeline {pipeline.pipeline!r}", "rename one"), (slot, "give each its own slot")):
+        if what in taken:
+            raise ConfigError(f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}")
+        taken[what] = path
+
+
+def _unexpected(path: Path, err: Exception) -> ConfigError:
+    return ConfigError(f"pipeline file {path} is refused: {type(err).__name__}: {err}")

@@ -1,0 +1,87 @@
+"""What a job reported about itself, and how its failure becomes Airflow's: retried or not, with the whole message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from waldelta.errors import WaldeltaError
+
+USAGE_ERROR = 2
+_DONE = ("succeeded", "skipped")
+# What later tasks need: names, counts and positions, never rows.
+_SUMMARY = ("verb", "run_id", "changes", "start_lsn", "end_lsn", "lag_bytes", "tables", "report", "failed_expectations")
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A job's result document, as ``--result`` writes it and the ledger keeps it."""
+
+    document: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, exit_code: int) -> JobResult:
+        """The result that a job left, or the failure that it left none."""
+        try:
+            return cls(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            pass
+        if exit_code == USAGE_ERROR:
+            raise AirflowFailException("the job refused its arguments: the usage is in the log above")
+        how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        raise AirflowException(f"the job {how} before it could report: its last lines are in the log above")
+
+    def summary(self) -> dict[str, Any]:
+        """The part that goes to later tasks."""
+        return {key: self.document[key] for key in _SUMMARY if key in self.document}
+
+    def knows(self, stage: str) -> bool:
+        """Whether the job came as far as this stage."""
+        return stage in self._stages
+
+    def require(self, stage: str | None = None) -> None:
+        """Raise when the job, or this stage of it, failed."""
+        if self._status(stage) in _DONE:
+            return
+        error = self._stages.get(stage or "", {}).get("error") or self.document.get("error") or {}
+        text = self._failure_text(stage, error)
+        raise AirflowException(text) if error.get("retryable") else AirflowFailException(text)
+
+    def _status(self, stage: str | None) -> str:
+        if stage is None or not self.knows(stage):
+            return str(self.document.get("status"))
+        return str(self._stages[stage].get("status"))
+
+    @property
+    def _stages(self) -> dict[str, Any]:
+        return self.document.get("stages") or {}
+
+    def _failure_text(self, stage: str | None, error: dict[str, Any]) -> str:
+        what = stage or self.document.get("verb", "the job")
+        lines = [f"{error['class']}: {error['message']}" if error else f"{what} failed without naming an error"]
+        lines += [f"  failed: {name}" for name in self._failed_expectations() if name not in lines[0]]
+        report = self.document.get("report")
+        if report and str(report) not in lines[0]:
+            lines.append(f"report: {report}")
+        return "\n".join(lines)
+
+    def _failed_expectations(self) -> list[str]:
+        failed = self.document.get("failed_expectations") or []
+        return [item if isinstance(item, str) else json.dumps(item) for item in failed]
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Turn waldelta's named errors into Airflow's: only those that can go away by themselves are retried."""
+    try:
+        yield
+    except WaldeltaError as err:
+        text = f"{type(err).__name__}: {err}"
+        # Not chained: the log would repeat the message under a traceback that helps nobody.
+        raise (AirflowException(text) if err.retryable else AirflowFailException(text)) from None

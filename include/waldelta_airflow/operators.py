@@ -1,0 +1,183 @@
+"""The operators: one runs a verb, or a stage of a verb, of the job; the other reports what a run changed."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from waldelta_airflow.assets import changed_targets, pipeline_alias, target_asset
+from waldelta_airflow.job_result import JobResult, named_failures
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection, Context
+
+    from waldelta.pipeline_file import PipelineFile
+    from waldelta_airflow.child_process import ChildProcess
+    from waldelta_airflow.spark_submit import SparkSubmit
+
+WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
+_RUN_TYPES = ("scheduled", "manual", "backfill")
+_NOTHING = ("", "None", "False", "[]")
+
+
+class WaldeltaJobOperator(BaseOperator):
+    """Runs a verb of the job, or one stage of it, where the pipeline's Spark connection says.
+
+    - ``spark_connect``: a child process that is a thin client of a running Spark Connect server; each stage is
+      a client of its own.
+    - ``spark``: spark-submit. One application per DAG run: the task of the first stage runs them all, and the
+      tasks of the others look up how theirs went in the pipeline's ledger. A stage that is tried again, or
+      cleared, is submitted alone.
+
+    :param pipeline_path: the pipeline file
+    :param pipeline: its content
+    :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark
+    :param stage: the stage of the verb that this task stands for
+    :param first: whether this is the verb's first stage
+    :param options: further command line options by name; empty values are left out, ``True`` makes a flag
+    """
+
+    template_fields: Sequence[str] = ("options",)
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        pipeline_path: str | Path,
+        pipeline: PipelineFile,
+        verb: str,
+        stage: str | None = None,
+        first: bool = False,
+        options: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_path, self.pipeline = str(pipeline_path), pipeline
+        self.verb, self.stage, self.first = verb, stage, first
+        self.options = dict(options or {})
+        self._running: ChildProcess | SparkSubmit | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the job and give its summary; its failure is raised as this task's."""
+        refuse_backfill(context, self.pipeline, self.verb)
+        with named_failures():
+            result = self._run(context)
+        result.require(self.stage)
+        return result.summary()
+
+    def on_kill(self) -> None:
+        """End the job: asked first, then killed, and with it whatever it started."""
+        if self._running is not None:
+            self.log.info("ending the job")
+            self._running.end()
+
+    def _run(self, context: Context) -> JobResult:
+        from waldelta_airflow import connections
+
+        source = connections.source_environment(self.pipeline.source.conn_id)
+        if self.verb in WITHOUT_SPARK:
+            return self._run_child(context, source)
+        spark = connections.spark_connection(self.pipeline.spark_conn_id)
+        if spark.conn_type == "spark_connect":
+            remote = connections.connect_environment(self.pipeline.spark_conn_id)
+            return self._run_child(context, source | remote)
+        return self._outcome_so_far(context) or self._run_application(context, spark, source)
+
+    def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
+        from waldelta_airflow.child_process import ChildProcess
+        from waldelta_airflow.connections import job_environment
+
+        with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
+            result = Path(folder) / "result.json"
+            arguments = self.arguments(context, result, self.stage)
+            self.log.info("running %s", " ".join(arguments))
+            # -P: the installed package, not a folder of that name where Airflow happened to be started.
+            command = [sys.executable, "-P", "-m", "spark_jobs", *arguments]
+            self._running = child = ChildProcess(command, job_environment(environment))
+            return JobResult.read(result, child.run())
+
+    def _run_application(self, context: Context, spark: Connection, source: Mapping[str, str]) -> JobResult:
+        from waldelta_airflow.connections import job_environment
+        from waldelta_airflow.spark_submit import spark_submit
+
+        alone = not self.first or _try_number(context) > 1
+        with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
+            result = Path(folder) / "result.json"
+            arguments = self.arguments(context, result, self.stage if alone else None)
+            self._running = application = spark_submit(spark, context["ti"].dag_id, arguments)
+            code = application.run(job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
+            return JobResult.read(result, code)
+
+    def _outcome_so_far(self, context: Context) -> JobResult | None:
+        """What the application of the first task reported of this stage; None: it didn't come to it."""
+        if self.first or self.stage is None or _try_number(context) > 1:
+            return None
+        import json
+
+        from waldelta.job import Job
+
+        run_id = context["dag_run"].run_id
+        run = Job(self.pipeline, "", run_id).ledger.run_result(run_id, self.verb)
+        result = JobResult(json.loads(run.result)) if run is not None else None
+        if result is None or not result.knows(self.stage):
+            self.log.info("no application of run %s has come to stage %s: it is run now", run_id, self.stage)
+            return None
+        self.log.info("stage %s of run %s: %s", self.stage, run_id, result.document["stages"][self.stage])
+        return result
+
+    def arguments(self, context: Context, result: Path, stage: str | None) -> list[str]:
+        """The job's command line; nothing in it is secret."""
+        run = context["dag_run"]
+        run_type = str(getattr(run.run_type, "value", run.run_type))
+        options = {
+            "run-id": run.run_id,
+            "run-type": run_type if run_type in _RUN_TYPES else "manual",
+            "stage": stage or "",
+            "result": str(result),
+        }
+        if run.data_interval_start and run.data_interval_end:
+            options["interval-start"] = run.data_interval_start.isoformat()
+            options["interval-end"] = run.data_interval_end.isoformat()
+        # name=value in one argument, so that no value can pass for another option.
+        given = {**options, **self.options}.items()
+        shown = [
+            f"--{name}" if value == "True" else f"--{name}={value}" for name, value in given if value not in _NOTHING
+        ]
+        return [self.verb, self.pipeline_path, *shown]
+
+
+class ReportOperator(WaldeltaJobOperator):
+    """Runs the last stage of a verb and emits an asset event for each target that the run changed."""
+
+    def __init__(self, *, pipeline: PipelineFile, verb: str, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, verb=verb, stage="report", outlets=[pipeline_alias(pipeline)], **kwargs)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the stage; its result holds what all stages of the run did."""
+        summary = super().execute(context)
+        events = context["outlet_events"][pipeline_alias(self.pipeline)]
+        for table, extra in changed_targets(summary).items():
+            self.log.info("%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items()))
+            events.add(target_asset(self.pipeline, table), extra=extra)
+        self.log.info("report: %s", summary.get("report") or "none")
+        return summary
+
+
+def refuse_backfill(context: Context, pipeline: PipelineFile, verb: str = "consume") -> None:
+    """Stop a backfill run of the CDC DAG before anything is touched: it must replay, never consume."""
+    run_type = context["dag_run"].run_type
+    if verb == "consume" and str(getattr(run_type, "value", run_type)) == "backfill":
+        raise AirflowFailException(
+            f"backfills of {pipeline.pipeline}_cdc are not supported yet, nothing was touched: the slot's changes are "
+            f"applied by its scheduled and manual runs; to copy tables anew, trigger {pipeline.pipeline}_initial_sync"
+        )
+
+
+def _try_number(context: Context) -> int:
+    return int(context["ti"].try_number)

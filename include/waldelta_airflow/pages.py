@@ -1,0 +1,79 @@
+"""The DAGs' pages in the UI (doc_md): what each does, what it needs, and what to do when it fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from waldelta.pipeline_file import PipelineFile, Publication
+
+_KINDS = {
+    "setup": """\
+Checks the source, then creates or alters what the pipeline needs there: publications first, then the slot.
+Everything that would break the source is refused before anything is changed. Running it again changes nothing.
+
+- **dry_run**: only show the plan and its SQL, in the log of `set_up`.
+- *If it fails*: `preflight` lists every problem with its remedy.
+- Next: trigger `{name}_initial_sync` and unpause `{name}_cdc`; until then the slot holds the source's WAL.
+""",
+    "initial_sync": """\
+Copies tables into the lake, through the publication's filter and columns. The stream goes on meanwhile:
+`{name}_cdc` lands changes from the slot's creation on and applies them to a table once its copy is complete.
+
+- **tables**: which ones to copy, as `schema.table`; empty: all that were never copied completely.
+- **reason**: kept in the ledger beside the copy.
+- *If it fails*: a table whose copy broke starts again with the next attempt, finished ones don't.
+""",
+    "cdc": """\
+Brings the source's changes into the lake. `slot_has_changes` ends the run there when there are none (it still
+moves the slot, so that an idle table holds no WAL); otherwise land → apply → check → report.
+
+- **land**: changes become durable in the lake, then the slot moves.
+- **apply**: one commit per target and batch; a failing table doesn't hold up the others.
+- **check**: expectations over the changed targets. *If it fails*, the changes are applied and safe; its log names
+  the failed expectations and the report. No asset events are emitted for that run.
+- **report**: an asset event per changed target, with counts and LSN range in `extra`.
+- *If a run fails*, the next one carries on; clear a task to try its stage again. An error that can't go away by
+  itself isn't retried.
+- Backfills are refused.
+""",
+    "maintenance": """\
+Compacts and cleans the targets and the pipeline's own tables, and removes old reports. It never goes below the
+promised retention: the change log reaches back {days} days, time travel {hours} hours.
+""",
+}
+
+
+def dag_page(pipeline: PipelineFile, kind: str, path: str) -> str:
+    """Markdown of one DAG's page."""
+    keep = pipeline.maintenance
+    text = _KINDS[kind].format(name=pipeline.pipeline, days=keep.keep_changes_days, hours=keep.keep_versions_hours)
+    return "\n".join([f"# {pipeline.pipeline}: {kind.replace('_', ' ')}", "", text, *_facts(pipeline, path)])
+
+
+def _facts(pipeline: PipelineFile, path: str) -> Iterator[str]:
+    yield from ("| | |", "| --- | --- |")
+    yield f"| pipeline file | `{path}` |"
+    yield f"| source | connection `{pipeline.source.conn_id}`, slot `{pipeline.source.slot}` |"
+    yield f"| target | `{pipeline.target.root}` |"
+    yield f"| Spark | connection `{pipeline.spark_conn_id}` |"
+    yield f"| pool | `{pipeline.pool}` (one slot; tasks wait for ever when it doesn't exist) |"
+    for publication in pipeline.source.publications:
+        yield f"| publication `{publication.name}` | {'<br>'.join(_published(publication))} |"
+
+
+def _published(publication: Publication) -> Iterator[str]:
+    yield ", ".join(publication.publish)
+    if publication.all_tables:
+        yield "all tables"
+    yield from (f"schema `{schema}`" for schema in publication.schemas)
+    for table in publication.tables:
+        where = f" where `{_cell(table.where)}`" if table.where else ""
+        columns = f" ({', '.join(table.columns)})" if table.columns else ""
+        yield f"`{table.name}`{columns}{where}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,149 @@
+"""The four DAGs of one pipeline; each builder shows its tasks in the order of the flow."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, chain, task
+from airflow.timetables.interval import CronDataIntervalTimetable
+
+from waldelta.errors import ConfigError
+from waldelta.pipeline_file import PipelineFile
+from waldelta_airflow import settings
+from waldelta_airflow.job_result import named_failures
+from waldelta_airflow.operators import ReportOperator, WaldeltaJobOperator, refuse_backfill
+from waldelta_airflow.pages import dag_page
+
+log = logging.getLogger(__name__)
+
+# Null is what an untouched field of the trigger form stands for; an empty list or text would count as missing there.
+_TABLES = Param(
+    None,
+    type=["null", "array"],
+    items={"type": "string", "pattern": r"^.+\..+$"},
+    description="tables to copy, as schema.table; empty: all that were never copied completely",
+)
+_REASON = Param(None, type=["null", "string"], maxLength=200, description="why; kept in the ledger")
+_DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A pipeline whose jobs are to be run."""
+
+    path: Path
+    pipeline: PipelineFile
+
+    def dag(self, kind: str, schedule: str | None, **kwargs: Any) -> DAG:
+        pipeline = self.pipeline
+        return DAG(
+            dag_id=f"{pipeline.pipeline}_{kind}",
+            schedule=_timetable(self.path, schedule),
+            auto_register=False,
+            catchup=False,
+            max_active_runs=1,
+            tags={"waldelta", pipeline.pipeline, kind, *pipeline.tags},
+            doc_md=dag_page(pipeline, kind, self.path.name),
+            default_args={
+                "owner": pipeline.owner,
+                "retries": settings.RETRIES,
+                "retry_delay": settings.RETRY_DELAY,
+                "retry_exponential_backoff": True,
+                "max_retry_delay": settings.LONGEST_RETRY_DELAY,
+                "execution_timeout": settings.STAGE_TIMEOUT,
+            },
+            **kwargs,
+        )
+
+    def task(self, task_id: str, verb: str, **kwargs: Any) -> WaldeltaJobOperator:
+        return WaldeltaJobOperator(
+            task_id=task_id, pipeline_path=self.path, pipeline=self.pipeline, verb=verb, **kwargs
+        )
+
+    def report(self, verb: str) -> ReportOperator:
+        return ReportOperator(task_id="report", pipeline_path=self.path, pipeline=self.pipeline, verb=verb)
+
+
+def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
+    """The DAGs of one pipeline file; opens no connection and imports no Spark."""
+    job = _Job(path, pipeline)
+    return [_setup(job), _initial_sync(job), _cdc(job), _maintenance(job)]
+
+
+def _setup(job: _Job) -> DAG:
+    with job.dag("setup", None, params={"dry_run": _DRY_RUN}) as dag:
+        preflight = job.task("preflight", "check", execution_timeout=settings.SETUP_TIMEOUT)
+        set_up = job.task(
+            "set_up",
+            "setup",
+            options={"dry-run": "{{ params.dry_run }}"},
+            pool=job.pipeline.pool,
+            execution_timeout=settings.SETUP_TIMEOUT,
+        )
+        chain(preflight, set_up)
+    return dag
+
+
+def _initial_sync(job: _Job) -> DAG:
+    with job.dag("initial_sync", None, params={"tables": _TABLES, "reason": _REASON}) as dag:
+        sync = job.task(
+            "sync",
+            "sync",
+            stage="sync",
+            first=True,
+            options={"tables": "{{ (params.tables or []) | join(',') }}", "reason": "{{ params.reason or '' }}"},
+            execution_timeout=settings.SYNC_TIMEOUT,
+        )
+        chain(sync, job.task("check", "sync", stage="check"), job.report("sync"))
+    return dag
+
+
+def _cdc(job: _Job) -> DAG:
+    pipeline = job.pipeline
+    with job.dag("cdc", pipeline.schedule) as dag:
+
+        @task.short_circuit(pool=pipeline.pool, execution_timeout=settings.LOOK_TIMEOUT)
+        def slot_has_changes(**context: Any) -> bool:
+            return _look(pipeline, context)
+
+        land = job.task("land", "consume", stage="land", first=True, pool=pipeline.pool)
+        apply = job.task("apply", "consume", stage="apply")
+        check = job.task("check", "consume", stage="check")
+        chain(slot_has_changes(), land, apply, check, job.report("consume"))
+    return dag
+
+
+def _maintenance(job: _Job) -> DAG:
+    with job.dag("maintenance", job.pipeline.maintenance.schedule) as dag:
+        job.task("maintain", "maintain")
+    return dag
+
+
+def _look(pipeline: PipelineFile, context: Any) -> bool:
+    """Whether there is work for Spark; an idle slot is moved here, without a JVM."""
+    refuse_backfill(context, pipeline)
+    from waldelta.idle import look
+    from waldelta.job import Job
+    from waldelta_airflow.connections import source_conninfo
+
+    with named_failures():
+        seen = look(Job(pipeline, source_conninfo(pipeline.source.conn_id), context["dag_run"].run_id))
+    log.info("%s (%s bytes of WAL behind)", seen.reason, seen.lag_bytes)
+    return seen.has_work
+
+
+def _timetable(path: Path, schedule: str | None) -> CronDataIntervalTimetable | None:
+    if schedule is None:
+        return None
+    timetable = CronDataIntervalTimetable(schedule, "UTC")
+    try:
+        timetable.validate()
+    except Exception as err:
+        raise ConfigError(
+            f"pipeline file {path} is refused: schedule {schedule!r} is not a cron expression ({err}): "
+            "write five fields such as '*/5 * * * *'"
+        ) from err
+    return timetable

@@ -1,0 +1,103 @@
+"""A job through the Spark provider's spark-submit hook, on any master whose driver runs beside the task."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.sdk.exceptions import AirflowException
+
+from waldelta.errors import ConfigError
+from waldelta_airflow import settings
+from waldelta_airflow.child_process import end_group
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+log = logging.getLogger(__name__)
+
+_SHIPPED = ("waldelta", "spark_jobs")
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+class SparkSubmit(SparkSubmitHook):
+    """The provider's hook, with the secret in the process's environment only and a kill that leaves nothing behind.
+
+    The hook's own ``env_vars`` would become ``--conf`` arguments on YARN and Kubernetes, which every user of
+    the machine can read; the environment of the process is passed to ``submit`` instead.
+    """
+
+    def run(self, environment: Mapping[str, str]) -> int:
+        """Run the application to its end and give spark-submit's exit code."""
+        try:
+            self.submit(str(settings.application()), env=dict(environment), start_new_session=True)
+        except AirflowException:
+            # The hook's message is the command line; the job's own result says what happened.
+            if self._submit_sp is None or not self._submit_sp.returncode:
+                raise
+            return int(self._submit_sp.returncode)
+        return 0
+
+    def end(self) -> None:
+        """End spark-submit and everything it started."""
+        if self._submit_sp is not None:
+            end_group(self._submit_sp)
+        self.on_kill()
+
+
+def spark_submit(connection: Connection, name: str, arguments: Sequence[str]) -> SparkSubmit:
+    """The hook for one job; raises ConfigError when the driver would run on another machine.
+
+    In cluster mode the driver would be without the source's connection, the pipeline file and a place for its
+    result, and handing it the password means showing it in an argument.
+    """
+    if connection.extra_dejson.get("deploy-mode") == "cluster":
+        raise ConfigError(
+            f"connection {connection.conn_id!r} submits with deploy-mode cluster, where the source's password would "
+            "have to travel as an argument: set deploy-mode to client (executors still run on the cluster)"
+        )
+    local = (connection.host or "").startswith("local")
+    return SparkSubmit(
+        conn_id=connection.conn_id,
+        conf=settings.SPARK_SUBMIT_CONF | settings.LOG_CONF | (settings.LOCAL_CONF if local else {}),
+        jars=",".join(str(jar) for jar in settings.jars()),
+        py_files=None if local else str(shipped_packages()),
+        driver_memory=settings.driver_memory(),
+        name=name,
+        application_args=list(arguments),
+    )
+
+
+def shipped_packages() -> Path:
+    """A zip of our packages for executors on other machines, built once per content."""
+    files = [
+        (f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        for package in _SHIPPED
+        for folder in [settings.package_folder(package)]
+        for path in sorted(folder.rglob("*.py"))
+    ]
+    digest = hashlib.sha256(b"\0".join(name.encode() + b"\0" + content for name, content in files)).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"waldelta-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise ConfigError(f"folder {folder} belongs to somebody else: remove it, or set TMPDIR")
+    target = folder / f"waldelta-{digest[:16]}.zip"
+    if not target.exists():
+        _write_zip(target, files)
+    return target
+
+
+def _write_zip(target: Path, files: Sequence[tuple[str, bytes]]) -> None:
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as temporary:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files:
+                archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content)
+        Path(temporary.name).replace(target)
+    log.info("packed %s files for the executors into %s", len(files), target)

@@ -1,0 +1,12 @@
+"""The one application that spark-submit runs; takes the same arguments as ``python -m spark_jobs``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
+    from spark_jobs.command_line import main
+
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""Collapse: a target's changes, in commit order, become at most one change for each row.
+
+Stage between decode and merge; pure NumPy and Arrow, so that it is tested as tables without Spark. The words:
+an *event* is one row message; an event's *source key* is the row it consumes, its *destination key* the row it
+leaves behind. Events form *chains*: where a row came from (a row of the target at its *base key*, or an insert),
+what happened to it, and its key at the end. Moves, swaps, moves onto freed keys and delete-and-reinsert are all
+chains, so that one MERGE on the base key applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.errors import ApplyError
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+
+# What the merge does with a net change.
+ACTION_UPDATE = "update"  # of the row at the base key; skipped when there is none
+ACTION_INSERT = "insert"  # of a new row; the row at that key went elsewhere in this batch
+ACTION_UPSERT = "upsert"  # of a new row, replacing one that stands at its key
+ACTION_DELETE = "delete"  # of the row at the base key; skipped when there is none
+ACTION_PURGE = "purge"  # like delete, but the source never said that there is a row
+ACTION_SKIP = "skip"  # an update or delete of a row that this very batch shows to be missing
+
+
+class _Root(IntEnum):
+    """Where a chain starts."""
+
+    BASE = -1  # at a row of the target
+    NEW = -2  # with an insert
+    MISSING = -3  # nowhere: an update or delete of a row that isn't there
+
+
+@dataclass(frozen=True, slots=True)
+class EventShape:
+    """How the columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key, ``u<i>`` unchanged.
+
+    ``key`` are the positions of the key among the columns; ``toastable`` those that may arrive as "unchanged".
+    """
+
+    column_count: int
+    key: tuple[int, ...]
+    toastable: tuple[int, ...] = ()
+
+    @property
+    def values(self) -> list[str]:
+        """Names of the value columns."""
+        return [f"c{i}" for i in range(self.column_count)]
+
+    @property
+    def old_keys(self) -> list[str]:
+        """Names of the columns with the key before the event."""
+        return [f"o{k}" for k in range(len(self.key))]
+
+    @property
+    def bases(self) -> list[str]:
+        """Names of the net changes' columns with the key of the target's row."""
+        return [f"b{k}" for k in range(len(self.key))]
+
+    @property
+    def flags(self) -> list[str]:
+        """Names of the "unchanged" flags."""
+        return [f"u{i}" for i in self.toastable]
+
+
+def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False) -> pa.Table:
+    """Collapse events into net changes: columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``.
+
+    ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
+    ``base_is_empty``: the target was truncated before the first event, so no chain can start at one of its rows.
+    """
+    events = _in_order(events)
+    op = events["op"].to_numpy().astype(np.int64)
+    if not shape.key:
+        return _only_inserts(events, shape, op)
+    old, new = _key_codes(events, shape)
+    chains = _Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
+    return _net_changes(events, shape, chains)
+
+
+def _only_inserts(events: pa.Table, shape: EventShape, op: Ints) -> pa.Table:
+    """Rows of a table without a key: each insert is a row of its own, equal ones too."""
+    if (op != INSERT).any():
+        raise ApplyError(
+            "an update or delete came for a table without a key: give it a primary key or replica identity index, then "
+            "sync it again"
+        )
+    columns = {"action": pa.repeat(ACTION_INSERT, len(events))}
+    return pa.table(columns | {name: events[name] for name in (*shape.values, *shape.flags, "lsn", "commit_ts")})
+
+
+class _Chains:
+    """The chains of a batch as arrays over events; keys are integers, -1 stands for none."""
+
+    def __init__(self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool) -> None:
+        self.op, self.source, self.destination = op, source, destination
+        self._order_touches()
+        self.parent = self._parents()
+        if base_is_empty:
+            self.parent[self.parent == _Root.BASE] = _Root.MISSING
+        self.root = _follow(np.where(self.parent >= 0, self.parent, np.arange(len(op))))
+        self.origin: Ints = self.parent[self.root]
+
+    def _order_touches(self) -> None:
+        """Every key an event touches, ordered by key and then by event."""
+        index = np.arange(len(self.op))
+        arrives = (self.destination >= 0) & (self.destination != self.source)
+        consumes = self.source >= 0
+        event = np.concatenate([index[consumes], index[arrives]])
+        key = np.concatenate([self.source[consumes], self.destination[arrives]])
+        order = np.lexsort((event, key))
+        self.touch_event, self.touch_key = event[order], key[order]
+        self.is_first = np.ones(len(key), bool)
+        self.is_first[1:] = self.touch_key[1:] != self.touch_key[:-1]
+        self.is_last = np.ones(len(key), bool)
+        self.is_last[:-1] = self.is_first[1:]
+
+    def _parents(self) -> Ints:
+        """For each event the one that left behind the row it consumes, or where its chain starts."""
+        before = np.full(len(self.touch_event), -1, np.int64)
+        before[1:] = self.touch_event[:-1]
+        before[self.is_first] = -1
+        consuming = self.touch_key == self.source[self.touch_event]
+        event, before = self.touch_event[consuming], before[consuming]
+        left_a_row = (before >= 0) & (self.destination[before] == self.source[event])
+        parent = np.full(len(self.op), _Root.NEW, np.int64)
+        parent[event] = np.where(left_a_row, before, np.where(before < 0, _Root.BASE, _Root.MISSING))
+        return parent
+
+    def live(self) -> Ints:
+        """Events that left behind a row which is there at the end."""
+        stays = self.is_last & (self.destination[self.touch_event] == self.touch_key)
+        events = self.touch_event[stays]
+        return np.sort(events[self.origin[events] != _Root.MISSING])
+
+    def unclaimed(self) -> Ints:
+        """Events that arrived at a key as the first of the batch: a row standing there is in their way."""
+        arrived = self.is_first & (self.touch_key != self.source[self.touch_event])
+        events = self.touch_event[arrived]
+        return np.sort(events[self.origin[events] != _Root.MISSING])
+
+
+def _net_changes(events: pa.Table, shape: EventShape, chains: _Chains) -> pa.Table:
+    live = chains.live()
+    from_base = chains.origin[live] == _Root.BASE
+    updates, fresh = live[from_base], live[~from_base]
+    base_roots = np.flatnonzero(chains.parent == _Root.BASE)
+    dead_roots = np.setdiff1d(base_roots, chains.root[updates], assume_unique=True)
+    kept_keys = chains.source[chains.root[updates]]
+    taken = np.isin(chains.destination[fresh], kept_keys)
+    fresh_keys = chains.destination[fresh]
+    deletes = dead_roots[~np.isin(chains.source[dead_roots], fresh_keys)]
+    unclaimed = chains.unclaimed()
+    purges = unclaimed[~np.isin(chains.destination[unclaimed], fresh_keys)]
+    skips = np.flatnonzero(chains.origin == _Root.MISSING)
+    parts = [
+        _rows(events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")),
+        _rows(events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")),
+        _rows(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
+        _keys_only(events, shape, ACTION_DELETE, deletes, "old"),
+        _keys_only(events, shape, ACTION_PURGE, purges, "new"),
+        _keys_only(events, shape, ACTION_SKIP, skips, None),
+    ]
+    return pa.concat_tables(part for part in parts if part is not None)
+
+
+def _rows(
+    events: pa.Table, shape: EventShape, chains: _Chains, action: str, chosen: Ints, *, base: tuple[Ints, str] | None
+) -> pa.Table:
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
+    columns |= _base_columns(events, shape, base, len(chosen))
+    resolved: dict[int, tuple[Ints, Bools]] = {
+        i: _newest_known(events[f"u{i}"], chains, chosen) for i in shape.toastable
+    }
+    for i, name in enumerate(shape.values):
+        columns[name] = events[name].take(resolved[i][0] if i in resolved else chosen)
+    for i in shape.toastable:
+        columns[f"u{i}"] = pa.array(resolved[i][1])
+    for name in ("lsn", "commit_ts"):
+        columns[name] = events[name].take(chosen)
+    return pa.table(columns)
+
+
+def _newest_known(unchanged: pa.ChunkedArray, chains: _Chains, chosen: Ints) -> tuple[Ints, Bools]:
+    """For one column: the newest event of each chain that sent its value, and whether there is none."""
+    flags = np.asarray(unchanged.fill_null(False))
+    if not flags[chosen].any():
+        return chosen, np.zeros(len(chosen), bool)
+    index = np.arange(len(flags))
+    sender = _follow(np.where(flags & (chains.parent >= 0), chains.parent, index))[chosen]
+    return sender, flags[sender]
+
+
+def _keys_only(events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None) -> pa.Table | None:
+    if not len(chosen):
+        return None
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
+    columns |= _base_columns(events, shape, None if which is None else (chosen, which), len(chosen))
+    for name in shape.values:
+        columns[name] = pa.nulls(len(chosen), events.schema.field(name).type)
+    for name in shape.flags:
+        columns[name] = pa.array(np.zeros(len(chosen), bool))
+    for name in ("lsn", "commit_ts"):
+        columns[name] = events[name].take(chosen)
+    return pa.table(columns)
+
+
+def _base_columns(
+    events: pa.Table, shape: EventShape, base: tuple[Ints, str] | None, count: int
+) -> dict[str, pa.ChunkedArray | pa.Array]:
+    if base is None:
+        return {
+            b: pa.nulls(count, events.schema.field(o).type) for b, o in zip(shape.bases, shape.old_keys, strict=True)
+        }
+    chosen, which = base
+    names = shape.old_keys if which == "old" else [f"c{i}" for i in shape.key]
+    return {b: events[name].take(chosen) for b, name in zip(shape.bases, names, strict=True)}
+
+
+def _follow(jump: Ints) -> Ints:
+    """The end of each chain of references (an end refers to itself), by pointer doubling."""
+    while True:
+        further = jump[jump]
+        if np.array_equal(further, jump):
+            return jump
+        jump = further
+
+
+def _in_order(events: pa.Table) -> pa.Table:
+    position = events["ord"].to_numpy()
+    if len(position) > 1 and not (position[1:] > position[:-1]).all():
+        events = events.take(np.argsort(position, kind="stable"))
+    return events.combine_chunks()
+
+
+def _key_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
+    """Integers that are equal exactly where keys are equal, for the old and the new key of each event."""
+    count = len(events)
+    codes = np.zeros(2 * count, np.int64)
+    for k, i in enumerate(shape.key):
+        both = pa.chunked_array([*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type)
+        part, cardinality = _codes(both)
+        codes = part if k == 0 else _compact(codes * cardinality + part)
+    return codes[:count], codes[count:]
+
+
+def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
+    if pa.types.is_floating(values.type):
+        # PostgreSQL holds -0 and 0 equal, and all NaN; adding 0.0 turns -0 into 0.
+        values = pc.add(values, pa.scalar(0.0, values.type))
+    encoded = values.combine_chunks()
+    encoded = (encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded).dictionary_encode()
+    indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
+    return indices, len(encoded.dictionary) + 1
+
+
+def _compact(codes: Ints) -> Ints:
+    return _codes(pa.chunked_array([pa.array(codes)]))[0]
+
+
+def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
+    """The Arrow schema of events."""
+    fields = [("ord", pa.int64()), ("op", pa.int32())]
+    fields += [(name, column_types[i]) for name, i in zip(shape.old_keys, shape.key, strict=True)]
+    return pa.schema([*fields, *_common(shape, column_types)])
+
+
+def net_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
+    """The Arrow schema of net changes."""
+    fields = [("action", pa.string())]
+    fields += [(name, column_types[i]) for name, i in zip(shape.bases, shape.key, strict=True)]
+    return pa.schema([*fields, *_common(shape, column_types)])
+
+
+def _common(shape: EventShape, column_types: Sequence[pa.DataType]) -> list[tuple[str, pa.DataType]]:
+    return [
+        *zip(shape.values, column_types, strict=True),
+        *((name, pa.bool_()) for name in shape.flags),
+        ("lsn", pa.int64()),
+        ("commit_ts", pa.timestamp("us", tz="UTC")),
+    ]

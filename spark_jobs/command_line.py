@@ -1,0 +1,166 @@
+"""The command line: one verb on one pipeline file; run by people, by Airflow's tasks and by spark-submit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from spark_jobs.pipeline import Pipeline
+from waldelta.errors import StateError, WaldeltaError
+
+if TYPE_CHECKING:
+    from spark_jobs.result import RunResult
+    from waldelta.setup import SetupPlan
+
+log = logging.getLogger("waldelta")
+
+VERBS = ("check", "setup", "sync", "consume", "validate", "maintain", "status", "teardown")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for chatty in ("py4j", "great_expectations"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions are given back.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        pipeline = Pipeline.load(options.file)
+        {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(options.verb, _spark_verb)(
+            pipeline, options
+        )
+    except WaldeltaError as err:
+        log.error("%s: %s", type(err).__name__, err)
+        _write_failure(options, err)
+        return 1
+    except SystemExit as leaving:
+        if leaving.code != 1:
+            raise
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m spark_jobs", description=__doc__)
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("file", type=Path, help="the pipeline file")
+    parser.add_argument("--run-id", help="name of the run; Airflow's dag run id")
+    parser.add_argument("--run-type", choices=("scheduled", "manual", "backfill"), default="manual")
+    parser.add_argument("--interval-start", type=datetime.fromisoformat)
+    parser.add_argument("--interval-end", type=datetime.fromisoformat)
+    parser.add_argument("--tables", type=lambda text: text.split(","), help="sync: these tables, comma-separated")
+    parser.add_argument("--reason", help="sync: why, for the ledger")
+    parser.add_argument("--stage", help="run one stage of the verb only")
+    parser.add_argument("--result", type=Path, help="write the result as JSON to this file")
+    parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
+    parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
+    return parser.parse_args(arguments)
+
+
+def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    _show_plan(pipeline, options).require()
+
+
+def _setup(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    if options.dry_run or options.sql:
+        _show_plan(pipeline, options)
+        return
+    plan = pipeline.setup(options.run_id)
+    sys.stdout.write(plan.describe() + "\n")
+    _write_simple(options, "setup", plan.describe())
+
+
+def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
+    plan = pipeline.check()
+    text = plan.as_sql() if options.sql else plan.describe()
+    sys.stdout.write(text + "\n")
+    _write_simple(options, options.verb, text)
+    return plan
+
+
+def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    text = json.dumps(pipeline.status(), indent=2)
+    sys.stdout.write(text + "\n")
+    _write_simple(options, "status", text)
+
+
+def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    dropped = pipeline.teardown(options.run_id)
+    text = "\n".join(dropped) or "nothing to drop: this pipeline made neither slot nor publications"
+    sys.stdout.write(text + "\n")
+    _write_simple(options, "teardown", text)
+
+
+def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    from spark_jobs.result import RunFailed
+    from spark_jobs.session import open_session
+
+    details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end")}
+    job = pipeline.job(options.run_id, **details)
+    if job.run_type == "backfill":
+        raise StateError(
+            "a backfill run replays from the change log, which this version can't do yet: nothing was touched"
+        )
+    name = f"waldelta {options.verb} {pipeline.file.pipeline}"
+    # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
+    session = nullcontext(None) if options.stage == "report" else open_session(name, _session_key(pipeline, options))
+    with session as spark:
+        try:
+            result = _runner(options)(spark, job)
+        except RunFailed as failed:
+            result = failed.result
+    result.print_summary()
+    if options.result is not None:
+        result.write(options.result)
+    if result.error is not None and (options.stage is None or result.status == "failed"):
+        log.error("%s: %s", result.error["class"], result.error["message"])
+        raise SystemExit(1)
+
+
+def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
+    from spark_jobs import flow
+    from spark_jobs.maintain import run_maintain
+
+    if options.verb == "sync":
+        return lambda spark, job: flow.run_sync(spark, job, options.tables, options.reason, options.stage)
+    if options.verb == "consume":
+        return lambda spark, job: flow.consume(spark, job, options.stage)
+    if options.verb == "maintain":
+        return run_maintain
+    return flow.run_validate
+
+
+def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
+    """What one of whose sessions may run at a time: a stage of a verb on a slot."""
+    return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{options.verb}:{options.stage or 'all'}"
+
+
+def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
+    if options.result is None:
+        return
+    from spark_jobs.result import RunResult, StageResult
+
+    stage = StageResult("succeeded", 0.0, text)
+    RunResult(verb, options.run_id or "", "succeeded", {verb: stage}).write(options.result)
+
+
+def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
+    if options.result is None:
+        return
+    from spark_jobs.result import RunResult, describe_error
+
+    RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(options.result)
+
+
+def _leave(_: int, __: FrameType | None) -> None:
+    raise SystemExit(143)

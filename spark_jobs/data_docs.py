@@ -1,0 +1,182 @@
+"""Great Expectations' HTML reports of one pipeline: where they lie, how they are named, kept and pruned.
+
+The folder holds the site and, in ``.results``, the validation results that its index is made from. All files are
+readable by their owner only: a report may show values of rows that failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waldelta.errors import ConfigError
+from waldelta.lake import bookkeeping_uri, encode_segment, local_path
+from waldelta.pipeline_file import PipelineFile, split_table_name
+
+if TYPE_CHECKING:
+    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.core.run_identifier import RunIdentifier
+    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
+    from great_expectations.data_context.types.resource_identifiers import ValidationResultIdentifier
+
+SITE = "waldelta"
+_KEPT = "kept_results"
+_RESULTS_FOLDER = ".results"
+_LONGEST_NAME = 100  # the file name of a page has the name twice
+
+
+def docs_folder(pipeline: PipelineFile) -> Path:
+    """The folder of the reports; raises ConfigError where no local folder is known."""
+    chosen = pipeline.quality.data_docs
+    uri = chosen if chosen is not None else bookkeeping_uri(pipeline.target.root, "data_docs")
+    if "://" not in uri:
+        return Path(uri).absolute()
+    folder = local_path(uri)
+    if folder is None:
+        raise ConfigError(
+            f"reports are HTML files and can't be written to {uri}: set quality.data_docs to a local folder "
+            "(or quality.enabled: false)"
+        )
+    return folder
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Files and folders made inside are for their owner only."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def page_name(table: str) -> str:
+    """A table's name as part of a file name: encoded, so that no name can leave the folder."""
+    encoded = ".".join(encode_segment(part) for part in split_table_name(table))
+    if len(encoded) <= _LONGEST_NAME:
+        return encoded
+    # Cut before an escape sequence could be cut in two; the digest keeps names apart.
+    return re.sub(r"%.?$", "", encoded[:_LONGEST_NAME]) + "-" + hashlib.sha256(table.encode()).hexdigest()[:16]
+
+
+def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
+    """The run's name in the reports: pipeline, Airflow's run id and the time."""
+    from great_expectations.core.run_identifier import RunIdentifier
+
+    # It becomes the name of a folder.
+    safe_id = re.sub(r"[^A-Za-z0-9_.:+@=-]", "_", run_id)[:150].strip(".") or "_"
+    return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
+
+
+def open_context(folder: Path) -> EphemeralDataContext:
+    """A context whose site and kept results lie in the folder; nothing else is written, nothing is sent."""
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import DataContextConfig
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    config = DataContextConfig(
+        config_version=4.0,
+        analytics_enabled=False,
+        progress_bars={"globally": False},
+        fluent_datasources={},
+        expectations_store_name="expectations_store",
+        validation_results_store_name="validation_results_store",
+        checkpoint_store_name="checkpoint_store",
+        stores=_stores(folder),
+        data_docs_sites={SITE: _site(folder)},
+    )
+    context: EphemeralDataContext = gx.get_context(mode="ephemeral", project_config=config)
+    return context
+
+
+def keep_result(
+    context: EphemeralDataContext, suite_name: str, result: ExpectationSuiteValidationResult, run: RunIdentifier
+) -> ValidationResultIdentifier:
+    """Keep a result for the site; returns what names it there."""
+    from great_expectations.data_context.types.resource_identifiers import (
+        ExpectationSuiteIdentifier,
+        ValidationResultIdentifier,
+    )
+
+    suite = ExpectationSuiteIdentifier(name=suite_name)
+    identifier = ValidationResultIdentifier(suite, run_id=run, batch_identifier=suite_name)
+    context.stores[_KEPT].store_validation_results(
+        suite_validation_result=result,
+        suite_validation_result_identifier=identifier,
+        expectation_suite_identifier=suite,
+    )
+    return identifier
+
+
+def build_site(context: EphemeralDataContext, identifiers: Sequence[ValidationResultIdentifier]) -> None:
+    """Write the pages of the given results, and the index of all; called once per run.
+
+    This is what UpdateDataDocsAction does, which would write the index again for every table.
+    """
+    context.build_data_docs(site_names=[SITE], resource_identifiers=list(identifiers))
+
+
+def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
+    """The page of a result, laid out as Great Expectations does."""
+    suite, run = identifier.expectation_suite_identifier, identifier.run_id
+    parts = [*suite.to_tuple(), *run.to_tuple(), f"{identifier.batch_identifier}.html"]
+    return folder.joinpath("validations", *parts)
+
+
+def drop_old_results(context: EphemeralDataContext, keep: int) -> int:
+    """Drop the results of all but the last ``keep`` runs; their pages go when the site is next built."""
+    store = context.stores[_KEPT]
+    identifiers = store.list_keys()
+    runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
+    old = set(runs[keep:])
+    for identifier in identifiers:
+        if (identifier.run_id.run_time, identifier.run_id.run_name) in old:
+            store.remove_key(identifier)
+    return len(old)
+
+
+def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
+    """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how many went."""
+    folder = docs_folder(pipeline)
+    if not (folder / _RESULTS_FOLDER).is_dir():
+        return 0
+    with private_files():
+        context = open_context(folder)
+        dropped = drop_old_results(context, pipeline.quality.keep_reports if keep is None else keep)
+        if dropped:
+            build_site(context, context.stores[_KEPT].list_keys()[:1])
+    return dropped
+
+
+def _stores(folder: Path) -> dict[str, Any]:
+    memory = {"class_name": "InMemoryStoreBackend"}
+    files = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / _RESULTS_FOLDER)}
+    return {
+        "expectations_store": {"class_name": "ExpectationsStore", "store_backend": memory},
+        "validation_results_store": {"class_name": "ValidationResultsStore", "store_backend": memory},
+        "validation_definition_store": {"class_name": "ValidationDefinitionStore", "store_backend": memory},
+        "checkpoint_store": {"class_name": "CheckpointStore", "store_backend": memory},
+        _KEPT: {"class_name": "ValidationResultsStore", "store_backend": files},
+    }
+
+
+def _site(folder: Path) -> dict[str, Any]:
+    return {
+        "class_name": "SiteBuilder",
+        "show_how_to_buttons": False,
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)},
+        "site_section_builders": {
+            "expectations": "None",
+            "profiling": "None",
+            # By default runs with "profiling" in their name are no validations.
+            "validations": {"source_store_name": _KEPT, "run_name_filter": {"not_includes": "\0"}},
+        },
+    }

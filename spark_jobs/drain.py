@@ -1,0 +1,146 @@
+"""Drain: bite by bite, land and consume the slot up to where the server stood when the run began."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from spark_jobs.land import create_change_log, land
+from waldelta.change_log import ChangeLog, Landed
+from waldelta.consume import SlotIdentity, consume, move_idle_slot
+from waldelta.errors import PeekTimeout
+from waldelta.job import Job
+from waldelta.lsn import Lsn
+from waldelta.peek import PeekBound
+from waldelta.recover import recover, slot_move
+from waldelta.server import ServerPosition, read_position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_SMALLEST_WINDOW_BYTES = 1 << 20
+_LONGEST_TIMEOUT_S = 6 * 3600
+
+
+@dataclass
+class Drained:
+    """What a drain landed and how far the slot went."""
+
+    start: Lsn
+    end: Lsn
+    batches: list[Landed] = field(default_factory=list)
+    seconds_landing: float = 0.0
+    seconds_consuming: float = 0.0
+
+    @property
+    def changes(self) -> int:
+        """Row changes landed."""
+        return sum(batch.transactions.changes for batch in self.batches)
+
+
+@dataclass
+class _Bite:
+    """How large the next bite may be; it shrinks when the server can't answer in time."""
+
+    window_bytes: int
+    timeout_s: int
+
+    def shrink(self) -> None:
+        if self.window_bytes > _SMALLEST_WINDOW_BYTES:
+            self.window_bytes //= 2
+        elif self.timeout_s < _LONGEST_TIMEOUT_S:
+            self.timeout_s *= 2
+        else:
+            raise PeekTimeout(
+                f"the smallest bite ({_SMALLEST_WINDOW_BYTES >> 20} MB of WAL) took longer than {self.timeout_s} s: look for a "
+                f"huge or long-running transaction that holds the slot's restart_lsn (pg_stat_activity.backend_xid)"
+            )
+
+
+def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda: None) -> Drained:
+    """Land and consume everything up to the present end of the server's WAL.
+
+    The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
+    """
+    identity, ledger = job.slot_identity(), job.ledger
+    change_log = job.change_log(identity)
+    with job.connect("drain") as connection:
+        server = read_position(connection)
+        create_change_log(spark, change_log.uri)
+        standing = recover(connection, identity, ledger, change_log, server, job.run_id)
+        position, batch = standing.confirmed, standing.next_batch
+        drained = Drained(position, position)
+        bite = _Bite(job.pipeline.batch.wal_window_mb << 20, job.pipeline.batch.statement_timeout_s)
+        while position < server.flush_lsn:
+            upto = min(server.flush_lsn, position + bite.window_bytes)
+            check_lock()
+            try:
+                landed = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
+            except PeekTimeout:
+                bite.shrink()
+                log.warning("the server was too slow: next bite %d MB, %d s", bite.window_bytes >> 20, bite.timeout_s)
+                continue
+            check_lock()
+            position = _consume_one(connection, job, identity, landed, upto, drained)
+            batch += 1
+            drained.end = position
+            _report_progress(job, drained, server)
+    return drained
+
+
+def _land_one(
+    spark: SparkSession,
+    job: Job,
+    change_log: ChangeLog,
+    server: ServerPosition,
+    bite: tuple[Lsn, int, int],
+    drained: Drained,
+) -> Landed:
+    upto, batch, timeout_s = bite
+    began = time.monotonic()
+    bound = PeekBound(upto, job.pipeline.batch.max_changes, timeout_s, server.next_xid8)
+    land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
+    landed = change_log.landed(batch)
+    drained.seconds_landing += time.monotonic() - began
+    if landed.rows:
+        drained.batches.append(landed)
+    return landed
+
+
+def _consume_one(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    identity: SlotIdentity,
+    landed: Landed,
+    upto: Lsn,
+    drained: Drained,
+) -> Lsn:
+    """Move the slot past the batch; past the whole window when the peek wasn't cut off by its number of changes."""
+    began = time.monotonic()
+    source, ledger = job.pipeline.source, job.ledger
+    end = Lsn(landed.end_lsn)
+    if landed.transactions.commits:
+        move = slot_move(identity, job.run_id, end.value, landed.batch)
+        consume(connection, source, ledger, move, landed.transactions)
+    if landed.rows < job.pipeline.batch.max_changes and end < upto:
+        move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
+        end = upto
+    drained.seconds_consuming += time.monotonic() - began
+    return end
+
+
+def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:
+    seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
+    done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
+    log.info(
+        "slot %s at %s: %d changes landed, %.0f changes/s, %.1f MB of WAL left, about %.0f s",
+        job.pipeline.source.slot, drained.end, drained.changes, drained.changes / seconds, left / 1e6,
+        left * seconds / max(done, 1),
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The flow: the stages of a run, in order. Each stage takes the job and adds what it did to the result.
+
+::
+
+    land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.consume)
+    apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
+    check   targets -> expectations -> Data Docs                               (quality)
+    report  what the run did -> ledger, summary
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from spark_jobs.apply import apply
+from spark_jobs.drain import drain
+from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, describe_error
+from spark_jobs.sync import sync
+from waldelta.consume import confirmed_lsn
+from waldelta.errors import ApplyError, StateError, WaldeltaError
+from waldelta.job import Job
+from waldelta.locks import slot_lock
+from waldelta.server import read_position
+from waldelta.slot import check_health, read_slot
+from waldelta.watermark import synced_states
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Land and consume everything up to the server's present position."""
+    with slot_lock(job) as lock:
+        with job.connect("health") as connection:
+            check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
+        drained = drain(spark, job, lock.check)
+    result.changes += drained.changes
+    result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
+    stage.detail = (
+        f"{len(drained.batches)} batches, {drained.changes} changes, landed in {drained.seconds_landing:.1f} s, "
+        f"consumed in {drained.seconds_consuming:.1f} s"
+    )
+
+
+def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
+    applied = apply(spark, job)
+    for cut in applied.steps:
+        result.add_cut(cut)
+    stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
+    if applied.failures:
+        raise _all_failures(applied.failures)
+
+
+def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed."""
+    from spark_jobs.quality import check
+
+    if not job.pipeline.quality.enabled:
+        stage.detail = "switched off"
+        return
+    changed = [name for name, table in result.tables.items() if table.changed]
+    report = check(spark, job.pipeline, job.ledger, job.run_id, changed)
+    result.report, result.failed_expectations = report.location, list(report.failures)
+    stage.detail = report.summary
+    report.raise_if_critical()
+
+
+def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Say how far behind the lake is now, and print the summary."""
+    with job.connect("report") as connection:
+        position = read_position(connection)
+        result.lag_bytes = max(0, position.flush_lsn - confirmed_lsn(connection, job.pipeline.source.slot))
+    stage.detail = f"lag {result.lag_bytes} bytes"
+
+
+Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
+CONSUME: dict[str, Stage] = {
+    "land": land_stage,
+    "apply": apply_stage,
+    "check": check_stage,
+    "report": report_stage,
+}
+
+
+def consume(spark: SparkSession, job: Job, only: str | None = None) -> RunResult:
+    """Run the stages of a CDC run, or one of them; a failed check doesn't keep the report from being made.
+
+    A run's stages may be run by several processes one after the other: each continues the result in the ledger.
+    """
+    if job.run_type == "backfill":
+        raise StateError("backfill runs replay from the change log; this version can't yet: run the DAG as scheduled")
+    result = _continued(job, "consume", fresh=only in (None, "land"))
+    return run_stages(spark, job, result, CONSUME, only)
+
+
+def run_sync(
+    spark: SparkSession,
+    job: Job,
+    tables: Sequence[str] | None = None,
+    reason: str | None = None,
+    only: str | None = None,
+) -> RunResult:
+    """Copy tables that were never copied, or the given ones, then check them."""
+
+    def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        copied = sync(spark, job, tables, reason)
+        for done in copied:
+            result.tables[str(done.table)] = TableResult(rows=done.rows, version=done.version)
+        stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
+
+    result = _continued(job, "sync", fresh=only in (None, "sync"))
+    stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
+    return run_stages(spark, job, result, stages, only)
+
+
+def run_validate(spark: SparkSession, job: Job) -> RunResult:
+    """Check every synced target's expectations."""
+    result = RunResult("validate", job.run_id)
+    for state in synced_states(job):
+        result.tables[state.table_name] = TableResult(rows=state.rows)
+    return run_stages(spark, job, result, {"check": check_stage}, None)
+
+
+def run_stages(
+    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: str | None
+) -> RunResult:
+    """Run stages in order, or one of them, and record the result in the ledger; a failure raises RunFailed then.
+
+    After a failure only the report is still made: what the run did until then is worth knowing.
+    """
+    failure: Exception | None = None
+    for name in [only] if only is not None else list(stages):
+        if failure is not None and name != "report":
+            continue
+        try:
+            with result.stage(name) as progress:
+                log.info("stage %s of %s", name, job.run_id)
+                stages[name](spark, job, result, progress)
+        except Exception as err:
+            log.error("stage %s failed: %s", name, err)
+            failure = failure or err
+    result.error = describe_error(failure) if failure is not None else None
+    finished = only is None or only == list(stages)[-1]
+    result.status = "failed" if failure is not None else "succeeded" if finished else "running"
+    result.record(job)
+    if failure is not None:
+        raise RunFailed(result) from failure
+    return result
+
+
+def _continued(job: Job, verb: str, *, fresh: bool) -> RunResult:
+    run = None if fresh else job.ledger.run_result(job.run_id, verb)
+    return RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
+
+
+def _all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    error = ApplyError("several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values()))
+    error.retryable = all(err.retryable for err in failures.values())
+    return error

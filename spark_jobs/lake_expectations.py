@@ -1,0 +1,125 @@
+"""Expectations that Great Expectations lacks, registered by importing this module (which imports all of it)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from great_expectations.compatibility import pydantic
+from great_expectations.core.metric_domain_types import MetricDomainTypes
+from great_expectations.core.metric_function_types import MetricPartialFunctionTypes
+from great_expectations.execution_engine import ExecutionEngine, SparkDFExecutionEngine
+from great_expectations.expectations.expectation import BatchExpectation, render_suite_parameter_string
+from great_expectations.expectations.metrics.metric_provider import metric_partial
+from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
+from great_expectations.render import LegacyRendererType, RenderedStringTemplateContent
+from great_expectations.render.renderer.renderer import renderer
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
+
+from spark_jobs.filter_condition import quote_column
+
+_METADATA_PREFIX = "_wd_"
+
+
+class UnsatisfiedRowCount(TableMetricProvider):
+    """How many rows a condition isn't true for; joins the other aggregates of a table in one scan."""
+
+    metric_name = "target_rows.unsatisfied_count"
+    value_keys = ("condition",)
+
+    @metric_partial(
+        engine=SparkDFExecutionEngine,
+        partial_fn_type=MetricPartialFunctionTypes.AGGREGATE_FN,
+        domain_type=MetricDomainTypes.TABLE,
+    )
+    def _spark(
+        cls,  # noqa: N805
+        metric_domain_kwargs: dict[str, Any],
+        metric_value_kwargs: dict[str, Any],
+        **_: Any,
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        # A null condition admits no row, as a publication's filter doesn't.
+        admitted = F.coalesce(F.expr(metric_value_kwargs["condition"]), F.lit(False))
+        return F.count(F.when(~admitted, F.lit(1))), metric_domain_kwargs, {}
+
+
+class ExpectTargetRowsToSatisfy(BatchExpectation):
+    """Every row of the target makes a Spark SQL condition true; null counts as not true."""
+
+    condition: str = pydantic.Field(description="a condition in Spark SQL")
+    meaning: str = pydantic.Field(description="the same in words, for the report")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.unsatisfied_count", "table.row_count")
+    success_keys: ClassVar[tuple[str, ...]] = ("condition",)
+    args_keys: ClassVar[tuple[str, ...]] = ("condition",)
+
+    @classmethod
+    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
+    @render_suite_parameter_string
+    def _prescriptive_renderer(
+        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
+    ) -> list[RenderedStringTemplateContent]:
+        return _sentence("$meaning; in Spark SQL: $condition", configuration.kwargs, runtime_configuration)
+
+    def _validate(
+        self,
+        metrics: dict[str, Any],
+        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
+        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        unexpected = metrics["target_rows.unsatisfied_count"]
+        details = {"observed_value": f"{unexpected} rows don't", "element_count": metrics["table.row_count"]}
+        return {"success": unexpected == 0, "result": {**details, "unexpected_count": unexpected}}
+
+
+class ExpectTargetColumnsToMatch(BatchExpectation):
+    """The target has the given columns with the given Spark types, and besides only ``_wd_`` columns."""
+
+    columns: dict[str, str] = pydantic.Field(description="Spark type by column")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("table.column_types",)
+    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
+    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
+
+    @classmethod
+    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
+    @render_suite_parameter_string
+    def _prescriptive_renderer(
+        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
+    ) -> list[RenderedStringTemplateContent]:
+        listed = ", ".join(f"{name} {type_name}" for name, type_name in configuration.kwargs["columns"].items())
+        return _sentence(
+            "columns and types match the ones recorded: $listed", {"listed": listed}, runtime_configuration
+        )
+
+    def _validate(
+        self,
+        metrics: dict[str, Any],
+        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
+        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        held = {column["name"]: column["type"].simpleString() for column in metrics["table.column_types"]}
+        differences = column_differences(self.columns, held)
+        return {"success": not differences, "result": {"observed_value": "; ".join(differences) or "as recorded"}}
+
+
+def column_differences(recorded: dict[str, str], held: dict[str, str]) -> list[str]:
+    """Each column that is missing, of another type, or not recorded; names as Great Expectations lists them."""
+    expected = {quote_column(n) if "." in n else n: _simple(type_name) for n, type_name in recorded.items()}
+    missing = [f"{name} is missing" for name in expected if name not in held]
+    changed = [f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t]
+    added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(_METADATA_PREFIX)]
+    return missing + changed + added
+
+
+def _simple(type_name: str) -> str:
+    """``map<string, string>`` and ``INTEGER`` as Spark's simpleString writes them."""
+    return DataType.fromDDL(type_name).simpleString()
+
+
+def _sentence(
+    template: str, params: dict[str, Any], runtime_configuration: dict[str, Any] | None
+) -> list[RenderedStringTemplateContent]:
+    styling = (runtime_configuration or {}).get("styling")
+    content = {"template": template, "params": dict(params), "styling": styling}
+    return [RenderedStringTemplateContent(content_block_type="string_template", string_template=content)]

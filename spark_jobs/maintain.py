@@ -1,0 +1,64 @@
+"""Maintain: compact targets, forget what is older than the promised retention, prune reports."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from spark_jobs.flow import Stage, run_stages
+from spark_jobs.merge import forget_statement, path
+from spark_jobs.result import RunResult, StageResult, TableResult
+from waldelta.job import Job
+from waldelta.lake import CHANGES, bookkeeping_uri
+from waldelta.ledger import now
+from waldelta.locks import target_lock
+from waldelta.watermark import Watermarks, synced_states, uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def run_maintain(spark: SparkSession, job: Job) -> RunResult:
+    """Compact and clean every target, the change log and the reports."""
+    stages: dict[str, Stage] = {"targets": _targets, "change_log": _change_log, "reports": _reports}
+    return run_stages(spark, job, RunResult("maintain", job.run_id), stages, None)
+
+
+def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    hours = job.pipeline.maintenance.keep_versions_hours
+    for state in synced_states(job):
+        target = path(uri_of(job, state.table_name))
+        with target_lock(job, state.table_name):
+            spark.sql(f"optimize {target}").collect()
+            spark.sql(f"vacuum {target} retain {int(hours)} hours").collect()
+        result.tables[state.table_name] = TableResult()
+    stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
+
+
+def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """Delete batches that every target has applied and that are older than the change log must reach back."""
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    if change_log.last_batch() is None:
+        stage.detail = "no change log yet"
+        return
+    states = synced_states(job)
+    watermarks = Watermarks(job, identity)
+    safe = min((watermarks.of(state) for state in states), default=0)
+    oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
+    expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
+    uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
+    # batch is the partition column, so this removes whole files without reading them.
+    spark.sql(forget_statement(uri, expired)).collect()
+    spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
+    stage.detail = f"batches up to {expired} removed"
+
+
+def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    from spark_jobs.data_docs import prune_reports
+
+    removed = prune_reports(job.pipeline, job.pipeline.quality.keep_reports)
+    stage.detail = f"{removed} reports removed"

@@ -1,0 +1,131 @@
+"""Merge: net changes into a Delta target, as one commit; the statements are built here as text and run here.
+
+Column names come from the source's catalogs, so every one is quoted; values never enter a statement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_jobs.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_UPSERT,
+    EventShape,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LSN, COMMIT_TS, RAW = "_wd_lsn", "_wd_commit_ts", "_wd_raw"
+
+_TXN_APP = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+# The source is a file that was just written, so Delta needs no second copy of it.
+_MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTag:
+    """Delta's identity of one application of changes: repeated, it changes nothing."""
+
+    app_id: str
+    batch: int
+
+    @property
+    def metadata(self) -> str:
+        """The commit's userMetadata, by which cuts and replays find it."""
+        return json.dumps({"waldelta": {"app_id": self.app_id, "batch": self.batch}})
+
+
+def merge_statement(
+    target: str, source: str, names: Sequence[str], shape: EventShape, *, metadata_columns: bool
+) -> str:
+    """The MERGE of net changes (columns as in collapse) from relation ``source`` into the table at ``target``."""
+    on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
+    updates = [f"t.{quote(name)} = {_new_value(i, name, shape)}" for i, name in enumerate(names)]
+    inserts = [(quote(name), f"s.c{i}") for i, name in enumerate(names)]
+    if metadata_columns:
+        updates += [f"t.{LSN} = s.lsn", f"t.{COMMIT_TS} = s.commit_ts", f"t.{RAW} = {_merged_raw(names, shape)}"]
+        inserts += [(LSN, "s.lsn"), (COMMIT_TS, "s.commit_ts"), (RAW, "s.raw")]
+    return (
+        f"merge into {path(target)} as t\n"
+        f"using {source} as s\n"
+        f"on {on}\n"
+        f"when matched and s.action in ('{ACTION_DELETE}', '{ACTION_PURGE}') then delete\n"
+        f"when matched then update set {', '.join(updates)}\n"
+        f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPSERT}') then\n"
+        f"  insert ({', '.join(n for n, _ in inserts)}) values ({', '.join(v for _, v in inserts)})"
+    )
+
+
+def insert_statement(target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool) -> str:
+    """INSERT of the new rows alone: for a table without a key, or, overwriting, for one that was truncated."""
+    columns = [(quote(name), f"c{i}") for i, name in enumerate(names)]
+    if metadata_columns:
+        columns += [(LSN, "lsn"), (COMMIT_TS, "commit_ts"), (RAW, "raw")]
+    return (
+        f"insert {'overwrite' if overwrite else 'into'} {path(target)} ({', '.join(n for n, _ in columns)})\n"
+        f"select {', '.join(v for _, v in columns)}\n"
+        f"from {source}\n"
+        f"where action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
+    )
+
+
+def forget_statement(change_log: str, upto_batch: int) -> str:
+    """The DELETE of old batches from the change log."""
+    return f"delete from {path(change_log)} where batch <= {upto_batch:d}"
+
+
+@contextmanager
+def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
+    """Statements inside commit under ``tag``; at most one for each table, since Delta skips a second one silently."""
+    settings = {
+        _TXN_APP: tag.app_id,
+        _TXN_VERSION: str(tag.batch),
+        _USER_METADATA: tag.metadata,
+        _MATERIALIZE: "none",
+    }
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key in settings:
+            spark.conf.unset(key)
+
+
+def quote(name: str) -> str:
+    """An identifier for Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def path(uri: str) -> str:
+    """A Delta table by its location."""
+    return f"delta.{quote(uri)}"
+
+
+def _new_value(i: int, name: str, shape: EventShape) -> str:
+    if i in shape.toastable:
+        return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
+    return f"s.c{i}"
+
+
+def _merged_raw(names: Sequence[str], shape: EventShape) -> str:
+    """The row's verbatim values: those sent now, and those of the columns that stay as they are."""
+    if not shape.toastable:
+        return "s.raw"
+    kept = " or ".join(f"(k = '{_literal(names[i])}' and s.u{i})" for i in shape.toastable)
+    unchanged = " or ".join(f"s.u{i}" for i in shape.toastable)
+    merged = f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {kept}), map()), coalesce(s.raw, map()))"
+    return f"case when t.{RAW} is not null and ({unchanged}) then {merged} else s.raw end"
+
+
+def _literal(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,101 @@
+"""Pipeline: the verbs of a pipeline as a Python object; the command line and other people's code use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waldelta.job import Job, load_job
+from waldelta.lake import target_uri
+from waldelta.pipeline_file import PipelineFile, load_pipeline_file, split_table_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.result import RunResult
+    from waldelta.setup import SetupPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A validated pipeline file and what can be done with it.
+
+    The source's connection comes from the environment variable ``AIRFLOW_CONN_<CONN_ID>``.
+    """
+
+    file: PipelineFile
+
+    @classmethod
+    def load(cls, path: str | Path) -> Pipeline:
+        """Read a pipeline file; raises ConfigError listing every problem."""
+        return cls(load_pipeline_file(path))
+
+    def job(self, run_id: str | None = None, **details: Any) -> Job:
+        """One run of a verb, for callers that need its ledger or connection."""
+        return load_job(self.file, run_id, **details)
+
+    def check(self) -> SetupPlan:
+        """Look at the source without changing anything: findings, and what setup would do."""
+        from waldelta.setup import plan_setup
+
+        job = self.job()
+        with job.connect("check") as connection:
+            return plan_setup(connection, job)
+
+    def setup(self, run_id: str | None = None) -> SetupPlan:
+        """Create or alter publications and slot by the difference to what exists; idempotent."""
+        from waldelta.setup import apply_setup
+
+        job = self.job(run_id)
+        with job.connect("setup") as connection:
+            return apply_setup(connection, job)
+
+    def sync(
+        self,
+        spark: SparkSession,
+        tables: Sequence[str] | None = None,
+        reason: str | None = None,
+        run_id: str | None = None,
+    ) -> RunResult:
+        """Copy tables that were never copied, or these; the stream goes on meanwhile."""
+        from spark_jobs.flow import run_sync
+
+        return run_sync(spark, self.job(run_id), tables, reason)
+
+    def consume(self, spark: SparkSession, run_id: str | None = None, stage: str | None = None) -> RunResult:
+        """Land, consume, apply and check everything up to the server's present position."""
+        from spark_jobs.flow import consume
+
+        return consume(spark, self.job(run_id), stage)
+
+    def validate(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
+        """Check every target's expectations now."""
+        from spark_jobs.flow import run_validate
+
+        return run_validate(spark, self.job(run_id))
+
+    def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
+        """Compact targets, drop what is older than the promised retention, prune reports."""
+        from spark_jobs.maintain import run_maintain
+
+        return run_maintain(spark, self.job(run_id))
+
+    def status(self) -> dict[str, Any]:
+        """Slot, lag, targets and last run, without Spark."""
+        from waldelta.status import read_status
+
+        return read_status(self.job())
+
+    def teardown(self, run_id: str | None = None) -> list[str]:
+        """Drop the slot and the publications that this pipeline made; the lake stays. Says what was dropped."""
+        from waldelta.setup import teardown
+
+        job = self.job(run_id)
+        with job.connect("teardown") as connection:
+            return teardown(connection, job)
+
+    def target_path(self, table: str) -> str:
+        """URI of a table's Delta target."""
+        return target_uri(self.file.target.root, *split_table_name(table))

@@ -1,0 +1,163 @@
+"""The result of a run: what its summary, the Airflow tasks and the ledger read; plain JSON underneath."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from waldelta.errors import WaldeltaError
+from waldelta.job import Job
+from waldelta.ledger import BatchCut, Run, now
+from waldelta.lsn import Lsn
+
+
+@dataclass
+class StageResult:
+    """One stage's outcome; ``error`` as in RunResult."""
+
+    status: str
+    seconds: float
+    detail: str = ""
+    error: dict[str, Any] | None = None
+
+
+@dataclass
+class TableResult:
+    """What a run did to one target."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    truncated: bool = False
+    version: int | None = None
+    rows: int | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the run committed anything to the target."""
+        return bool(self.inserted or self.updated or self.deleted or self.truncated or self.rows)
+
+
+@dataclass
+class RunResult:
+    """A run so far; stages are added as they end, by whatever process ran them."""
+
+    verb: str
+    run_id: str
+    status: str = "running"
+    stages: dict[str, StageResult] = field(default_factory=dict)
+    tables: dict[str, TableResult] = field(default_factory=dict)
+    changes: int = 0
+    start_lsn: str | None = None
+    end_lsn: str | None = None
+    lag_bytes: int = 0
+    report: str | None = None
+    failed_expectations: list[str] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> RunResult:
+        """Read what to_json() wrote."""
+        document = json.loads(text)
+        stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
+        tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
+        return cls(**document, stages=stages, tables=tables)
+
+    def to_json(self) -> str:
+        """The result as JSON, the shape that Airflow's operator reads."""
+        return json.dumps(asdict(self))
+
+    def write(self, path: Path) -> None:
+        """Write the JSON, atomically and for this user only."""
+        draft = path.with_suffix(".tmp")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(self.to_json())
+        draft.replace(path)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[StageResult]:
+        """Time a stage and record how it ended; errors pass through."""
+        began = time.monotonic()
+        stage = self.stages[name] = StageResult("running", 0.0)
+        try:
+            yield stage
+            stage.status = "succeeded"
+        except Exception as err:
+            stage.status, stage.error = "failed", describe_error(err)
+            raise
+        finally:
+            stage.seconds = round(time.monotonic() - began, 3)
+
+    def add_cut(self, cut: BatchCut) -> None:
+        """Add what one step did to the targets."""
+        for target in cut.targets:
+            table = self.tables.setdefault(target.table_name, TableResult())
+            table.inserted += target.inserted
+            table.updated += target.updated
+            table.deleted += target.deleted
+            table.skipped += target.skipped
+            table.truncated = table.truncated or target.truncated
+            table.version = target.version
+
+    def record(self, job: Job) -> None:
+        """Append the result to the ledger."""
+        seconds = sum(stage.seconds for stage in self.stages.values())
+        job.ledger.append(
+            Run(
+                now(), self.run_id, self.verb, self.status, job.run_type, job.interval_start, job.interval_end,
+                _lsn(self.start_lsn), _lsn(self.end_lsn), self.changes, seconds, self.to_json(),
+            )
+        )  # fmt: skip
+
+    def print_summary(self, console: Console | None = None) -> None:
+        """Rows by table and operation, LSN range, lag and seconds, for people."""
+        # A task's log has no width; eighty columns would cut table names.
+        console = console or Console(width=None if sys.stdout.isatty() else 120)
+        table = Table(title=f"{self.verb} {self.run_id}: {self.status}", title_justify="left")
+        for heading in ("table", "inserted", "updated", "deleted", "skipped", "rows copied", "version"):
+            table.add_column(heading, justify="left" if heading == "table" else "right")
+        for name, done in sorted(self.tables.items()):
+            note = f"{name} (truncated)" if done.truncated else name
+            numbers = (done.inserted, done.updated, done.deleted, done.skipped, done.rows, done.version)
+            table.add_row(note, *("" if number is None else f"{number:,}" for number in numbers))
+        console.print(table)
+        stages = ", ".join(f"{name} {stage.seconds:.1f} s ({stage.status})" for name, stage in self.stages.items())
+        console.print(f"stages: {stages or 'none'}")
+        if self.end_lsn is not None:
+            console.print(
+                f"WAL {self.start_lsn}..{self.end_lsn}, {self.changes:,} changes, lag {self.lag_bytes:,} bytes"
+            )
+        if self.report is not None:
+            console.print(f"report: {self.report}", soft_wrap=True)
+
+
+class RunFailed(Exception):
+    """A run whose result says what failed; the cause is the first stage's error."""
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__((result.error or {}).get("message", "failed"))
+        self.result = result
+
+
+def describe_error(err: BaseException) -> dict[str, Any]:
+    """An error as the result carries it: its class, its message, and whether trying again can help."""
+    return {
+        "class": type(err).__name__,
+        "message": str(err) or type(err).__name__,
+        "retryable": err.retryable if isinstance(err, WaldeltaError) else True,
+    }
+
+
+def _lsn(text: str | None) -> int | None:
+    return Lsn.parse(text).value if text else None

@@ -1,0 +1,139 @@
+"""The Spark session, classic or Connect; the only module that may know which."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waldelta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
+JARS_VARIABLE = "WALDELTA_JARS"
+_DEFAULT_JARS = Path(__file__).resolve().parent.parent / ".cache" / "jars"
+
+SETTINGS: dict[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # A late second attempt at the same task would read the slot twice.
+    "spark.speculation": "false",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+}
+# Settings that a session of somebody else's Connect server takes too.
+_SESSION_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.execution.arrow.maxRecordsPerBatch")
+_IDS_PER_KEY = 10_000
+_JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
+
+
+def jars() -> list[Path]:
+    """The Delta jars on this machine; raises ConfigError when there are none."""
+    folder = Path(os.environ.get(JARS_VARIABLE, _DEFAULT_JARS))
+    found = sorted(folder.glob("*.jar"))
+    if not found:
+        raise ConfigError(f"no Delta jars in {folder}: run `make setup`, or point {JARS_VARIABLE} at them")
+    return found
+
+
+def spark_session(master: str = "local[*]", *, name: str = "waldelta", session_key: str | None = None) -> SparkSession:
+    """A session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a local one.
+
+    ``session_key`` fixes the Connect session's id, so that a later run with the same key can interrupt what an
+    older, killed one left running there.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if remote := os.environ.get("SPARK_REMOTE"):
+        return _connect_session(remote, session_key)
+    return _classic_session(master, name)
+
+
+@contextmanager
+def open_session(name: str, session_key: str | None = None) -> Iterator[SparkSession]:
+    """A session for one job, stopped at the end whatever happens."""
+    spark = spark_session(os.environ.get("WALDELTA_MASTER", "local[*]"), name=name, session_key=session_key)
+    try:
+        yield spark
+    finally:
+        # Released, the session's id would be refused for the next run.
+        if "SPARK_REMOTE" in os.environ and session_key is not None:
+            _close(spark)
+        else:
+            spark.stop()
+
+
+def _connect_session(remote: str, session_key: str | None) -> SparkSession:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    # pyspark.sql.functions look here for which kind of column to make.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    # The classic and the Connect session share their public surface; job code uses nothing else.
+    spark: SparkSession
+    if session_key is None:
+        spark = ConnectSession.builder.remote(remote).getOrCreate()
+    else:
+        spark = _keyed_session(ConnectSession.builder, remote, session_key)
+    for key in _SESSION_SETTINGS:
+        spark.conf.set(key, SETTINGS[key])
+    return spark
+
+
+def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
+    """The first session of this key's sequence that the server still takes, with whatever ran in it interrupted.
+
+    The server never takes an id again once that session has expired, so one fixed id would work only until then.
+    """
+    separator = "" if remote.endswith(";") else ";" if "/;" in remote else "/;"
+    for attempt in range(_IDS_PER_KEY):
+        session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{session_key}#{attempt}")
+        spark: SparkSession = builder.remote(f"{remote}{separator}session_id={session_id}").create()
+        try:
+            spark.interruptAll()
+        except Exception as err:
+            _close(spark)
+            if "SESSION_CLOSED" not in str(err):
+                raise
+        else:
+            return spark
+    raise ConfigError(f"the Spark Connect server has closed all {_IDS_PER_KEY} sessions of {session_key}: restart it")
+
+
+def _close(spark: SparkSession) -> None:
+    """Close the client and leave the server's session as it is."""
+    spark.release_session_on_close = False
+    spark.stop()
+
+
+def _classic_session(master: str, name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    if "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", ""):
+        return builder.getOrCreate()
+    cores = os.cpu_count() or 2
+    builder = (
+        builder.master(master)
+        .config("spark.jars", ",".join(str(jar) for jar in jars()))
+        .config("spark.driver.extraJavaOptions", _JVM_FLAGS)
+        .config("spark.driver.memory", os.environ.get("WALDELTA_DRIVER_MEMORY", "3g"))
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", str(max(2, cores)))
+    )
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

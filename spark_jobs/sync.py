@@ -1,0 +1,311 @@
+"""Sync: copy published tables into their targets as one snapshot sees them, while the stream goes on.
+
+Per table: lock, take a snapshot, plan chunks, read them in Spark's tasks, replace the target in one commit, record
+the snapshot in the ledger. Apply then adds every landed change that the snapshot doesn't see.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import tenacity
+
+from spark_jobs.target import prepare_target, replace_target, target_columns, target_schema
+from spark_jobs.task_error import first_line
+from waldelta.catalog import PublishedTable, TableId, read_published_tables
+from waldelta.connection import describe
+from waldelta.copy import TableCopy, plan_copy, read_chunks
+from waldelta.errors import ConfigError, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
+from waldelta.job import Job
+from waldelta.lake import check_writable, target_uri
+from waldelta.ledger import ColumnState, TableState, now
+from waldelta.locks import target_lock
+from waldelta.lsn import Lsn
+from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name, wait_for_old_transactions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_CHUNK = 64 << 20
+ATTEMPTS = 4
+TABLES_AT_ONCE = 4
+OLD_TRANSACTIONS_TIMEOUT_S = 600.0
+_PROGRESS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """One table's copy: how much it was, and the snapshot that the stream is added to."""
+
+    table: TableId
+    generation: int
+    version: int
+    snapshot: str
+    lsn: Lsn
+    rows: int
+    bytes: int
+    seconds: float
+    attempts: int
+    relation_ids: tuple[int, ...]
+
+
+def sync(
+    spark: SparkSession,
+    job: Job,
+    tables: Sequence[str] | None = None,
+    reason: str | None = None,
+    *,
+    old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
+) -> list[SyncResult]:
+    """Copy these tables, or without names those that were never copied to the end; returns what was copied.
+
+    A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
+    for a table that isn't published; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
+    """
+    job.slot_identity()
+    with job.connect("sync") as connection:
+        published = _read_published(connection, job)
+        wanted = _choose(published, job, tables)
+        if not wanted:
+            return []
+        check_writable(job.pipeline.target.root)
+        wait_for_old_transactions(connection, old_transactions_timeout_s)
+    log.info("copying %d tables: %s", len(wanted), ", ".join(str(table.id) for table in wanted))
+    results: list[SyncResult] = []
+    failures: dict[str, WaldeltaError] = {}
+    ledger_lock = threading.Lock()
+
+    def one(table: PublishedTable) -> None:
+        try:
+            results.append(_sync_locked(spark, job, table.id, reason, ledger_lock))
+        except WaldeltaError as err:
+            failures[str(table.id)] = err
+        except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
+            log.exception("table=%s", table.id)
+            failures[str(table.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+
+    # The largest first, so that the small ones fill the gaps at its end.
+    with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+        for future in [pool.submit(one, table) for table in sorted(wanted, key=lambda t: -t.size_bytes)]:
+            future.result()
+    if failures:
+        raise SyncFailed(failures, results)
+    return sorted(results, key=lambda result: result.table)
+
+
+def sync_table(
+    spark: SparkSession, job: Job, table_id: TableId, generation: int, attempt: int = 1
+) -> tuple[SyncResult, PublishedTable]:
+    """Copy one table from one snapshot of its own and replace its target with it, in one commit.
+
+    Raises SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is committed
+    then. Published columns, filter and leaves are those that the snapshot sees.
+    """
+    began = time.monotonic()
+    target = job.pipeline.target
+    uri = target_uri(target.root, table_id.schema, table_id.name)
+    with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
+        table = _published_as_of(holder, job, table_id)
+        columns = target_columns(table, target.metadata_columns)
+        prepare_target(spark, uri, columns)
+        leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
+        files = holder.relfilenodes([leaf.oid for leaf in leaves])
+        copy = plan_copy(table, holder.snapshot_id, files, holder.lsn.value if target.metadata_columns else None)
+        tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_CHUNK), BYTES_PER_CHUNK)
+        log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, generation,
+                 holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
+        count = max(1, len(tasks))
+        reader = _reader(job.conninfo, copy, tasks, holder.pid)
+        frame = spark.range(0, count, 1, count).mapInArrow(reader, target_schema(columns))
+        metadata = {
+            "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": generation,
+            "attempt": attempt, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
+        }  # fmt: skip
+        # The attempt counts up: Delta would skip a second commit under one version in silence.
+        txn = (f"{job.slot_identity().app_id}:sync:{table_id}:{generation}", attempt)
+        with _progress(holder, table_id, tasks):
+            written = replace_target(spark, uri, frame, txn, metadata)
+        _check_unaltered(job, table)
+        seconds = time.monotonic() - began
+        log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
+        return (
+            SyncResult(
+                table_id, generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
+                seconds, attempt, table.relation_ids,
+            ),
+            table,
+        )  # fmt: skip
+
+
+def _sync_locked(
+    spark: SparkSession, job: Job, table_id: TableId, reason: str | None, ledger_lock: threading.Lock
+) -> SyncResult:
+    """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost."""
+    name = str(table_id)
+
+    def record(status: str, generation: int, **details: Any) -> None:
+        # One writer at a time: appends to one Delta table from several threads would only collide.
+        with ledger_lock:
+            job.ledger.append(TableState(now(), job.run_id, name, generation, status, **details))
+
+    with target_lock(job, table_id) as lock:
+        last = job.ledger.table_states().get(name)
+        generation = last.generation + 1 if last else 1
+        record("copying", generation, reason=reason)
+        try:
+            for attempt in _attempts(name):
+                with attempt:
+                    lock.check()
+                    number = attempt.retry_state.attempt_number
+                    result, table = sync_table(spark, job, table_id, generation, number)
+        except Exception as err:
+            record("failed", generation, reason=f"{type(err).__name__}: {first_line(err)}")
+            raise
+        lock.check()
+        record(
+            "synced",
+            generation,
+            snapshot=result.snapshot,
+            snapshot_lsn=result.lsn.value,
+            relation_ids=list(table.relation_ids),
+            key_columns=list(table.key_columns),
+            columns=_column_states(table),
+            row_filter=table.row_filter,
+            rows=result.rows,
+            bytes=result.bytes,
+            seconds=result.seconds,
+            reason=reason,
+        )
+        return result
+
+
+def _attempts(name: str) -> tenacity.Retrying:
+    def again(err: BaseException) -> bool:
+        return isinstance(err, WaldeltaError) and err.retryable
+
+    def tell(state: tenacity.RetryCallState) -> None:
+        err = state.outcome.exception() if state.outcome else None
+        log.warning("table=%s starts again (attempt %d): %s", name, state.attempt_number + 1, err)
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(again),
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_exponential(multiplier=0.25, max=10),
+        before_sleep=tell,
+        reraise=True,
+    )
+
+
+def _reader(
+    conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a Spark task runs; only this closure carries the connection string."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                # A partition root without leaves has one task with nothing to read.
+                for chunks in tasks[number : number + 1]:
+                    yield from read_chunks(conninfo, copy, chunks, reader_name(holder_pid, number, copy.table))
+
+    return read
+
+
+def _read_published(connection: psycopg.Connection[Any], job: Job) -> list[PublishedTable]:
+    if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
+        raise NotPrimary(
+            f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: copy from the primary"
+        )
+    return read_published_tables(connection, [p.name for p in job.pipeline.source.publications])
+
+
+def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] | None) -> list[PublishedTable]:
+    if names is None:
+        states = job.table_states()
+        return [t for t in published if _needs_copy(t, states.get(str(t.id)))]
+    try:
+        asked = {TableId.parse(name) for name in names}
+    except ValueError as err:
+        raise ConfigError(str(err)) from None
+    if unknown := sorted(asked - {table.id for table in published}):
+        known = ", ".join(str(table.id) for table in published) or "none"
+        raise ConfigError(f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have: {known}")
+    return [table for table in published if table.id in asked]
+
+
+def _needs_copy(table: PublishedTable, state: TableState | None) -> bool:
+    """Never copied to the end, or dropped and created again since."""
+    return state is None or state.status != "synced" or set(state.relation_ids) != set(table.relation_ids)
+
+
+def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> PublishedTable:
+    names = [p.name for p in job.pipeline.source.publications]
+    try:
+        tables = read_published_tables(holder.connection, names)
+    except psycopg.Error as err:
+        raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
+    for table in tables:
+        if table.id == table_id:
+            return table
+    raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
+
+
+def _check_unaltered(job: Job, copied: PublishedTable) -> None:
+    """Chunks name columns; whether these are still the same columns is asked once, when all are read."""
+    with job.connect("sync") as connection:
+        present = {t.oid: t for t in _read_published(connection, job)}.get(copied.oid)
+    then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.columns}
+    if present is None or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}:
+        raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
+
+
+def _column_states(table: PublishedTable) -> list[ColumnState]:
+    spark_types = {column.name: column.spark_type for column in target_columns(table, metadata_columns=False)}
+    return [
+        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null)
+        for c in table.columns
+    ]
+
+
+@contextmanager
+def _progress(holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]) -> Iterator[None]:
+    """Log how far the copy is, as the server sees its readers: works wherever Spark's tasks run."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        started = 0
+        while not ended.wait(_PROGRESS_EVERY_S):
+            try:
+                active = holder.active_tasks()
+            except WaldeltaError as err:
+                log.warning("table=%s %s", table_id, err)
+                return
+            started = max([started, *(task + 1 for task in active)])
+            log.info("table=%s %s", table_id, describe_progress(tasks, started, active))
+
+    thread = threading.Thread(target=watch, name=f"progress {table_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def describe_progress(tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]) -> str:
+    """How much is read; Spark starts its tasks in order, so those before ``started`` that aren't active are done."""
+    sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
+    done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
+    reading = f", reading {len(active)} ({sum(active.values())} rows so far)" if active else ""
+    return f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of {len(tasks)} tasks done{reading}"

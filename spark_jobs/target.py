@@ -1,0 +1,181 @@
+"""Target tables: their columns from a published table, their creation, and replacing their whole content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_jobs.merge import path, quote
+from spark_jobs.task_error import first_line, named_error
+from waldelta.catalog import PublishedTable
+from waldelta.copy import METADATA_COLUMNS
+from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
+from waldelta.lake import sync_commit
+from waldelta.type_map import target_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_METADATA_TYPES = {"_wd_lsn": "bigint", "_wd_commit_ts": "timestamp", "_wd_raw": "map<string,string>"}
+# Parquet's own names can't hold these, so a table that has one is written with column mapping.
+_UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
+_MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+_CONFLICT = re.compile(r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
+_ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of a target; only key columns aren't nullable."""
+
+    name: str
+    spark_type: str
+    arrow: pa.DataType
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a commit wrote."""
+
+    version: int
+    rows: int
+    bytes: int
+
+
+def target_columns(table: PublishedTable, metadata_columns: bool) -> list[TargetColumn]:
+    """The columns of a table's target: the published ones in attnum order, then ours.
+
+    Raises ConfigError for names that Delta, which ignores case, can't keep apart.
+    """
+    columns = [
+        TargetColumn(c.name, target_type(c.type).spark, target_type(c.type).arrow, c.name not in table.key_columns)
+        for c in table.columns
+    ]
+    if metadata_columns:
+        columns += [TargetColumn(name, _METADATA_TYPES[name], arrow, True) for name, arrow in METADATA_COLUMNS.items()]
+    seen: dict[str, str] = {}
+    for column in columns:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other is not column.name:
+            raise ConfigError(
+                f"{table.id} has columns {other!r} and {column.name!r}, which Delta can't keep apart: leave one out with"
+                f" a column list, or rename it"
+            )
+    return columns
+
+
+def target_ddl(columns: Sequence[TargetColumn]) -> str:
+    """The columns as CREATE TABLE takes them."""
+    return ", ".join(f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns)
+
+
+def target_schema(columns: Sequence[TargetColumn]) -> StructType:
+    """The columns as Spark's schema; needs no session."""
+    fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
+    return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+
+
+def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn]) -> None:
+    """Create the target, empty, when there is none; raises TargetNotWritable.
+
+    Only CREATE TABLE gives Delta NOT NULL columns: a DataFrame's are all nullable once written.
+    """
+    try:
+        existing = _read_schema(spark, uri)
+        if existing is None:
+            properties = _MAPPING if _needs_mapping(columns) else {}
+            spark.sql(f"create table {path(uri)} ({target_ddl(columns)}) using delta{_tblproperties(properties)}")
+        elif _needs_mapping(columns) and not _needs_mapping(existing.fields):
+            listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
+            spark.sql(f"alter table {path(uri)} set tblproperties {listed}")
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise TargetNotWritable(
+            f"{uri} can't be written ({first_line(err)}): check target.root and the rights of whoever runs Spark"
+        ) from None
+
+
+def replace_target(
+    spark: SparkSession,
+    uri: str,
+    frame: DataFrame,
+    txn: tuple[str, int],
+    metadata: Mapping[str, Any],
+) -> Written:
+    """Replace the target's content, and its schema when that differs, in one commit; durable when it returns.
+
+    Raises the error a task named, LateWriter when somebody else committed meanwhile.
+    """
+    user_metadata = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
+    app_id, version = txn
+    writer = (
+        frame.write.format("delta")
+        .mode("overwrite")
+        .option("txnAppId", app_id)
+        .option("txnVersion", version)
+        .option("userMetadata", user_metadata)
+    )
+    if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
+        writer = writer.option(option, "true")
+    try:
+        writer.save(uri)
+    except Exception as err:
+        raise _write_error(uri, err) from None
+    written = _read_commit(spark, uri, user_metadata)
+    sync_commit(uri, written.version)
+    return written
+
+
+def _write_error(uri: str, err: Exception) -> WaldeltaError:
+    if (named := named_error(err)) is not None:
+        return named
+    if _CONFLICT.search(str(err)):
+        return LateWriter(f"{uri} was changed by somebody else while it was replaced: run the sync again")
+    return TargetNotWritable(f"{uri} can't be written ({first_line(err)})")
+
+
+def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> Written:
+    history = spark.sql(f"describe history {path(uri)} limit 20")
+    mine = history.where(history.userMetadata == user_metadata).select("version", "operationMetrics").collect()
+    if not mine:
+        # Delta skips a repeated txnVersion without a word.
+        raise LateWriter(f"{uri}: the commit isn't in the table's history: run the sync again")
+    version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
+    return Written(version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0)))
+
+
+def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
+    try:
+        return spark.read.format("delta").load(uri).schema
+    except AnalysisException as err:
+        if _ABSENT.search(str(err)):
+            return None
+        raise
+
+
+def _schema_option(existing: StructType | None, wanted: StructType) -> str | None:
+    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes all nullable."""
+    held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
+    added = {field.name: field.dataType for field in wanted.fields}
+    if held == added:
+        return None
+    return "mergeSchema" if held.items() <= added.items() else "overwriteSchema"
+
+
+def _needs_mapping(columns: Sequence[Any]) -> bool:
+    return any(_UNMAPPABLE.search(column.name) for column in columns)
+
+
+def _tblproperties(properties: Mapping[str, str]) -> str:
+    listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    return f" tblproperties ({listed})" if listed else ""

@@ -1,0 +1,197 @@
+"""The embedded stack comes up healthy, lets nobody in without its secrets, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.airflow_client import AirflowClient, AirflowError
+from demo.stack import Stack
+from demo.stack.processes import marked, wait_until
+from demo.stack.stack import SPARK_CONN_ID
+from tests.fix_stack import own_folder
+
+pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
+
+# pyspark keeps a process in one mode, classic or Connect, so a client is a process of its own.
+SELECT_ONE = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+try:
+    print("rows", spark.sql("select 1 as one").collect())
+finally:
+    spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def own_stack():
+    """A stack that these tests may stop: started from the command line, as ``make up`` does."""
+    with own_folder() as folder:
+        done = command("up", folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        stack = Stack(folder)
+        assert stack.is_running()
+        yield stack
+        stack.stop()
+
+
+def command(verb: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "demo.stack", verb, "--folder", str(folder)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+
+
+def select_one(remote: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SPARK_REMOTE": remote}
+    line = [sys.executable, "-c", SELECT_ONE]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+
+def ports(stack: Stack) -> list[int]:
+    return [stack.postgres.port, stack.spark.port, stack.airflow.port]
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The stack's processes, PostgreSQL's included: they carry its mark, or name its folder."""
+    named = [
+        p for p in psutil.process_iter(["cmdline"]) if str(folder / "postgres") in " ".join(p.info["cmdline"] or [])
+    ]
+    return marked(folder) + named
+
+
+def test_a_user_logs_in_and_finds_connections_and_pool(own_stack):
+    with own_stack.client() as client:
+        assert client.health()["scheduler"]["status"] == "healthy"
+        source, spark = client.connection("flights_source"), client.connection(SPARK_CONN_ID)
+        assert (source["conn_type"], source["schema"], source["port"]) == (
+            "postgres",
+            "flights",
+            own_stack.postgres.port,
+        )
+        assert (spark["conn_type"], spark["port"]) == ("spark_connect", own_stack.spark.port)
+        assert "waldelta_flights_cdc" in {pool["name"] for pool in client.get("/pools")["pools"]}
+
+
+def test_a_wrong_password_is_refused(own_stack):
+    with AirflowClient(own_stack.url, own_stack.user, "wrong") as client, pytest.raises(AirflowError, match="refused"):
+        client.dag_ids()
+
+
+def test_spark_answers_to_the_token(own_stack):
+    done = select_one(own_stack.spark.remote)
+    assert "rows [Row(one=1)]" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("ending", ["", "/;token=wrong"])
+def test_spark_refuses_who_lacks_the_token(own_stack, ending):
+    done = select_one(f"sc://localhost:{own_stack.spark.port}{ending}")
+    assert done.returncode != 0
+    assert "UNAUTHENTICATED" in done.stderr
+    assert "rows" not in done.stdout
+
+
+def test_everything_listens_on_loopback_only(own_stack):
+    listening = {
+        connection.laddr.ip
+        for process in processes_of(own_stack.folder)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_secrets_are_in_no_argument_and_no_file_that_others_can_read(own_stack):
+    secrets = [value for value in vars(own_stack.secrets).values() if isinstance(value, str)]
+    secrets.append(own_stack.postgres.password)
+    for process in processes_of(own_stack.folder):
+        line = " ".join(process.cmdline())
+        assert not [n for n, secret in enumerate(secrets) if secret in line], process.name()
+    readable = [p for p in own_stack.folder.rglob("*") if p.is_file() and p.stat().st_mode & 0o077]
+    for path in readable:
+        text = path.read_bytes()
+        assert not [n for n, secret in enumerate(secrets) if secret.encode() in text], path
+
+
+def test_a_second_up_says_that_it_is_running(own_stack):
+    before = {part.pid for part in own_stack.parts}
+    done = command("up", own_stack.folder)
+    assert done.returncode == 0
+    assert "running already" in done.stdout
+    assert own_stack.is_running()
+    assert {part.pid for part in own_stack.parts} == before
+
+
+def test_down_leaves_no_process_and_no_open_port(own_stack):
+    """Runs last: another process than the one that started the stack ends it."""
+    was = ports(own_stack)
+    assert all(map(is_open, was))
+    done = command("down", own_stack.folder)
+    assert done.returncode == 0
+    assert processes_of(own_stack.folder) == []
+    assert not any(map(is_open, was))
+    assert "not running" in command("down", own_stack.folder).stdout
+    assert command("status", own_stack.folder).returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
+    line = [sys.executable, "-m", "demo.stack", "up", "--folder", str(stack_folder)]
+    starting = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until((stack_folder / "logs/airflow-db-migrate.log").exists, "the migration", 60)
+    starting.send_signal(number)
+    assert starting.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert processes_of(stack_folder) == []
+
+
+# What the demo does, with a task that is busy in a process group of its own when the signal comes.
+BUSY = """
+import sys
+from pathlib import Path
+from demo.stack import Stack
+
+folder = Path(sys.argv[1])
+with Stack(folder, dags=folder / "dags", pipelines=folder, sources={}, spark_memory="1g") as stack:
+    with stack.client() as client:
+        client.wait_for_dags(["busy"])
+        client.unpause("busy")
+        client.wait("busy", client.trigger("busy"))
+"""
+BUSY_DAG = """
+import subprocess
+from pathlib import Path
+from airflow.sdk import DAG, task
+
+with DAG("busy", schedule=None):
+
+    @task
+    def sleep():
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        Path(__file__).with_name("started").write_text(str(child.pid))
+        child.wait()
+
+    sleep()
+"""
+
+
+def test_a_signal_while_a_task_is_busy_ends_everything(stack_folder):
+    started = stack_folder / "dags/started"
+    started.parent.mkdir()
+    (started.parent / "busy.py").write_text(BUSY_DAG)
+    demo = subprocess.Popen([sys.executable, "-c", BUSY, str(stack_folder)])
+    wait_until(lambda: demo.poll() is not None or (started.exists() and bool(started.read_text())), "the task", 180)
+    assert psutil.Process(int(started.read_text())) in processes_of(stack_folder)
+    demo.send_signal(signal.SIGTERM)
+    assert demo.wait(60) != 0
+    assert processes_of(stack_folder) == []

@@ -1,0 +1,46 @@
+"""The embedded stack as a fixture: real Airflow, real Spark Connect server, one per test session."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from demo.stack import Stack
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """An empty folder outside of pytest's: every other pytest session closes that one to PostgreSQL's user again."""
+    folder = Path(tempfile.mkdtemp(prefix="waldelta_stack_"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def stack_folder() -> Iterator[Path]:
+    """A folder for a stack of the test's own."""
+    with own_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """A running stack with the repository's DAG file and no pipelines.
+
+    A test writes its own pipeline files into ``stack.pipelines`` (``${WALDELTA_LAKE}`` is the stack's lake) and DAG
+    files into ``stack.dags``, gets a source database of its own by ``stack.add_source(conn_id, database)``, the pools
+    by ``stack.create_pools()``, and talks to Airflow through ``stack.client()``.
+    """
+    with own_folder() as folder:
+        pipelines, dags = folder / "pipelines", folder / "dags"
+        pipelines.mkdir()
+        shutil.copytree(Stack.dags, dags)
+        with Stack(folder, dags=dags, pipelines=pipelines, sources={}, spark_memory="2g") as running:
+            yield running

@@ -1,0 +1,191 @@
+"""Applying landed changes: after every kind of change the target equals the source's published rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.apply import apply
+from spark_jobs.drain import drain
+from spark_jobs.sync import sync
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.errors import LateWriter, SchemaChanged, StateError
+from waldelta.ledger import TableState, now
+from waldelta.watermark import last_cut
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+DDL = """
+create table t(
+    id int primary key, v text, big text, n numeric(10,2), ts timestamptz, d date, b bytea, a int[], f float8, ok bool
+)
+"""
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
+
+
+def target_rows(spark, job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")):
+    from waldelta.watermark import uri_of
+
+    frame = spark.read.format("delta").load(uri_of(job, table)).select(*columns)
+    rows = [tuple(bytes(x) if isinstance(x, bytearray) else x for x in row) for row in frame.collect()]
+    return sorted(rows, key=repr)
+
+
+def source_rows(database, table="t", where="true"):
+    database.execute("set timezone = 'UTC'")
+    rows = database.execute(f"select * from {table} where {where}")
+    return sorted((tuple(_plain(value) for value in row) for row in rows), key=repr)
+
+
+def _plain(value):
+    return value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value
+
+
+def run(spark, job):
+    drain(spark, job)
+    applied = apply(spark, job)
+    assert applied.failures == {}
+    return applied
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute(DDL)
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+STATEMENTS = [
+    f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff', '{{1,2}}', 1.5, true)",
+    "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false from generate_series(2, 300) g",
+    "update t set v = 'changed' where id = 1",  # leaves big unchanged and TOASTed
+    "update t set id = 1001 where id = 1",  # moves the key, big still unchanged
+    "update t set n = null, ok = null, a = null where id between 5 and 9",
+    "delete from t where id between 10 and 20",
+    "insert into t select g, 'again' from generate_series(10, 12) g",
+    "update t set id = id + 5000 where id between 30 and 60",
+    "begin; update t set id = -1 where id = 2; update t set id = 2 where id = 3; update t set id = 3 where id = -1; commit",
+    "truncate t; insert into t values (7, 'after', 'x')",
+    f"insert into t values (8, 'b', {BIG}); update t set v = 'c' where id = 8; update t set id = 9 where id = 8",
+]
+
+
+def test_every_kind_of_change_one_run_each(spark, database, job):
+    """Run after run the target holds what the source holds."""
+    database.execute(STATEMENTS[0])
+    sync(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+    for statement in STATEMENTS[1:]:
+        database.execute(statement)
+        run(spark, job)
+        assert target_rows(spark, job) == source_rows(database), statement
+
+
+def test_every_kind_of_change_in_one_run(spark, database, job):
+    """The same changes in one batch collapse to the same rows, in one commit; a second run changes nothing."""
+    sync(spark, job)
+    for statement in STATEMENTS:
+        database.execute(statement)
+    applied = run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+    (step,) = applied.steps
+    assert step.targets[0].truncated
+    version = last_cut(job).targets[0].version
+    run(spark, job)
+    assert last_cut(job).targets[0].version == version
+
+
+def test_changes_before_the_copy_are_not_applied_twice(spark, database, job):
+    """Landing goes on before and during a copy; what the snapshot saw is left out by xid."""
+    database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 100) g")
+    database.execute("update t set v = 'y' where id <= 50")
+    drain(spark, job)
+    with database.connect() as open_transaction:
+        database.execute("delete from t where id = 1")
+        open_transaction.execute("select pg_current_xact_id()")
+        open_transaction.rollback()
+    sync(spark, job)
+    database.execute("update t set v = 'z' where id = 2")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, database, job):
+    """As PostgreSQL's subscriber does; an upsert would invent rows."""
+    database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
+    sync(spark, job)
+    from waldelta.watermark import uri_of
+
+    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
+    database.execute("update t set v = 'x'")
+    applied = run(spark, job)
+    assert [row[:2] for row in target_rows(spark, job)] == [(2, "x")]
+    assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
+
+
+def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
+    """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync it catches up."""
+    database.execute("create table t(id int primary key, v text); create table u(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
+    sync(spark, job)
+    database.execute(
+        "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values (1, 'u')"
+    )
+    drain(spark, job)
+    applied = apply(spark, job)
+    assert isinstance(applied.failures["public.t"], SchemaChanged)
+    assert "added: extra" in str(applied.failures["public.t"])
+    assert target_rows(spark, job, "public.u", ("id", "v")) == [(1, "u")]
+    sync(spark, job, ["public.t"], "column added")
+    database.execute("insert into t values (2, 'b', 2)")
+    run(spark, job)
+    assert target_rows(spark, job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
+
+
+def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
+    """Partitioned by key the result is the same."""
+    monkeypatch.setattr("spark_jobs.apply.ROWS_PER_TASK", 1000)
+    sync(spark, job)
+    database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
+    database.execute("update t set v = 'y' where id % 3 = 0")
+    database.execute("delete from t where id % 5 = 0")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark, database, job, monkeypatch):
+    """What was chosen for one copy is never merged into the next one."""
+    database.execute("insert into t(id, v) values (1, 'a')")
+    sync(spark, job)
+    database.execute("update t set v = 'b'")
+    drain(spark, job)
+    database.execute("update t set v = 'c'")
+    real = apply.__globals__["synced_states"]
+
+    def synced_again(job):
+        states = real(job)
+        sync(spark, job, ["public.t"], "by hand")
+        return states
+
+    monkeypatch.setitem(apply.__globals__, "synced_states", synced_again)
+    assert isinstance(apply(spark, job).failures["public.t"], LateWriter)
+    assert [row[:2] for row in target_rows(spark, job)] == [(1, "c")]
+    monkeypatch.undo()
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_a_table_whose_last_sync_failed_is_loud(spark, database, job):
+    """It gets no changes, and no run says otherwise."""
+    sync(spark, job)
+    job.ledger.append(TableState(now(), "r", "public.t", 2, "failed", reason="disk full"))
+    database.execute("insert into t(id) values (1)")
+    drain(spark, job)
+    failure = apply(spark, job).failures["public.t"]
+    assert isinstance(failure, StateError)
+    assert "disk full" in str(failure)
+
+
+def test_two_slots_in_one_lake_are_refused(spark, database, job, lake):
+    """Both would apply the same changes to the same tables."""
+    other = bare_slot(database, pipeline_file(lake, f"s2_{database.name}"))
+    with pytest.raises(StateError, match=r"give each pipeline a target\.root of its own"):
+        drain(spark, other)

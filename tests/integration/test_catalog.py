@@ -1,0 +1,180 @@
+"""What catalog.py reads from a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.catalog import TableId, read_published_tables
+from waldelta.connection import connect
+from waldelta.errors import SourceError
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database.conninfo, "test") as connection:
+        yield connection
+
+
+def published(conn, *publications):
+    return {str(t.id): t for t in read_published_tables(conn, publications)}
+
+
+def test_plain_table(database, conn):
+    """Columns in attnum order, the column list honoured, key and filter as published."""
+    database.execute(
+        'create table "Odd.Name" (a int, id int primary key, gone int, v numeric(10,2)[], hidden text);'
+        'alter table "Odd.Name" drop column gone;'
+        "create publication p for table \"Odd.Name\" (a, id, v) where (id > 5) with (publish = 'insert, update')"
+    )
+    (table,) = published(conn, "p").values()
+    assert str(table.id) == 'public."Odd.Name"'
+    assert TableId.parse(str(table.id)) == table.id
+    assert [(c.name, c.attnum, c.not_null) for c in table.columns] == [
+        ("a", 1, False),
+        ("id", 2, True),
+        ("v", 4, False),
+    ]
+    assert table.key_columns == table.primary_key == table.identity_columns == ("id",)
+    assert table.row_filter == "(id > 5)"
+    assert table.publishes == {"insert", "update"}
+    assert [leaf.oid for leaf in table.leaves] == [table.oid] == list(table.relation_ids)
+    array = table.columns[2].type
+    assert (array.kind, array.name, array.element.name, array.element_oid) == (
+        "array", "numeric(10,2)[]", "numeric(10,2)", 1700,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "declared, kind, base, element",
+    [
+        ("int4", "base", None, None),
+        ("int2vector", "base", None, None),
+        ("point", "base", None, None),
+        ("mood", "enum", None, None),
+        ("mood[]", "array", None, "public.mood"),
+        ("outer_domain", "domain", "numeric(5,1)", None),
+        ("tags", "domain", "text[]", None),
+        ("pair", "composite", None, None),
+        ("int4range", "range", None, None),
+        ("int4multirange", "multirange", None, None),
+        ("varchar(3)[]", "array", None, "character varying(3)"),
+    ],
+)
+def test_types(database, conn, declared, kind, base, element):
+    """Kinds, domains down to their innermost base, arrays with their element."""
+    database.execute(
+        "create type mood as enum ('sad', 'ok'); create type pair as (a int, b text);"
+        "create domain inner_domain as numeric(5,1); create domain outer_domain as inner_domain;"
+        "create domain tags as text[];"
+        f"create table t (id int primary key, v {declared}); create publication p for table t"
+    )
+    pg_type = published(conn, "p")["public.t"].columns[1].type
+    assert pg_type.kind == kind
+    assert (pg_type.base.name if pg_type.base else None) == base
+    assert (pg_type.element.name if pg_type.element else None) == element
+
+
+PARTITIONED = (
+    "create table r (id int, k int, primary key (id, k)) partition by range (k);"
+    "create table r1 partition of r for values from (0) to (10);"
+    "create table r2 partition of r for values from (10) to (20) partition by range (k);"
+    "create table r2a partition of r2 for values from (10) to (20);"
+)
+
+
+def test_partition_root(database, conn):
+    """Published via root: the root, fed by its own oid, with all leaves down the tree."""
+    database.execute(PARTITIONED + "create publication p for table r with (publish_via_partition_root)")
+    (table,) = published(conn, "p").values()
+    assert (str(table.id), table.relkind, table.key_columns) == ("public.r", "p", ("id", "k"))
+    assert [str(leaf.id) for leaf in table.leaves] == ["public.r1", "public.r2a"]
+    assert all(leaf.relfilenode for leaf in table.leaves)
+    assert table.relation_ids == (table.oid,)
+
+
+def test_partition_leaves(database, conn):
+    """Not published via root: each leaf is a table of its own."""
+    database.execute(PARTITIONED + "create publication p for table r")
+    assert sorted(published(conn, "p")) == ["public.r1", "public.r2a"]
+
+
+def test_leaf_in_another_publication_counts_as_part_of_its_published_root(database, conn):
+    """As in pgoutput, which publishes as the topmost ancestor."""
+    database.execute(
+        PARTITIONED + "create publication p for table r where (id > 1) with (publish_via_partition_root);"
+        "create publication q for table r1 where (id > 2)"
+    )
+    tables = published(conn, "p", "q")
+    assert list(tables) == ["public.r"]
+    assert tables["public.r"].row_filter == "(id > 1)"
+    assert list(published(conn, "q")) == ["public.r1"]
+
+
+def test_filters_are_ored_whatever_is_published(database, conn):
+    """The copy takes what any publication lets through; one without filter makes the others redundant."""
+    database.execute(
+        "create table t (id int primary key);"
+        "create publication p for table t where (id > 5) with (publish = 'delete');"
+        "create publication q for table t where (id < 2) with (publish = 'insert');"
+        "create publication r for all tables"
+    )
+    both = published(conn, "p", "q")["public.t"]
+    assert both.row_filter == "((id < 2)) OR ((id > 5))"
+    assert both.publishes == {"insert", "delete"}
+    assert published(conn, "p", "q", "r")["public.t"].row_filter is None
+
+
+@pytest.mark.parametrize(
+    "identity, key, covered",
+    [
+        ("default", ("id",), ("id",)),
+        ("using index t_u", ("u",), ("u",)),
+        ("full", ("id",), ("id", "u", "v")),
+        ("nothing", ("id",), ()),
+    ],
+)
+def test_keys(database, conn, identity, key, covered):
+    """The identity index where one is set, since old tuples carry nothing else; else the primary key."""
+    database.execute(
+        "create table t (id int primary key, u int not null, v int); create unique index t_u on t (u);"
+        f"alter table t replica identity {identity}; create publication p for table t"
+    )
+    table = published(conn, "p")["public.t"]
+    assert (table.key_columns, table.identity_columns) == (key, covered)
+
+
+def test_deferrable_primary_key_is_no_replica_identity(database, conn):
+    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published."""
+    database.execute("create table t (id int primary key deferrable); create publication p for table t")
+    assert published(conn, "p")["public.t"].identity_columns == ()
+
+
+def test_key_outside_the_column_list_is_no_key(database, conn):
+    database.execute(
+        "create table t (id int primary key, v int); create publication p for table t (v) with (publish = 'insert')"
+    )
+    assert published(conn, "p")["public.t"].key_columns == ()
+
+
+def test_different_column_lists_are_refused(database, conn):
+    """Decoding such a slot would fail for good."""
+    database.execute(
+        "create table t (id int primary key, v int);"
+        "create publication p for table t (id); create publication q for table t"
+    )
+    with pytest.raises(SourceError, match=r"p and q give public.t different column lists"):
+        published(conn, "p", "q")
+
+
+def test_generated_columns_are_published_only_where_the_server_sends_them(database, conn):
+    database.execute(
+        "create table t (id int primary key, g int generated always as (id * 2) stored);"
+        "create publication p for table t"
+    )
+    assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id"]
+
+
+def test_no_publication(conn):
+    assert published(conn, "absent") == {}

@@ -1,0 +1,311 @@
+"""Reading chunks of one snapshot: every row once, or a named error; never a silent hole."""
+
+import pyarrow as pa
+import pytest
+
+from waldelta.catalog import read_published_tables
+from waldelta.connection import connect
+from waldelta.copy import chunk_query, plan_copy, raw_map, read_chunks
+from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable
+from waldelta.snapshot import SnapshotHolder, plan_chunks
+
+pytestmark = pytest.mark.pg
+
+
+class Copying:
+    """A published table, a snapshot of it, and its chunks."""
+
+    def __init__(self, database, holder, bytes_per_chunk=1 << 30):
+        self.conninfo, self.holder = database.conninfo, holder
+        (self.table,) = read_published_tables(holder.connection, ["p"])
+        files = holder.relfilenodes([leaf.oid for leaf in self.table.leaves])
+        self.copy = plan_copy(self.table, holder.snapshot_id, files, holder.lsn.value)
+        self.chunks = plan_chunks(self.table.leaves, bytes_per_chunk)
+
+    def read(self, chunks=None, conninfo=None):
+        batches = read_chunks(conninfo or self.conninfo, self.copy, chunks or self.chunks, "waldelta copy test")
+        return pa.Table.from_batches(list(batches), schema=self.copy.schema)
+
+    def rows(self, chunks=None):
+        names = [name for name, _ in self.copy.columns]
+        rows = self.read(chunks).select(names).to_pylist()
+        return sorted(tuple(row.values()) for row in rows)
+
+
+@pytest.fixture
+def copying(database):
+    """Open a snapshot on the table that publication p publishes."""
+    holders = []
+
+    def start(*statements, **options):
+        for statement in statements:
+            database.execute(statement)
+        holders.append(SnapshotHolder(database.conninfo).__enter__())
+        return Copying(database, holders[-1], **options)
+
+    yield start
+    for holder in holders:
+        holder.__exit__(None, None, None)
+
+
+class TestRows:
+    def test_one_snapshot_keeps_a_row_that_moves_between_chunks(self, database, copying):
+        """A row that leaves an unread chunk for one already read is still read, once, as it was."""
+        table = copying(
+            "create table f (id int primary key, v text) with (autovacuum_enabled = off)",
+            "insert into f select g, repeat('x', 500) from generate_series(1, 1500) g",
+            "delete from f where id <= 60",
+            "vacuum f",
+            "create publication p for table f",
+            bytes_per_chunk=50 * 8192,
+        )
+        assert len(table.chunks) == 2
+        first = table.rows(table.chunks[:1])
+        moved = None
+        for candidate in range(1440, 1501):
+            database.execute("update f set v = repeat('m', 500) where id = %s", (candidate,))
+            if database.execute("select ctid < '(50,0)' from f where id = %s", (candidate,)) == [(True,)]:
+                moved = candidate
+                break
+        assert moved is not None, "no row moved into the first chunk"
+        rows = first + table.rows(table.chunks[1:])
+        assert [row[0] for row in sorted(rows)] == list(range(61, 1501))
+        assert {row[1] for row in rows} == {"x" * 500}
+
+    def test_rows_behind_the_planned_end_are_read(self, database, copying):
+        """The size may be older than the snapshot: the last chunk is open-ended."""
+        table = copying(
+            "create table t (id int primary key, v text)",
+            "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
+            "create publication p for table t",
+        )
+        shorter = [type(table.table.leaves[0])(leaf.id, leaf.oid, leaf.relfilenode, 2, 2 * 8192)
+                   for leaf in table.table.leaves]  # fmt: skip
+        chunks = plan_chunks(shorter, 8192)
+        assert len(chunks) == 2
+        assert len(table.rows(chunks)) == 100
+
+    def test_inheritance_children_are_not_read(self, copying):
+        """A plain table is published without the tables that inherit from it."""
+        table = copying(
+            "create table parent (id int primary key)",
+            "create table child () inherits (parent)",
+            "insert into parent values (1)",
+            "insert into child values (2)",
+            "create publication p for table only parent",
+        )
+        assert table.rows() == [(1,)]
+
+    def test_partition_root_reads_its_leaves(self, copying):
+        """All levels' leaves, each through its own chunks, under the root's filter and column list."""
+        table = copying(
+            "create table m (k int, v text, hidden text, primary key (k)) partition by range (k)",
+            "create table m1 partition of m for values from (0) to (10)",
+            "create table m2 partition of m for values from (10) to (30) partition by range (k)",
+            "create table m2a (hidden text, v text, k int not null)",
+            "alter table m2 attach partition m2a for values from (10) to (20)",
+            "create table m3 partition of m default",
+            "insert into m values (1, 'a', 'h'), (11, 'b', 'h'), (12, 'no', 'h'), (99, 'c', 'h')",
+            "create publication p for table m (k, v) where (k <> 12) with (publish_via_partition_root)",
+        )
+        assert table.rows() == [(1, "a"), (11, "b"), (99, "c")]
+
+    def test_filters_are_ored_whatever_is_published(self, database):
+        """publish = 'update' copies all the same, and so does a second publication's filter."""
+        database.execute("create table t (id int primary key, v int)")
+        database.execute("insert into t values (1, 1), (2, 2), (3, 3), (4, null)")
+        database.execute("create publication p for table t where (id = 1) with (publish = 'update')")
+        database.execute("create publication p2 for table t where (id = 3) with (publish = 'delete')")
+        with SnapshotHolder(database.conninfo) as holder:
+            (table,) = read_published_tables(holder.connection, ["p", "p2"])
+            copy = plan_copy(table, holder.snapshot_id, holder.relfilenodes([table.oid]), None)
+            batches = list(read_chunks(database.conninfo, copy, plan_chunks(table.leaves, 1 << 30), "test"))
+        assert pa.Table.from_batches(batches).to_pydict() == {"id": [1, 3], "v": [1, 3]}
+
+    def test_empty_table(self, copying):
+        """Nothing to read is no error."""
+        table = copying("create table t (id int primary key)", "create publication p for table t")
+        assert table.rows() == []
+
+    def test_odd_identifiers(self, copying):
+        """Quotes, dots, spaces, percent and braces in names are names."""
+        table = copying(
+            'create schema "sch""ema.%s"',
+            """create table "sch""ema.%s"."ta'ble {x} %(y)s" ("c o.l" int primary key, "c""1" int, "ctid;--" int,"""
+            """ "{}" int, "%" int)""",
+            """insert into "sch""ema.%s"."ta'ble {x} %(y)s" values (1, 2, 3, 4, 5)""",
+            """create publication p for table "sch""ema.%s"."ta'ble {x} %(y)s" where ("{}" > 0 and "%" > 0)""",
+        )
+        assert table.rows() == [(1, 2, 3, 4, 5)]
+        assert table.read().column_names[:5] == ["c o.l", 'c"1', "ctid;--", "{}", "%"]
+
+    def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(self, copying):
+        """The metadata columns: position, no time, PostgreSQL's text where the value itself is null."""
+        table = copying(
+            "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
+            "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity'), (3, null, null)",
+            "create publication p for table t",
+        )
+        rows = {row["id"]: row for row in table.read().to_pylist()}
+        assert {row["_wd_lsn"] for row in rows.values()} == {table.holder.lsn.value}
+        assert {row["_wd_commit_ts"] for row in rows.values()} == {None}
+        assert (rows[2]["n"], rows[2]["ts"]) == (None, None)
+        assert dict(rows[2]["_wd_raw"]) == {"n": "NaN", "ts": "infinity"}
+        assert (rows[1]["_wd_raw"], rows[3]["_wd_raw"]) == (None, None)
+
+
+class TestSnapshotLost:
+    FILL = (
+        "create table t (id int primary key, v text, w text)",
+        "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
+        "create publication p for table t",
+    )
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "truncate t",
+            "vacuum full t",
+            "cluster t using t_pkey",
+            "alter table t alter id type bigint",
+            "alter table t add x timestamptz default clock_timestamp()",
+            "alter table t set unlogged",
+            "alter table t rename v to v2",
+            "alter table t drop v",
+            "alter table t rename to t2",
+            "drop table t",
+        ],
+    )
+    def test_rewritten_altered_or_dropped_table(self, database, copying, statement):
+        """A rewrite would leave the snapshot an empty or changed table without a word."""
+        table = copying(*self.FILL, bytes_per_chunk=4 * 8192)
+        assert len(table.chunks) > 2
+        assert table.rows(table.chunks[:1])
+        if "unlogged" in statement:
+            database.execute("drop publication p")
+        database.execute(statement)
+        with pytest.raises(SnapshotLost, match="starts again"):
+            table.rows(table.chunks[1:])
+
+    @pytest.mark.parametrize("statement", ["alter table t add x int", "create index on t (v)", "vacuum t", "analyze t"])
+    def test_harmless_commands_go_unnoticed(self, database, copying, statement):
+        """What rewrites nothing disturbs nothing."""
+        table = copying(*self.FILL)
+        database.execute(statement)
+        assert len(table.rows()) == 100
+
+    def test_truncate_while_a_chunk_is_read_waits_for_it(self, database, copying):
+        """A chunk's lock is held until it is read to its end, and not a moment longer."""
+        table = copying(*self.FILL, bytes_per_chunk=4 * 8192)
+        reading = read_chunks(table.conninfo, table.copy, table.chunks, "waldelta copy test")
+        next(reading)
+        with database.connect(options="-c lock_timeout=1ms") as ddl, pytest.raises(Exception, match="lock timeout"):
+            ddl.execute("truncate t")
+        rest = sum(batch.num_rows for batch in reading)
+        assert rest > 0
+        database.execute("set lock_timeout = '1s'")
+        database.execute("truncate t")
+
+    def test_holder_killed(self, database, copying):
+        """Without its holder a snapshot can't be imported any more."""
+        table = copying(*self.FILL, bytes_per_chunk=4 * 8192)
+        assert table.rows(table.chunks[:1])
+        database.execute("select pg_terminate_backend(%s, 10000)", (table.holder.pid,))
+        with pytest.raises(SnapshotLost, match=r"the snapshot of public\.t is gone"):
+            table.rows(table.chunks[1:])
+
+    def test_reader_killed(self, database, copying):
+        """A broken connection is worth another try."""
+        table = copying(*self.FILL, bytes_per_chunk=4 * 8192)
+        reading = read_chunks(table.conninfo, table.copy, table.chunks, "waldelta copy test")
+        next(reading)
+        database.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta copy test'"
+        )
+        with pytest.raises(SourceUnreachable) as caught:
+            list(reading)
+        assert caught.value.retryable
+
+
+class TestRefused:
+    def plain_role(self, database, *grants):
+        role = f"r_{database.name}"
+        for grant in (f"create role {role} login password 'plainpw-42'", *(g.format(role=role) for g in grants)):
+            database.execute(grant)
+        return role, database.server.conninfo(database.name, user=role, password="plainpw-42")
+
+    @pytest.fixture
+    def role(self, database):
+        yield lambda *grants: self.plain_role(database, *grants)
+        database.execute(f"drop owned by r_{database.name}")
+        database.execute(f"drop role r_{database.name}")
+
+    def test_row_level_security_raises_instead_of_hiding_rows(self, database, copying, role):
+        """A policy that applies to the role stops the copy."""
+        _, conninfo = role("create table t (id int primary key)", "grant select on t to {role}")
+        table = copying(
+            "insert into t values (1), (2)",
+            "alter table t enable row level security",
+            "create policy first_row on t using (id = 1)",
+            "create publication p for table t",
+        )
+        with pytest.raises(PrivilegeMissing, match="bypassrls") as caught:
+            table.read(conninfo=conninfo)
+        assert "plainpw" not in str(caught.value)
+        database.execute(f"alter role r_{database.name} bypassrls")
+        assert table.read(conninfo=conninfo).num_rows == 2
+
+    def test_missing_privilege_names_the_grant_and_published_columns_are_enough(self, database, copying, role):
+        """SELECT on the published columns suffices."""
+        _, conninfo = role("create table t (id int primary key, v int, secret text)")
+        table = copying("insert into t values (1, 2, 's')", "create publication p for table t (id, v)")
+        with pytest.raises(PrivilegeMissing, match=r"public\.t can't be copied .*: grant select"):
+            table.read(conninfo=conninfo)
+        database.execute(f"grant select (id, v) on t to r_{database.name}")
+        assert table.read(conninfo=conninfo).num_rows == 1
+
+    def test_filter_that_fails_is_named_in_one_line(self, copying):
+        """An error of the filter reaches the driver whole, without credentials."""
+        table = copying(
+            "create table t (id int primary key, v int)",
+            "insert into t values (1, 0)",
+            "create publication p for table t where (1 / v > 0)",
+        )
+        with pytest.raises(SourceError, match="division by zero") as caught:
+            table.read()
+        assert "\n" not in str(caught.value)
+        assert not caught.value.retryable
+
+
+def test_chunk_query_text(database):
+    """The shape of what the server is asked."""
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("create publication p for table t where (id > 5)")
+    with connect(database.conninfo, "test") as conn:
+        (table,) = read_published_tables(conn, ["p"])
+    copy = plan_copy(table, "id", {}, None)
+    leaf = type(table.leaves[0])(table.id, 1, 1, 3, 3 * 8192)
+    queries = [chunk_query(copy, chunk).partition(" from ")[2] for chunk in plan_chunks([leaf], 8192)]
+    assert queries == [
+        """only "public"."t" where ctid >= '(0,0)'::tid and ctid < '(1,0)'::tid and ((id > 5))""",
+        """only "public"."t" where ctid >= '(1,0)'::tid and ctid < '(2,0)'::tid and ((id > 5))""",
+        """only "public"."t" where ctid >= '(2,0)'::tid and ((id > 5))""",
+    ]
+
+
+@pytest.mark.parametrize(
+    "raws, expected",
+    [
+        ({}, [None, None, None]),
+        ({"a": [None, "NaN", None]}, [None, {"a": "NaN"}, None]),
+        (
+            {"a": ["NaN", None, "x"], "b": ["infinity", None, None]},
+            [{"a": "NaN", "b": "infinity"}, None, {"a": "x"}],
+        ),
+    ],
+)
+def test_raw_map(raws, expected):
+    """One map per row, only for rows that have something in it."""
+    arrays = {name: pa.array(values, pa.string()) for name, values in raws.items()}
+    rows = raw_map(arrays, 3).to_pylist()
+    assert [None if row is None else dict(row) for row in rows] == expected

@@ -1,0 +1,195 @@
+"""Landing and consuming against a real server: what is durable when, and what a run does after a dead one."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs.drain import drain
+from spark_jobs.land import create_change_log, land
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.consume import confirmed_lsn, consume
+from waldelta.errors import ConsumeMismatch, LateWriter, LockHeld, SlotGap, SourceChanged
+from waldelta.idle import look
+from waldelta.locks import slot_lock
+from waldelta.lsn import Lsn
+from waldelta.peek import PeekBound, reader_name
+from waldelta.recover import slot_move
+from waldelta.server import read_position
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+def land_only(spark, job, batch):
+    """Land everything as a run does that dies before it consumes."""
+    change_log = job.change_log(job.slot_identity())
+    with job.connect("test") as connection:
+        server = read_position(connection)
+    create_change_log(spark, change_log.uri)
+    bound = PeekBound(server.flush_lsn, 1_000_000, 60, server.next_xid8)
+    land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
+    return change_log
+
+
+def test_changes_land_once_and_the_slot_follows(spark, database, job):
+    """A drain lands what was committed, moves the slot to the server's end, and a second one finds nothing."""
+    database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
+    database.execute("update t set v = 'y' where id <= 10")
+    database.execute("delete from t where id = 11")
+    drained = drain(spark, job)
+    (landed,) = drained.batches
+    counted = landed.transactions
+    assert (counted.commits, counted.inserts, counted.updates, counted.deletes) == (3, 500, 10, 1)
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot) == drained.end
+    assert drain(spark, job).batches == []
+
+
+def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake):
+    """With tiny bites the same changes land in several batches, each transaction whole."""
+    database.execute("create table t(id int primary key, v text)")
+    small = {"max_changes": 100, "wal_window_mb": 16}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=small))
+    for first in range(0, 500, 50):
+        database.execute(f"insert into t select g, 'x' from generate_series({first}, {first + 49}) g")
+    drained = drain(spark, job)
+    assert len(drained.batches) > 1
+    assert sum(b.transactions.inserts for b in drained.batches) == 500
+
+
+def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, database, job):
+    """Landed but unconsumed changes are consumed, not landed again."""
+    database.execute("insert into t values (1, 'a')")
+    change_log = land_only(spark, job, 1)
+    database.execute("insert into t values (2, 'b')")
+    drained = drain(spark, job)
+    assert [b.batch for b in drained.batches] == [2]
+    assert [b.transactions.inserts for b in drained.batches] == [1]
+    assert change_log.landed(1).transactions.inserts == 1
+
+
+def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
+    """Changes that somebody else consumed are never skipped in silence."""
+    drain(spark, job)
+    database.execute("insert into t values (1, 'lost')")
+    slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
+    database.execute(
+        "select count(*) from pg_logical_slot_get_binary_changes(%s, null, null, 'proto_version', '1', "
+        "'publication_names', %s)",
+        (slot, publication),
+    )
+    with pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"):
+        drain(spark, job)
+    with pytest.raises(SlotGap):
+        look(job)
+
+
+def test_another_server_is_refused(spark, database, job):
+    """Positions of one server mean nothing on another."""
+    moves = job.ledger.slot_moves()
+    job.ledger.append(replace(moves[-1], at=moves[-1].at.replace(year=2100), system_identifier="1"))
+    with pytest.raises(SourceChanged, match="set up on system 1"):
+        drain(spark, job)
+
+
+def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
+    """When what is consumed isn't what has landed, the changes are still there, in a copy, and the run is loud."""
+    database.execute("insert into t values (1, 'a')")
+    change_log = land_only(spark, job, 1)
+    landed = change_log.landed(1)
+    slot = job.pipeline.source.slot
+    wrong = replace(landed.transactions, inserts=2)
+    with job.connect("test") as connection, pytest.raises(ConsumeMismatch, match=f"{slot}_mismatch"):
+        consume(
+            connection,
+            job.pipeline.source,
+            job.ledger,
+            slot_move(job.slot_identity(), "test", landed.end_lsn, 1),
+            wrong,
+        )
+    kept = database.execute(
+        "select count(*) from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', "
+        "'publication_names', %s)",
+        (f"{slot}_mismatch", job.pipeline.source.publications[0].name),
+    )
+    assert kept == [(4,)]  # Begin, Relation, Insert, Commit
+
+
+def test_a_look_moves_an_idle_slot_and_sees_changes(spark, database, job):
+    """Unpublished WAL is released without Spark; a published change is work."""
+    database.execute("create table unpublished as select g from generate_series(1, 10000) g")
+    before = confirmed_lsn(database.connection, job.pipeline.source.slot)
+    idle = look(job)
+    assert not idle.has_work
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot) > before
+    assert Lsn.parse(idle.moved_to) > before
+    database.execute("insert into t values (1, 'a')")
+    assert look(job).has_work
+    assert look(job).reason.startswith("changes between")
+
+
+def test_a_reader_left_behind_is_ended(spark, database, job):
+    """The backend of a dead attempt doesn't keep the slot from the next one."""
+    database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
+    slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
+    query = (
+        f"select pg_sleep(0.01) from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1', "
+        f"'publication_names', '{publication}')"
+    )
+    conninfo = f"{database.conninfo} application_name='{reader_name(slot)}'"
+    psql = [str(database.server.bin / "psql"), conninfo, "-Atc", query]
+    stuck = subprocess.Popen(psql, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not database.execute("select 1 from pg_stat_activity where application_name = %s", (reader_name(slot),)):
+            assert stuck.poll() is None
+        assert drain(spark, job).changes == 20000
+    finally:
+        stuck.wait(timeout=30)
+
+
+def test_a_run_that_lost_its_lock_has_no_further_effect(spark, database, job):
+    """Landed is all it has then; the next run finishes that."""
+    database.execute("insert into t values (1, 'a')")
+    slot = job.pipeline.source.slot
+    before = confirmed_lsn(database.connection, slot)
+    asked = []
+    with slot_lock(job) as lock:
+
+        def check():
+            asked.append(True)
+            if len(asked) == 2:  # between landing and consuming
+                database.execute("select pg_terminate_backend(%s)", (lock.pid,))
+            lock.check()
+
+        with pytest.raises(LockHeld):
+            drain(spark, job, check)
+    assert confirmed_lsn(database.connection, slot) == before
+    drain(spark, job)
+    assert confirmed_lsn(database.connection, slot) > before
+
+
+def test_a_kept_copy_stops_every_later_run(spark, database, job):
+    """A mismatch isn't forgotten: the copy holds WAL until somebody has looked at it."""
+    slot = job.pipeline.source.slot
+    database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_mismatch"))
+    database.execute("insert into t values (1, 'a')")
+    with pytest.raises(ConsumeMismatch, match=f"pg_drop_replication_slot\\('{slot}_mismatch'\\)"):
+        drain(spark, job)
+    database.execute("select pg_drop_replication_slot(%s)", (f"{slot}_mismatch",))
+    drain(spark, job)
+
+
+def test_a_batch_landed_by_another_run_is_noticed(spark, database, job):
+    """Delta skips our append in silence; the slot must not be moved to where we, not they, read."""
+    database.execute("insert into t values (1, 'a')")
+    land_only(spark, job, 1)
+    database.execute("insert into t values (2, 'b')")
+    with pytest.raises(LateWriter, match="landed by another run"):
+        land_only(spark, job, 1)

@@ -1,0 +1,263 @@
+"""The check stage on real Spark, Delta and Great Expectations."""
+
+from __future__ import annotations
+
+import re
+import stat
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_jobs.data_docs import prune_reports
+from spark_jobs.quality import check
+from waldelta.errors import ConfigError, QualityFailed, StateError
+from waldelta.expectation_results import read_expectation_results
+from waldelta.lake import target_uri
+from waldelta.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut, now
+from waldelta.pipeline_file import PipelineFile, split_table_name
+
+pytestmark = pytest.mark.spark
+
+RUN_ID = "scheduled__2026-01-01T00:00:00+00:00"
+COLUMNS = [
+    ColumnState("id", 20, -1, "bigint", "bigint", not_null=True),
+    ColumnState("origin", 25, -1, "text", "string", not_null=True),
+    ColumnState("amount", 1700, 786438, "numeric(12,2)", "decimal(12,2)", not_null=True),
+]
+DDL = "id bigint, origin string, amount decimal(12,2), _wd_lsn bigint, _wd_raw map<string,string>"
+GOOD = [(1, "JFK", "1.50", None), (2, "JFK", None, {"amount": "NaN"}), (3, "JFK", "0.00", None)]
+FILTER = "(origin = 'JFK'::text)"
+
+
+class Lake:
+    def __init__(self, spark, folder):
+        self.spark, self.folder = spark, folder
+        self.root = f"file://{folder}/lake"
+        self.ledger = Ledger(self.root)
+        self.suites = folder / "expectations"
+
+    def pipeline(self, name="flights", root=None, **quality):
+        return PipelineFile.model_validate(
+            {
+                "pipeline": name,
+                "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+                "target": {"root": root or self.root},
+                "quality": {"suites": str(self.suites), **quality},
+            }
+        )
+
+    def target(self, rows=GOOD, table="public.t", ddl=DDL, row_filter=FILTER, columns=COLUMNS):
+        values = ", ".join(self._row(*row) for row in rows)
+        frame = self.spark.sql(f"select * from values {values} as v(id, origin, amount, _wd_lsn, _wd_raw)")
+        fields = [f.strip() for f in re.split(r",(?![^<(]*[>)])", ddl)]
+        typed = frame.selectExpr(
+            *(f"cast({f.split(' ')[0]} as {f.split(' ', 1)[1]}) {f.split(' ')[0]}" for f in fields)
+        )
+        typed.write.format("delta").mode("append").save(target_uri(self.root, *split_table_name(table)))
+        state = TableState(
+            now(), "sync", table, 1, "synced", key_columns=["id"], columns=columns, row_filter=row_filter
+        )
+        self.ledger.append(state)
+
+    @staticmethod
+    def _row(key, origin, amount, raw):
+        text = "null" if origin is None else f"'{origin}'"
+        kept = "null" if raw is None else f"map('amount', '{raw['amount']}')"
+        number = "null" if amount is None else f"'{amount}'"
+        return f"({key}, {text}, {number}, 1, cast({kept} as map<string,string>))"
+
+    def own(self, text, name="public.t.yml"):
+        self.suites.mkdir(exist_ok=True)
+        (self.suites / name).write_text(text)
+
+    def check(self, pipeline=None, tables=None, run_id=RUN_ID):
+        return check(self.spark, pipeline or self.pipeline(), self.ledger, run_id, tables)
+
+    @property
+    def docs(self):
+        return self.folder / "lake" / "_waldelta" / "data_docs"
+
+
+@pytest.fixture
+def lake(spark, tmp_path):
+    return Lake(spark, tmp_path)
+
+
+def test_a_good_target_passes(lake):
+    """Every expectation is met, NaN kept in _wd_raw included, and the report names run, pipeline and version."""
+    lake.target()
+    report = lake.check()
+    report.raise_if_critical()
+    assert (report.failures, report.warnings) == ((), ())
+    assert {o.planned.type for o in report.tables[0].outcomes} == {
+        "expect_target_columns_to_match",
+        "expect_column_values_to_be_unique",
+        "expect_column_values_to_not_be_null",
+        "expect_target_rows_to_satisfy",
+    }
+    assert report.location == str(lake.docs / "index.html")
+    page = unescape(report.tables[0].page.read_text())
+    for text in (RUN_ID, "flights", "public.t", "Delta version", "publication's row filter holds"):
+        assert text in page
+
+
+VIOLATIONS = [
+    ("duplicated key", [*GOOD, (3, "JFK", "1", None)], "key (id) is unique (2 rows)"),
+    ("null in a NOT NULL column", [*GOOD, (4, "JFK", None, None)], "NOT NULL column amount has no nulls (1 rows)"),
+    ("row outside the filter", [*GOOD, (4, "LGA", "1", None)], f"row filter holds: {FILTER} (1 rows)"),
+    ("null where the filter looks", [*GOOD, (4, None, "1", None)], f"row filter holds: {FILTER} (1 rows)"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS])
+def test_violations_are_critical(lake, rows, message):
+    """What contradicts the catalog or the publication fails, naming table, expectation and report."""
+    lake.target(rows)
+    report = lake.check()
+    with pytest.raises(QualityFailed) as caught:
+        report.raise_if_critical()
+    assert "public.t: " in str(caught.value)
+    assert message in str(caught.value)
+    assert str(report.tables[0].page) in str(caught.value)
+    assert report.tables[0].page.is_file()
+    assert "LGA" not in str(caught.value)  # values stay in the report
+
+
+def test_a_changed_schema_is_critical(lake):
+    """A column of another type, a missing one and an added one are told."""
+    lake.target(ddl="id int, origin string, _wd_raw map<string,string>, _wd_lsn bigint", row_filter=None)
+    report = lake.check()
+    observed = report.tables[0].outcomes[0].observed
+    assert observed == "amount is missing; id is int, not bigint"
+
+
+def test_own_expectations(lake):
+    """A warning is reported without failing the run, a critical one fails it, examples are in the report."""
+    lake.target()
+    lake.own(
+        """
+        expectations:
+          - {type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 2}, severity: warning}
+          - {type: ExpectColumnValuesToBeInSet, kwargs: {column: id, value_set: [1, 3]}, severity: warning, notes: odd}
+        """
+    )
+    report = lake.check()
+    report.raise_if_critical()
+    assert len(report.warnings) == 2
+    assert "odd on id (1 rows)" in report.warnings[1]
+    assert report.location == str(report.tables[0].page)
+    lake.own("expectations: [{type: expect_column_values_to_be_in_set, kwargs: {column: id, value_set: [1]}}]")
+    report = lake.check()
+    assert len(report.failures) == 1
+    with pytest.raises(QualityFailed):
+        report.raise_if_critical()
+
+
+def test_an_expectation_that_cannot_be_evaluated_fails(lake):
+    """A column that isn't there is a failure of that expectation alone."""
+    lake.target()
+    lake.own("expectations: [{type: expect_column_values_to_be_unique, kwargs: {column: gone}}]")
+    report = lake.check()
+    assert report.failures == ("public.t: expect_column_values_to_be_unique on gone (could not be evaluated)",)
+    assert [o.success for o in report.tables[0].outcomes].count(True) == len(report.tables[0].outcomes) - 1
+
+
+REFUSED = [
+    ("type: expect_column_values_to_be_uniqe", "did you mean expect_column_values_to_be_unique?"),
+    ("type: frobnicate", "no expectation is called 'frobnicate'"),
+    ("type: expect_column_to_exist, kwargs: {colum: id}", "kwargs."),
+    ("type: expect_column_to_exist, kwargs: {column: id, severity: info}", "severity and notes stand beside kwargs"),
+]
+
+
+@pytest.mark.parametrize(("item", "message"), REFUSED, ids=[c[0] for c in REFUSED])
+def test_refused_expectations(lake, item, message):
+    """A name or argument Great Expectations doesn't know is refused with file, place and remedy."""
+    lake.target()
+    lake.own(f"expectations: [{{{item}}}]")
+    with pytest.raises(ConfigError) as caught:
+        lake.check()
+    assert message in str(caught.value)
+    assert f"{lake.suites / 'public.t.yml'}: expectations[0]" in str(caught.value)
+
+
+def test_the_recorded_version_is_checked(lake):
+    """What a later writer did to the target doesn't blur the verdict on this cut."""
+    lake.target()
+    lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
+    lake.target([(1, "LGA", "1", None)])
+    report = lake.check()
+    assert (report.tables[0].version, report.failures) == (0, ())
+    assert DeltaTable(target_uri(lake.root, "public", "t")).version() == 1
+
+
+def test_results_are_kept_as_rows(lake):
+    """Each outcome is a row of _waldelta/expectations, with run, version and severity."""
+    lake.target([*GOOD, (4, "LGA", "1", None)])
+    lake.check()
+    rows = read_expectation_results(lake.root)
+    assert {(r.run_id, r.table_name, r.version) for r in rows} == {(RUN_ID, "public.t", 0)}
+    assert [(r.origin, r.unexpected_count) for r in rows if not r.success] == [("publication", 1)]
+
+
+def test_files_are_private(lake):
+    """Reports may show values: nobody but their owner may read them."""
+    lake.target()
+    lake.check()
+    for path in [lake.docs, *lake.docs.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+HOSTILE = 'public."<script>alert(1)</script>/../../../$x%2F."'
+
+
+def test_hostile_names(lake):
+    """A table's name can't leave the folder, and is text in the page, not markup; the index's links lead to pages."""
+    lake.target(table=HOSTILE)
+    report = lake.check(lake.pipeline("profiling"), run_id="manual__<img src=x>/../$y")
+    page = report.tables[0].page
+    assert page.is_file()
+    assert page.is_relative_to(lake.docs)
+    for html in (page, lake.docs / "index.html"):
+        assert "<script>alert(1)" not in html.read_text()
+        assert "<img src=x>" not in html.read_text()
+    links = set(re.findall(r"validations/[^\"'<>\\ ]+\.html", (lake.docs / "index.html").read_text()))
+    assert links
+    assert all((lake.docs / unquote(unescape(link))).is_file() for link in links)
+
+
+def test_old_reports_are_pruned(lake):
+    """Only the last runs' reports are kept, and the index has no dead links."""
+    lake.target()
+    pages = [lake.check(run_id=f"run_{i}").tables[0].page for i in range(3)]
+    assert prune_reports(lake.pipeline(), keep=1) == 2
+    assert [page.exists() for page in pages] == [False, False, True]
+    index = (lake.docs / "index.html").read_text()
+    assert "run_2" in index
+    assert "run_0" not in index
+    lake.check(lake.pipeline(keep_reports=1), run_id="run_3")
+    assert not pages[2].exists()
+
+
+def test_tables_and_their_absence(lake):
+    """Only the given tables are checked; nothing to check writes nothing; a vanished target is named."""
+    lake.target()
+    lake.target(table="public.u")
+    assert [t.table for t in lake.check(tables=["public.u"]).tables] == ["public.u"]
+    assert lake.check(tables=[]).tables == ()
+    lake.ledger.append(TableState(now(), "r", "public.gone", 1, "synced"))
+    with pytest.raises(StateError, match=r"public\.gone .* run the initial sync again"):
+        lake.check(tables=["public.gone"])
+
+
+def test_object_stores_need_a_folder(lake):
+    """HTML can't be written to an object store: the error asks for quality.data_docs."""
+    with pytest.raises(ConfigError, match=r"set quality\.data_docs"):
+        lake.check(lake.pipeline(root="s3a://bucket/lake"))
+    chosen = lake.folder / "chosen"
+    lake.target()
+    report = lake.check(lake.pipeline(data_docs=str(chosen)))
+    assert Path(report.location) == chosen / "index.html"

@@ -1,0 +1,124 @@
+"""The worked examples of PostgreSQL's chapter on row filters, with exactly the chapter's resulting rows.
+
+Source: logical replication, row filters, examples. Each goes through the public surface: setup, sync, consume.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.pipeline import Pipeline
+from waldelta.errors import PreflightFailed
+from waldelta.pipeline_file import PipelineFile
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+TABLES = """
+create table t1(a int, b int, c text, primary key(a, c));
+create table t2(d int, e int, f int, primary key(d));
+create table t3(g int, h int, i int, primary key(g));
+"""
+P1 = {"name": "p1", "tables": [{"name": "public.t1", "where": "a > 5 AND c = 'NSW'"}]}
+P2 = {"name": "p2", "tables": [{"name": "public.t1"}, {"name": "public.t2", "where": "e = 99"}]}
+P3 = {"name": "p3", "tables": [{"name": "public.t2", "where": "d = 10"}, {"name": "public.t3", "where": "g = 10"}]}
+
+
+def subscribe(database, lake, *publications) -> Pipeline:
+    slot = f"s_{database.name}"
+    source = {"conn_id": "test_source", "slot": slot, "publications": list(publications)}
+    document = {"pipeline": slot, "source": source, "target": {"root": lake}, "quality": {"enabled": False}}
+    return Pipeline(PipelineFile.model_validate(document))
+
+
+def rows(spark, pipeline, table, columns):
+    frame = spark.read.format("delta").load(pipeline.target_path(table)).select(*columns)
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def test_single_tables_with_several_publications(spark, database, lake):
+    """UPDATEs that enter the filter arrive as INSERT, those that leave it as DELETE."""
+    database.execute(TABLES)
+    pipeline = subscribe(database, lake, P1)
+    pipeline.setup()
+    pipeline.sync(spark)
+
+    def t1():
+        pipeline.consume(spark)
+        return rows(spark, pipeline, "public.t1", ("a", "b", "c"))
+
+    database.execute(
+        "insert into t1 values (2, 102, 'NSW'), (3, 103, 'QLD'), (4, 104, 'VIC'), (5, 105, 'ACT'), (6, 106, 'NSW'), "
+        "(7, 107, 'NT'), (8, 108, 'QLD'), (9, 109, 'NSW')"
+    )
+    assert t1() == [(6, 106, "NSW"), (9, 109, "NSW")]
+    database.execute("update t1 set b = 999 where a = 6")
+    assert t1() == [(6, 999, "NSW"), (9, 109, "NSW")]
+    database.execute("update t1 set a = 555 where a = 2")
+    assert t1() == [(6, 999, "NSW"), (9, 109, "NSW"), (555, 102, "NSW")]
+    database.execute("update t1 set c = 'VIC' where a = 9")
+    assert t1() == [(6, 999, "NSW"), (555, 102, "NSW")]
+
+
+def test_a_second_publication_without_a_filter_makes_the_first_redundant(spark, database, lake):
+    """Filters are ORed; p2 publishes t1 whole. Its filter on e would break the application's updates of t2."""
+    database.execute(TABLES)
+    database.execute("insert into t1 values (1, 1, 'QLD'), (6, 6, 'NSW')")
+    with pytest.raises(PreflightFailed, match=r"public\.t2.*\be\b"):
+        subscribe(database, lake, P1, P2).setup()
+    assert database.execute("select count(*) from pg_publication") == [(0,)]
+    inserts_only = {**P2, "publish": ["insert"]}
+    pipeline = subscribe(database, lake, P1, inserts_only, P3)
+    pipeline.setup()
+    pipeline.sync(spark)
+    assert rows(spark, pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (6, "NSW")]
+    database.execute("insert into t1 values (2, 2, 'VIC')")
+    database.execute("insert into t2 values (10, 0, 0), (11, 99, 0), (12, 0, 0)")
+    database.execute("insert into t3 values (10, 0, 0), (11, 0, 0)")
+    pipeline.consume(spark)
+    assert rows(spark, pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (2, "VIC"), (6, "NSW")]
+    assert rows(spark, pipeline, "public.t2", ("d",)) == [(10,), (11,)]
+    assert rows(spark, pipeline, "public.t3", ("g",)) == [(10,)]
+
+
+PARTITIONS = """
+create table parent(a int primary key) partition by range(a);
+create table child partition of parent default;
+"""
+
+
+@pytest.mark.parametrize(
+    "via_root, tables, target, expected",
+    [
+        pytest.param(
+            True,
+            [{"name": "public.parent", "where": "a < 5"}, {"name": "public.child", "where": "a >= 5"}],
+            "public.parent",
+            [(2,), (3,), (4,)],
+            id="root",
+        ),
+        pytest.param(
+            False,
+            [{"name": "public.parent"}, {"name": "public.child", "where": "a >= 5"}],
+            "public.child",
+            [(5,), (6,), (7,)],
+            id="leaves",
+        ),
+    ],
+)
+def test_partitions(spark, database, lake, via_root, tables, target, expected):
+    """publish_via_partition_root decides whether the root's or the partition's filter counts."""
+    database.execute(PARTITIONS)
+    publication = {"name": "p4", "publish_via_partition_root": via_root, "tables": tables}
+    pipeline = subscribe(database, lake, publication)
+    pipeline.setup()
+    pipeline.sync(spark)
+    database.execute("insert into parent values (2), (4), (6)")
+    database.execute("insert into child values (3), (5), (7)")
+    pipeline.consume(spark)
+    assert rows(spark, pipeline, target, ("a",)) == expected
+    pipeline.sync(spark, [target], "the copy obeys the same filter")
+    assert rows(spark, pipeline, target, ("a",)) == expected
+    if via_root:
+        database.execute("truncate parent; insert into parent values (1), (9)")
+        pipeline.consume(spark)
+        assert rows(spark, pipeline, target, ("a",)) == [(1,)]

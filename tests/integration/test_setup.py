@@ -1,0 +1,370 @@
+"""Set-up and teardown on a real server: idempotent by difference, and only what the pipeline made is removed."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import psycopg
+import pytest
+
+from waldelta import setup
+from waldelta.connection import connect
+from waldelta.errors import LockHeld, PreflightFailed, PrivilegeMissing, TableBusy, TransactionsStillOpen
+from waldelta.job import Job
+from waldelta.ledger import Ledger
+from waldelta.locks import slot_lock
+from waldelta.pipeline_file import PipelineFile
+from waldelta.publication import read_publications
+from waldelta.setup import apply_setup, plan_setup, teardown
+from waldelta.slot import create_slot, read_slot
+
+pytestmark = pytest.mark.pg
+
+
+def job_for(conninfo, lake, *publications, name="flights", **source):
+    slot = source.pop("slot", None) or f"s_{uuid.uuid4().hex[:10]}"
+    document = {
+        "pipeline": name,
+        "source": {"conn_id": "test_source", "slot": slot, "publications": list(publications), **source},
+        "target": {"root": lake},
+    }
+    return Job(PipelineFile.model_validate(document), conninfo, "run_1")
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database.conninfo, "test") as connection:
+        yield connection
+
+
+@pytest.fixture
+def tables(database):
+    database.execute(
+        "create table flights (id int, origin varchar(3), note text, delay int, primary key (id, origin));"
+        "create table planes (tail text primary key, year int); create table airlines (code text primary key)"
+    )
+
+
+FLIGHTS = {
+    "name": "public.flights",
+    "where": "origin = 'JFK' or origin like 'L%'",
+    "columns": ["origin", "id", "delay"],
+}
+PLANES = {"name": "public.planes"}
+
+
+def events(lake):
+    return [m.event for m in Ledger(lake).slot_moves()]
+
+
+def test_setup_is_idempotent(database, conn, lake, tables):
+    """The second plan is empty, although PostgreSQL prints the filter in other words than the file."""
+    job = job_for(
+        database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, PLANES], "publish_via_partition_root": True}
+    )
+    first = apply_setup(conn, job)
+    assert len(first.statements) == 2
+    assert first.create_slot
+    slot = read_slot(conn, job.pipeline.source.slot)
+    again = plan_setup(conn, job)
+    assert again.is_empty
+    assert again.as_sql() == ""
+    apply_setup(conn, job)
+    assert events(lake) == ["creating", "created"]
+    created = Ledger(lake).slot_moves()[-1]
+    assert created.incarnation == str(slot.confirmed_flush_lsn)
+    assert (created.lsn, created.system_identifier, created.timeline) == (
+        slot.confirmed_flush_lsn.value, slot.system_identifier, slot.timeline,
+    )  # fmt: skip
+
+
+def changed(before, after):
+    return pytest.param(before, after)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        changed({"tables": [FLIGHTS]}, {"tables": [FLIGHTS, PLANES]}),
+        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [PLANES]}),
+        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [{**FLIGHTS, "where": "id > 5 -- five"}, PLANES]}),
+        changed({"tables": [FLIGHTS]}, {"tables": [{**FLIGHTS, "columns": None}]}),
+        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [{**FLIGHTS, "where": None}, {"name": "public.airlines"}]}),
+        changed({"tables": [PLANES]}, {"tables": [PLANES], "publish": ["insert"]}),
+        changed({"tables": [PLANES]}, {"tables": [PLANES], "publish_via_partition_root": True}),
+        changed({"tables": [PLANES]}, {"all_tables": True, "accept_future_tables": True}),
+        changed({"all_tables": True, "accept_future_tables": True}, {"tables": [FLIGHTS]}),
+        changed({"tables": [PLANES]}, {"schemas": ["public"], "accept_future_tables": True}),
+        changed(
+            {"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
+            {"tables": [{**PLANES, "where": "tail > 'x'"}], "schemas": ["other"], "accept_future_tables": True},
+        ),
+        changed({"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True}, {"tables": [PLANES]}),
+    ],
+)
+def test_alter_by_difference(database, conn, lake, tables, before, after):
+    """Whatever the step, the publication afterwards is the one a fresh set-up would make, and the slot stays."""
+    database.execute("create schema other")
+    job = job_for(database.conninfo, lake, {"name": "p", **before})
+    apply_setup(conn, job)
+    slot = read_slot(conn, job.pipeline.source.slot)
+    job = job_for(database.conninfo, lake, {"name": "p", **after}, slot=slot.name)
+    plan = apply_setup(conn, job)
+    assert plan.statements
+    assert plan_setup(conn, job).is_empty
+    altered = read_publications(conn)["p"]
+    assert read_slot(conn, slot.name).confirmed_flush_lsn == slot.confirmed_flush_lsn
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert read_publications(conn)["p"] == altered
+
+
+def test_partition_root_switched_on_and_off_with_its_filter(database, conn, lake):
+    """Filters on a root are allowed only while it publishes via root, so the order of the statements matters."""
+    database.execute(
+        "create table r (id int primary key) partition by range (id);"
+        "create table r1 partition of r for values from (0) to (10)"
+    )
+    plain = {"name": "p", "tables": [{"name": "public.r"}]}
+    via_root = {"name": "p", "tables": [{"name": "public.r", "where": "id > 1"}], "publish_via_partition_root": True}
+    slot = "s_" + uuid.uuid4().hex[:8]
+    for entry in (plain, via_root, plain):
+        job = job_for(database.conninfo, lake, entry, slot=slot)
+        apply_setup(conn, job)
+        assert plan_setup(conn, job).is_empty
+
+
+def test_change_behind_our_back_is_put_right(database, conn, lake, tables):
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    apply_setup(conn, job)
+    conn.execute("alter publication p set table public.flights where (id > 3)")
+    plan = apply_setup(conn, job)
+    assert "filter or column list changed: public.flights" in plan.describe()
+    assert plan_setup(conn, job).is_empty
+
+
+def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
+    """A DBA runs the script; then a role that owns nothing sets up the rest, and nothing is left to do."""
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {role} login replication password 'p'")
+    conn.execute(f"grant select on all tables in schema public to {role}")
+    try:
+        info = database.server.conninfo(database.name, role, "p")
+        job = job_for(info, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
+        with connect(info, "test") as plain:
+            plan = plan_setup(plain, job)
+            assert any(f"grant create on database {database.name} to {role}" in p for p in plan.problems)
+            assert any("doesn't own public.flights" in p for p in plan.problems)
+            before = state(database)
+            with pytest.raises(PreflightFailed):
+                apply_setup(plain, job)
+            assert state(database) == before
+            publications, _, _ = plan.as_sql().partition("-- after the publications")
+            database.execute(publications)
+            plan = apply_setup(plain, job)
+            assert plan.statements == ()
+            assert plan.problems == ()
+            assert plan_setup(plain, job).is_empty
+            before = state(database)
+            with pytest.raises(PrivilegeMissing, match="publication p belongs to another role"):
+                teardown(plain, job)
+            assert state(database) == before
+            database.execute("drop publication p")
+            assert teardown(plain, job) == [f"slot {job.pipeline.source.slot}"]
+    finally:
+        conn.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+                     (database.name,))  # fmt: skip
+        conn.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_least_privilege(database, conn, lake):
+    """LOGIN REPLICATION, CREATE on the database and ownership of the tables suffice; no superuser."""
+    role = f"owner_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {role} login replication password 'p'")
+    conn.execute(f"grant create on database {database.name} to {role}; create schema app authorization {role}")
+    try:
+        info = database.server.conninfo(database.name, role, "p")
+        with connect(info, "test") as plain:
+            plain.execute("create table app.t (id int primary key, v int)")
+            job = job_for(info, lake, {"name": "p", "tables": [{"name": "app.t", "where": "id > 1"}]})
+            apply_setup(plain, job)
+            assert plan_setup(plain, job).is_empty
+            dropped = teardown(plain, job)
+            assert dropped == [f"slot {job.pipeline.source.slot}", "publication p"]
+    finally:
+        conn.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+def state(database):
+    """Everything that set-up could have changed."""
+    return (
+        database.execute("select to_jsonb(p) from pg_publication p order by 1"),
+        database.execute("select to_jsonb(r) from pg_publication_rel r order by 1"),
+        database.execute("select to_jsonb(n) from pg_publication_namespace n order by 1"),
+        database.execute("select slot_name, active from pg_replication_slots where database = %s", (database.name,)),
+    )
+
+
+def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
+    """Restating a publication needs ownership of every table in it; the whole change is rolled back."""
+    role = f"owner_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {role} login replication password 'p'")
+    conn.execute(f"grant create on database {database.name} to {role}; create schema app authorization {role}")
+    try:
+        info = database.server.conninfo(database.name, role, "p")
+        with connect(info, "test") as plain:
+            plain.execute("create table app.t (id int primary key); create table app.u (id int primary key)")
+            both = [{"name": "app.t"}, {"name": "app.u"}]
+            job = job_for(info, lake, {"name": "p", "tables": both})
+            apply_setup(plain, job)
+            conn.execute(f"alter table app.u owner to postgres; grant select on app.u to {role}")
+            before = state(database)
+            both = [{"name": "app.t", "where": "id > 1"}, {"name": "app.u"}]
+            job = job_for(info, lake, {"name": "p", "tables": both}, slot=job.pipeline.source.slot)
+            with pytest.raises(PrivilegeMissing, match="must be owner of table u; nothing was changed"):
+                apply_setup(plain, job)
+            assert state(database) == before
+            teardown(plain, job)
+    finally:
+        conn.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tables):
+    database.execute("create publication theirs for table planes")
+    before = state(database)
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, {"name": "theirs", "manage": False})
+    apply_setup(conn, job)
+    assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
+    assert state(database) == before
+    assert teardown(conn, job) == []
+    assert events(lake) == ["creating", "created", "dropped"]
+    apply_setup(conn, job)
+    assert events(lake)[-1] == "created"
+
+
+def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, tables):
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    create_slot(conn, job.pipeline.source.slot)
+    plan = apply_setup(conn, job)
+    assert any("existed before" in w for w in plan.warnings)
+    assert events(lake) == ["adopted"]
+    assert teardown(conn, job) == ["publication p"]
+    assert read_slot(conn, job.pipeline.source.slot) is not None
+    assert teardown(conn, job) == []
+
+
+@pytest.mark.parametrize("dies_after", ["creating", "slot"])
+def test_setup_that_died_half_way_is_finished_by_the_next(database, conn, lake, tables, monkeypatch, dies_after):
+    """A slot made by a run that died before it could record it counts as created, not adopted."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    real = setup.create_slot
+
+    def dying(*args, **kwargs):
+        if dies_after == "slot":
+            real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup, "create_slot", dying)
+    with pytest.raises(KeyboardInterrupt):
+        apply_setup(conn, job)
+    monkeypatch.setattr(setup, "create_slot", real)
+    apply_setup(conn, job)
+    assert events(lake)[-1] == "created"
+    assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
+
+
+def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(database, conn, lake, tables):
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    apply_setup(conn, job)
+    conn.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
+    with pytest.raises(PreflightFailed, match="changes since then are lost"):
+        apply_setup(conn, job)
+    assert teardown(conn, job) == ["publication p"]
+    apply_setup(conn, job)
+    assert events(lake)[-2:] == ["creating", "created"]
+
+
+def test_locked_table(database, conn, lake, tables, monkeypatch):
+    """Set-up gives up after its attempts, names who holds the lock, and leaves nothing."""
+    monkeypatch.setattr("waldelta.publication.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
+    for entry in ({"name": "public.planes"}, {"name": "public.planes", "where": "tail > 'N'"}):
+        job = job_for(database.conninfo, lake, {"name": "p", "tables": [entry]})
+        before = state(database)
+        with database.connect(application_name="vacuum-like") as other, other.transaction():
+            other.execute("lock table planes in share update exclusive mode")
+            with pytest.raises(TableBusy, match=r"vacuum-like\) on public.planes"):
+                apply_setup(conn, job)
+        assert state(database) == before
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_old_transactions_hold_up_slot_creation(database, conn, tables, prepared):
+    """The error names them, by pid or by gid, and no half-made slot stays."""
+    with database.connect(application_name="slow-app") as other:
+        gid = f"g_{uuid.uuid4().hex[:8]}"
+        other.execute("insert into planes values ('a', 1)")
+        if prepared:
+            other.execute(f"prepare transaction '{gid}'")
+        try:
+            expected = gid if prepared else "slow-app"
+            with pytest.raises(TransactionsStillOpen, match=expected):
+                create_slot(conn, "s_blocked_" + database.name, timeout_s=0.5)
+            assert read_slot(conn, "s_blocked_" + database.name) is None
+        finally:
+            other.rollback()
+            if prepared:
+                database.execute(f"rollback prepared '{gid}'")
+
+
+def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    with slot_lock(job), pytest.raises(LockHeld, match=f"waldelta lock {job.pipeline.source.slot}"):
+        apply_setup(conn, job)
+    apply_setup(conn, job)
+
+
+def test_a_publication_dropped_from_the_file_is_pointed_out(database, conn, lake, tables):
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, {"name": "q", "tables": [PLANES]})
+    apply_setup(conn, job)
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, slot=job.pipeline.source.slot)
+    assert any("'q' was made by this pipeline" in w for w in plan_setup(conn, job).warnings)
+
+
+def test_no_password_in_plan_or_log(database, conn, lake, tables, caplog):
+    caplog.set_level(logging.DEBUG)
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    plan = apply_setup(conn, job)
+    assert database.server.password not in caplog.text + plan.describe() + repr(job)
+
+
+def test_a_publication_younger_than_the_slot(database, conn, lake, tables):
+    """Before 18 the changes that wait could not be decoded any more, so it is refused; 18 skips it there."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
+    apply_setup(conn, job)
+    slot = job.pipeline.source.slot
+    database.execute("insert into planes values ('waits', 1)")
+    job = job_for(
+        database.conninfo, lake, {"name": "p", "tables": [PLANES]}, {"name": "q", "tables": [FLIGHTS]}, slot=slot
+    )
+    if conn.info.server_version < 180000:
+        with pytest.raises(PreflightFailed, match="would be younger than slot"):
+            apply_setup(conn, job)
+        for statement in plan_setup(conn, job).statements:
+            conn.execute(statement.sql)
+        with pytest.raises(psycopg.errors.UndefinedObject):
+            _peek(conn, slot)
+        return
+    apply_setup(conn, job)
+    assert _peek(conn, slot) > 0
+
+
+def _peek(conn, slot):
+    (count,) = conn.execute(
+        "select count(*) from pg_logical_slot_peek_binary_changes"
+        "(%s, null, null, 'proto_version', '1', 'publication_names', 'p,q')",
+        (slot,),
+    ).fetchone()
+    return count

@@ -1,0 +1,225 @@
+"""When a snapshot may be taken, and what keeps it alive; the traps of experiments with real servers, shown harmless."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from demo.embedded_postgres import EmbeddedPostgres
+from waldelta.connection import connect
+from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
+from waldelta.snapshot import SnapshotHolder, reader_name, wait_for_old_transactions
+
+pytestmark = pytest.mark.pg
+
+
+def until(condition, timeout_s=30):
+    """Wait for a condition."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was never met"
+        threading.Event().wait(0.01)
+
+
+def visible(holder, query):
+    return [row[0] for row in holder.connection.execute(query).fetchall()]
+
+
+def decoded_inserts(execute, slot, publication):
+    query = (
+        f"select count(*) from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1',"
+        f" 'publication_names', '{publication}') where get_byte(data, 0) = ascii('I')"
+    )
+    return execute(query)[0][0]
+
+
+class TestOldTransactions:
+    @pytest.fixture
+    def conn(self, database):
+        with connect(database.conninfo, "waldelta sync") as connection:
+            yield connection
+
+    def test_nothing_open_returns_at_once(self, database, conn):
+        """Transactions without an xid of their own (readers) don't count."""
+        with database.connect() as reader:
+            reader.execute("select 1")
+            wait_for_old_transactions(conn, 0)
+
+    def test_returns_when_the_last_old_one_ends_and_ignores_newer_ones(self, database, conn):
+        """Only transactions open at the call are waited for."""
+        database.execute("create table t (id int)")
+        old, newer = database.connect(), database.connect()
+        old.execute("insert into t values (1)")
+        pauses = []
+
+        def sleep(seconds):
+            pauses.append(seconds)
+            newer.execute("insert into t values (2)")
+            if len(pauses) == 2:
+                old.commit()
+
+        wait_for_old_transactions(conn, 60, sleep=sleep)
+        assert len(pauses) == 2
+        newer.close()
+        old.close()
+
+    def test_timeout_names_pid_and_gid(self, database, conn):
+        """Whoever is on call reads which session or prepared transaction to end."""
+        database.execute("create table t (id int)")
+        with database.connect(application_name="nightly job") as session:
+            session.execute("insert into t values (1)")
+            prepared = database.connect()
+            prepared.execute("begin")
+            prepared.execute("insert into t values (2)")
+            prepared.execute("prepare transaction 'left behind'")
+            prepared.close()
+            try:
+                with pytest.raises(TransactionsStillOpen) as caught:
+                    wait_for_old_transactions(conn, 0)
+                assert caught.value.retryable
+                text = str(caught.value)
+                assert f"pid {session.info.backend_pid} (nightly job) since 2" in text
+                assert "prepared transaction 'left behind' since 2" in text
+            finally:
+                database.execute("rollback prepared 'left behind'")
+            session.rollback()
+        wait_for_old_transactions(conn, 0)
+
+    def test_table_added_while_a_transaction_has_written_to_it(self, database, conn):
+        """Its row from before ADD TABLE is in neither stream nor early snapshot; after the wait it is in the snapshot."""
+        database.execute("create table b (id int primary key, v text)")
+        database.execute("create publication pb")
+        database.execute(
+            "select pg_create_logical_replication_slot('added_late', 'pgoutput')".replace(
+                "added_late", f"s_{database.name}"
+            )
+        )
+        writer = database.connect()
+        writer.execute("insert into b values (1, 'before add')")
+        database.execute("alter publication pb add table b")
+        with SnapshotHolder(database.conninfo) as early:
+            assert visible(early, "select id from public.b") == []
+        with pytest.raises(TransactionsStillOpen):
+            wait_for_old_transactions(conn, 0)
+        writer.execute("insert into b values (2, 'after add')")
+        wait_for_old_transactions(conn, 60, sleep=lambda _: writer.commit())
+        with SnapshotHolder(database.conninfo) as holder:
+            assert visible(holder, "select id from public.b order by id") == [1, 2]
+        writer.close()
+
+
+def test_commit_that_waits_for_a_synchronous_standby(tmp_path_factory):
+    """It is decoded already, but no snapshot sees it: the snapshot waits until it does."""
+    folder = tmp_path_factory.mktemp("sync_standby")
+    with EmbeddedPostgres(folder, settings={"fsync": "off"}) as server:
+        conninfo = server.conninfo()
+        with connect(conninfo, "waldelta sync") as conn:
+            conn.execute("set synchronous_commit = local")
+            conn.execute("create table public.a (id int primary key)")
+            conn.execute("create publication pa for table public.a")
+            conn.execute("select pg_create_logical_replication_slot('ra', 'pgoutput')")
+            conn.execute("alter system set synchronous_standby_names = 'nobody'")
+            conn.execute("select pg_reload_conf()")
+            until(lambda: conn.execute("show synchronous_standby_names").fetchone() == ("nobody",))
+            waiting = connect(conninfo, "waiting writer")
+            thread = threading.Thread(target=lambda: waiting.execute("insert into public.a values (1)"))
+            thread.start()
+            pid = waiting.info.backend_pid
+            event = "select wait_event from pg_stat_activity where pid = %s"
+            until(lambda: conn.execute(event, (pid,)).fetchone() == ("SyncRep",))
+
+            def execute(query):
+                return conn.execute(query).fetchall()
+
+            assert decoded_inserts(execute, "ra", "pa") == 1
+            with SnapshotHolder(conninfo) as early:
+                assert visible(early, "select id from public.a") == []
+            with pytest.raises(TransactionsStillOpen, match=f"pid {pid} .waiting writer."):
+                wait_for_old_transactions(conn, 0)
+            wait_for_old_transactions(conn, 60, sleep=lambda _: conn.execute("select pg_cancel_backend(%s)", (pid,)))
+            with SnapshotHolder(conninfo) as holder:
+                assert visible(holder, "select id from public.a") == [1]
+            thread.join()
+            waiting.close()
+    server.delete()
+
+
+class TestHolder:
+    def test_snapshot_is_exported_and_closed(self, database):
+        """What it sees is named as pg_current_snapshot() names it; readers can import it until the holder ends."""
+        with SnapshotHolder(database.conninfo) as holder:
+            assert holder.connection.execute("select pg_current_snapshot()::text").fetchone() == (holder.snapshot,)
+            assert holder.is_alive()
+            assert holder.lsn.value > 0
+            with database.connect() as reader:
+                reader.execute("begin isolation level repeatable read")
+                reader.execute(f"set transaction snapshot '{holder.snapshot_id}'")
+                assert reader.execute("select pg_current_snapshot()::text").fetchone() == (holder.snapshot,)
+        assert not holder.is_alive()
+
+    def test_it_takes_no_xid_and_no_lock_on_tables(self, database):
+        """Holding a snapshot writes nothing and blocks nobody's DDL."""
+        database.execute("create table t (id int)")
+        with SnapshotHolder(database.conninfo) as holder:
+            held = "select locktype from pg_locks where pid = %s and locktype in ('relation', 'transactionid')"
+            assert database.execute(held, (holder.pid,)) == []
+
+    def test_survives_the_databases_timeouts(self, database):
+        """idle_in_transaction_session_timeout and transaction_timeout end another session, never the holder."""
+        settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
+        if database.connection.info.server_version >= 170000:
+            settings.append("transaction_timeout")
+        for setting in settings:
+            database.execute(f"alter database {database.name} set {setting} = '50ms'")
+        with SnapshotHolder(database.conninfo) as holder:
+            other = database.connect()
+            other.execute("select 1")  # opens a transaction and idles in it
+            gone = "select count(*) from pg_stat_activity where pid = %s"
+            until(lambda: database.execute(gone, (other.info.backend_pid,)) == [(0,)])
+            assert holder.is_alive()
+            other.close()
+
+    def test_files_are_those_that_the_snapshot_sees(self, database):
+        """A TRUNCATE between the snapshot and the look at the files doesn't go unnoticed."""
+        database.execute("create table t (id int)")
+        oid, before = database.execute("select 't'::regclass::oid::bigint, pg_relation_filenode('t')::bigint")[0]
+        with SnapshotHolder(database.conninfo) as holder:
+            database.execute("truncate t")
+            assert holder.relfilenodes([oid]) == {oid: before}
+
+    def test_end_of_its_session_is_named(self, database):
+        """Whoever asks a dead holder learns that the copy must start again."""
+        with SnapshotHolder(database.conninfo) as holder:
+            database.execute("select pg_terminate_backend(%s, 10000)", (holder.pid,))
+            with pytest.raises(SnapshotLost, match="ended"):
+                holder.relfilenodes([1])
+            assert not holder.is_alive()
+
+    def test_readers_are_seen_at_work(self, database):
+        """The server shows which tasks are reading, wherever they run."""
+        with SnapshotHolder(database.conninfo) as holder:
+            assert holder.active_tasks() == {}
+            with (
+                database.connect(application_name=reader_name(holder.pid, 3, "public.t")),
+                database.connect(application_name=reader_name(holder.pid + 1, 4, "public.t")),
+            ):
+                assert holder.active_tasks() == {3: 0}
+            until(lambda: holder.active_tasks() == {})
+
+    def test_refused_on_a_standby(self, tmp_path_factory):
+        """A standby's snapshots leave running transactions out."""
+        server = EmbeddedPostgres(tmp_path_factory.mktemp("standby"), settings={"fsync": "off"})
+        with server:
+            pass
+        (server.data / "standby.signal").touch()
+        with server, pytest.raises(NotPrimary, match="primary"), SnapshotHolder(server.conninfo()):
+            pass
+        server.delete()
+
+
+def test_password_is_in_no_error(database):
+    """A refused connection names host and database only."""
+    with pytest.raises(SourceUnreachable) as caught, SnapshotHolder(database.conninfo + " port=1"):
+        pass
+    assert psycopg.conninfo.conninfo_to_dict(database.conninfo)["password"] not in repr(caught.value)

@@ -1,0 +1,37 @@
+"""Pipelines for integration tests: a pipeline file in memory, its publication and slot on a test's database."""
+
+from __future__ import annotations
+
+from waldelta.consume import confirmed_lsn
+from waldelta.job import Job, load_job
+from waldelta.ledger import SlotMove, now
+from waldelta.pipeline_file import PipelineFile
+from waldelta.server import read_position
+
+
+def pipeline_file(lake: str, slot: str, tables: list[str] | None = None, **overrides) -> PipelineFile:
+    """A pipeline on the test database; ``overrides`` replace top-level keys."""
+    publication = {"name": f"{slot}_pub", "tables": [{"name": t} for t in tables or ["public.t"]]}
+    document = {
+        "pipeline": slot,
+        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication]},
+        "target": {"root": lake},
+        "quality": {"enabled": False},
+    }
+    return PipelineFile.model_validate(document | overrides)
+
+
+def bare_slot(database, pipeline: PipelineFile) -> Job:
+    """Make publication and slot by hand, without setup, and enter the slot into the ledger."""
+    job = load_job(pipeline, "test")
+    source = pipeline.source
+    tables = ", ".join(entry.name for entry in source.publications[0].tables)
+    database.execute(f"create publication {source.publications[0].name} for table {tables}")
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (source.slot,))
+    position, lsn = read_position(database.connection), confirmed_lsn(database.connection, source.slot)
+    job.ledger.append(
+        SlotMove(
+            now(), "test", "created", source.slot, position.system_identifier, position.timeline, str(lsn), lsn.value
+        )
+    )
+    return job

@@ -1,0 +1,151 @@
+"""The envelope: sequence, kind, relation, transaction, commit position and time of every message."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from tests import pgoutput_encoder as enc
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
+
+TS = 1_700_000_000_000_000
+AT = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=TS)
+ROW = enc.insert(16400, ["1"])
+STREAM = [  # lsn, xid, message
+    (1, 0, enc.message(1, "beat", b"", transactional=False)),
+    (10, 7, enc.begin(100, TS, 7)),
+    (11, 7, enc.relation(16400, "public", "t", [("id", 23, -1, True)])),
+    (12, 7, ROW),
+    (13, 7, enc.delete(4_000_000_000, key=["1"])),
+    (110, 7, enc.commit(100, 110, TS)),
+    (111, 8, enc.begin(200, TS + 1, 8)),
+    (112, 8, enc.type_(16500, "public", "mood")),
+    (113, 8, enc.truncate([16400])),
+    (114, 8, enc.message(1, "out", b"x")),
+    (115, 8, enc.origin(5, "o")),
+    (116, 8, enc.update(16400, ["1"])),
+    (210, 8, enc.commit(200, 210, TS + 1)),
+]
+LATER = AT + timedelta(microseconds=1)
+EXPECTED = [  # kind, relation_id, xid8, lsn, commit_lsn, end_lsn, commit_ts
+    ("M", None, None, 1, None, None, None),
+    ("B", None, 7, 10, 100, None, AT),
+    ("R", 16400, 7, 11, 100, None, AT),
+    ("I", 16400, 7, 12, 100, None, AT),
+    ("D", 4_000_000_000, 7, 13, 100, None, AT),
+    ("C", None, 7, 110, 100, 110, AT),
+    ("B", None, 8, 111, 200, None, LATER),
+    ("Y", None, 8, 112, 200, None, LATER),
+    ("T", None, 8, 113, 200, None, LATER),
+    ("M", None, 8, 114, 200, None, LATER),
+    ("O", None, 8, 115, 200, None, LATER),
+    ("U", 16400, 8, 116, 200, None, LATER),
+    ("C", None, 8, 210, 200, 210, LATER),
+]
+
+
+def add(envelope, stream):
+    lsn, xid, data = zip(*stream, strict=True) if stream else ((), (), ())
+    return envelope.add(pa.array(lsn, pa.int64()), pa.array(xid, pa.int64()), enc.messages(*data))
+
+
+def columns(batches):
+    rows = pa.Table.from_batches(batches).to_pylist()
+    return [
+        (r["kind"], r["relation_id"], r["xid8"], r["lsn"], r["commit_lsn"], r["end_lsn"], r["commit_ts"]) for r in rows
+    ]
+
+
+@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
+def test_record_batches_may_end_anywhere(cut):
+    """Cut into two record batches at any place, the envelope is the same."""
+    envelope = Envelope(1000)
+    batches = [add(envelope, STREAM[:cut]), add(envelope, []), add(envelope, STREAM[cut:])]
+    assert columns(batches) == EXPECTED
+    table = pa.Table.from_batches(batches)
+    assert table.schema.equals(ENVELOPE_SCHEMA)
+    assert table["seq"].to_pylist() == list(range(len(STREAM)))
+    assert table["data"].to_pylist() == [message for _, _, message in STREAM]
+
+
+def test_one_message_a_batch():
+    """State is carried over any number of record batches."""
+    envelope = Envelope(1000)
+    assert columns([add(envelope, [row]) for row in STREAM]) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "xid, next_xid8, expected",
+    [
+        (7, 8, 7),
+        (7, (3 << 32) + 8, (3 << 32) + 7),
+        (4_294_967_290, (3 << 32) + 8, (2 << 32) + 4_294_967_290),  # from before the wrap-around
+        # Commits that wait for a synchronous standby are decoded, though the snapshot's xmax lies below them.
+        (8, (3 << 32) + 8, (3 << 32) + 8),
+        (12, (3 << 32) + 8, (3 << 32) + 12),
+        (3, (3 << 32) + 4_294_967_290, (4 << 32) + 3),
+    ],
+)
+def test_xids_get_their_epoch(xid, next_xid8, expected):
+    """A 32-bit xid is the one nearest to next_xid8, on either side."""
+    batch = add(Envelope(next_xid8), [(1, xid, enc.begin(1, TS, xid))])
+    assert batch["xid8"].to_pylist() == [expected]
+
+
+def test_slices_are_read_at_their_own_offset():
+    """The data may be a slice of a larger array."""
+    data = enc.messages(b"junk", *(m for _, _, m in STREAM[1:6])).slice(1)
+    batch = Envelope(1000).add(list(range(5)), [7] * 5, data)
+    assert batch["kind"].to_pylist() == ["B", "R", "I", "D", "C"]
+    assert batch["data"].to_pylist() == data.to_pylist()
+
+
+BEGIN, COMMIT = enc.begin(100, TS, 7), enc.commit(100, 110, TS)
+MALFORMED = [
+    ("empty message", [BEGIN, b""], "kind"),
+    ("unknown kind", [BEGIN, b"zzzz"], "unknown kind 'z'.*7a 7a 7a 7a"),
+    ("later protocol", [b"S\0\0\0\0\1"], "protocol version 2"),
+    ("prepared", [b"b\0\0\0\0\1"], "protocol version 3"),
+    ("short Begin", [BEGIN[:-1]], "Begin message: length"),
+    ("long Commit", [BEGIN, COMMIT + b"x"], "Commit message: length"),
+    ("short Insert", [BEGIN, b"I\0\0"], "Insert message: length"),
+    ("row without Begin", [ROW], "no Begin"),
+    ("row after Commit", [BEGIN, COMMIT, ROW], "no Begin"),
+    ("Begin in a transaction", [BEGIN, ROW, BEGIN], "no Commit"),
+    ("another Commit", [BEGIN, enc.commit(101, 110, TS)], "commit_lsn"),
+    ("impossible time", [b"B" + bytes(8) + b"\x7f" + b"\xff" * 7 + bytes(4)], "commit_ts"),
+]
+
+
+@pytest.mark.parametrize("_, given, match", MALFORMED, ids=[m[0] for m in MALFORMED])
+@pytest.mark.parametrize("cut", [False, True])
+def test_malformed_streams_are_refused(_, given, match, cut):
+    """Unknown, cut or unpaired messages stop with a named error, also at the seam of two record batches."""
+    envelope, stream = Envelope(1000), [(1, 7, message) for message in given]
+    if cut:
+        add(envelope, stream[:-1])
+    with pytest.raises(DecodeError, match=match):
+        add(envelope, stream[-1:] if cut else stream)
+
+
+def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
+    """Flipped and cut bytes: DecodeError or a batch of the right length, nothing else."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(1_000):
+        stream = list(STREAM)
+        at = rng.randrange(len(stream))
+        message = bytearray(stream[at][2])
+        message[rng.randrange(len(message))] = rng.randrange(256)
+        stream[at] = (*stream[at][:2], bytes(message[: rng.choice([len(message), rng.randrange(len(message) + 1)])]))
+        try:
+            batch = add(Envelope(1000), stream)
+        except DecodeError:
+            continue
+        batch.validate(full=True)
+        assert batch["data"].to_pylist() == [m for _, _, m in stream]

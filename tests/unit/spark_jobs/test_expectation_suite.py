@@ -1,0 +1,86 @@
+"""Which expectations are planned for a target."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.expectation_suite import plan_suite
+from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
+from waldelta.ledger import ColumnState, TableState
+
+HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
+
+
+def state(columns, keys=("id",), row_filter=None):
+    states = [ColumnState(n, 0, -1, t, s, nn) for n, t, s, nn in columns]
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return TableState(at, "r", "public.t", 1, "synced", key_columns=list(keys), columns=states, row_filter=row_filter)
+
+
+ID = ("id", "bigint", "bigint", True)
+NAME = ("name", "text", "string", False)
+CASES = [
+    ("one key", state([ID, NAME]), [
+        ("expect_target_columns_to_match", {"columns": {"id": "bigint", "name": "string"}}),
+        ("expect_column_values_to_be_unique", {"column": "id"}),
+        ("expect_column_values_to_not_be_null", {"column": "id"}),
+    ], []),
+    ("two key columns", state([ID, NAME], keys=("id", "name")), [
+        ("expect_compound_columns_to_be_unique", {"column_list": ["id", "name"]}),
+        ("expect_column_values_to_not_be_null", {"column": "id"}),
+        ("expect_column_values_to_not_be_null", {"column": "name"}),
+    ], []),
+    ("no key", state([NAME], keys=()), [], ["unique key: the table has none, its rows are a multiset"]),
+    ("dotted name", state([("a.b", "bigint", "bigint", True)], keys=("a.b",)), [
+        ("expect_column_values_to_be_unique", {"column": "`a.b`"}),
+        ("expect_column_values_to_not_be_null", {"column": "`a.b`"}),
+    ], []),
+    ("name with a backtick", state([("a`b", "bigint", "bigint", True)], keys=("a`b",)), [
+        ("expect_target_rows_to_satisfy",
+         {"condition": "`a``b` is not null", "meaning": "key column a`b has no nulls"}),
+    ], ["unique key: Great Expectations can't address column a`b"]),
+    ("value that may be kept verbatim", state([ID, ("n", "numeric(9,2)", "decimal(9,2)", True)]), [
+        ("expect_target_rows_to_satisfy",
+         {"condition": "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))",
+          "meaning": "NOT NULL column n has no nulls"}),
+    ], []),
+    ("filter", state([ID, NAME], row_filter="(name = 'x'::text)"), [
+        ("expect_target_rows_to_satisfy",
+         {"condition": "(`name` = 'x')", "meaning": "publication's row filter holds: (name = 'x'::text)"}),
+    ], []),
+    ("filter beyond us", state([ID, NAME], row_filter="(lower(name) = 'x'::text)"), [],
+     ["row filter: not checked, because it has the expression LOWER(name)"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "expected", "left_out"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_plan_suite(table, expected, left_out):
+    """The suite follows from the recorded columns, key and filter; what can't be checked is said."""
+    plan = plan_suite(table, HELD)
+    planned = [(p.type, p.kwargs) for p in plan.expectations]
+    assert [e for e in expected if e not in planned] == []
+    assert list(plan.left_out) == left_out
+    assert {p.severity for p in plan.expectations} == {"critical"}
+    if "filter beyond us" not in str(left_out) and not table.row_filter:
+        assert not any("row filter" in p.meaning for p in plan.expectations)
+
+
+def test_own_expectations_keep_their_place():
+    """An engineer's expectation carries severity, notes and where it stands."""
+    suite = OwnSuite.model_validate(
+        {"expectations": [{"type": "expect_column_to_exist", "kwargs": {"column": "id"}, "severity": "warning"}]}
+    )
+    plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("x/public.t.yml"), suite))
+    own = plan.expectations[-1]
+    assert (own.type, own.severity, own.origin) == ("expect_column_to_exist", "warning", "own")
+    assert own.place == "x/public.t.yml: expectations[0]"
+
+
+def test_gates_that_are_not_there_yet_are_said():
+    """A gate before the merge is accepted, and the plan says that it is judged after it."""
+    suite = OwnSuite.model_validate({"expectations": [{"type": "expect_column_to_exist", "gate": "stop"}]})
+    plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("public.t.yml"), suite))
+    assert plan.left_out == ("public.t.yml: expectations[0]: gate stop isn't in effect yet: judged after the merge",)

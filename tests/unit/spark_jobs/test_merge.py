@@ -1,0 +1,45 @@
+"""The statements of the merge, as text: every name quoted, every column set."""
+
+from __future__ import annotations
+
+from spark_jobs.collapse import EventShape
+from spark_jobs.merge import forget_statement, insert_statement, merge_statement, quote
+
+SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))
+NAMES = ("v", "the `key`", "it's")
+
+
+def test_merge_statement():
+    """The row is found by its base key, takes its new key, and keeps what came as unchanged TOAST."""
+    assert merge_statement("file:///l/s/t", "src", NAMES, SHAPE, metadata_columns=False) == (
+        "merge into delta.`file:///l/s/t` as t\n"
+        "using src as s\n"
+        "on t.`the ``key``` = s.b0\n"
+        "when matched and s.action in ('delete', 'purge') then delete\n"
+        "when matched then update set t.`v` = s.c0, t.`the ``key``` = s.c1, "
+        "t.`it's` = case when s.u2 then t.`it's` else s.c2 end\n"
+        "when not matched and s.action in ('insert', 'upsert') then\n"
+        "  insert (`v`, `the ``key```, `it's`) values (s.c0, s.c1, s.c2)"
+    )
+
+
+def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
+    """_wd_raw is what came now, and what stood there for the columns that stay."""
+    statement = merge_statement("u", "src", NAMES, SHAPE, metadata_columns=True)
+    assert "map_filter(t._wd_raw, (k, v) -> (k = 'it\\'s' and s.u2))" in statement
+    assert statement.endswith("values (s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw)")
+
+
+def test_insert_statement():
+    """Without a key rows are added; after a TRUNCATE they replace what was there."""
+    added = insert_statement("u", "src", NAMES, metadata_columns=False, overwrite=False)
+    assert added.startswith("insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src")
+    replaced = insert_statement("u", "src", NAMES, metadata_columns=True, overwrite=True)
+    assert replaced.startswith("insert overwrite delta.`u`")
+    assert "_wd_raw" in replaced
+
+
+def test_names_cannot_end_a_statement():
+    """A backtick in a name stays inside the name."""
+    assert quote("a` ; drop table x; --") == "`a`` ; drop table x; --`"
+    assert forget_statement("u", 7) == "delete from delta.`u` where batch <= 7"

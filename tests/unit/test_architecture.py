@@ -1,0 +1,142 @@
+"""The structure is a promise too: imports point inwards, job code runs over Spark Connect, names are unique."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# folder -> packages of this project that may be imported from there
+MAY_IMPORT = {
+    "include/waldelta": {"waldelta"},
+    "spark_jobs": {"waldelta", "spark_jobs"},
+    "include/waldelta_airflow": {"waldelta", "waldelta_airflow"},
+    "dags": {"waldelta_airflow"},
+    "plugins": {"waldelta_airflow"},
+}
+OURS = {"waldelta", "spark_jobs", "waldelta_airflow", "demo", "tests"}
+# What the library may use besides the standard library (tests/unit/test_requirements.py pins all of it).
+LIBRARY = {
+    "psycopg",
+    "adbc_driver_postgresql",
+    "pyarrow",
+    "numpy",
+    "pydantic",
+    "sqlglot",
+    "yaml",
+    "tenacity",
+    "deltalake",
+}
+# What doesn't exist, or isn't the same, over Spark Connect.
+CLASSIC_ONLY = {
+    "sparkContext",
+    "_jvm",
+    "_jsparkSession",
+    "_jdf",
+    "_sc",
+    "rdd",
+    "toJSON",
+    "foreachPartition",
+    "DeltaTable",
+}
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            names.add("<relative>")
+    return names
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_point_inwards(folder):
+    """Each folder imports only what design's table allows; heavy imports inside functions count too."""
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(bad)
+        for path in modules(folder)
+        if (bad := (imported(path) & OURS) - MAY_IMPORT[folder])
+    }
+    assert wrong == {}
+
+
+def test_the_library_needs_neither_spark_nor_airflow():
+    """waldelta imports the standard library and a short list of libraries."""
+    allowed = LIBRARY | set(sys.stdlib_module_names) | {"waldelta"}
+    wrong = {path.name: sorted(bad) for path in modules("include/waldelta") if (bad := imported(path) - allowed)}
+    assert wrong == {}
+
+
+def test_no_relative_imports():
+    """One import name everywhere."""
+    paths = [path for folder in MAY_IMPORT for path in modules(folder)]
+    assert [path.name for path in paths if "<relative>" in imported(path)] == []
+
+
+def test_job_code_is_connect_clean():
+    """Nothing outside session.py touches what only a classic session has."""
+    found = {
+        f"{path.name}:{node.lineno} {node.attr if isinstance(node, ast.Attribute) else node.id}"
+        for path in modules("spark_jobs")
+        if path.name != "session.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in CLASSIC_ONLY and not _is_deltalake(path, node.attr))
+        or (isinstance(node, ast.Name) and node.id in CLASSIC_ONLY and not _is_deltalake(path, node.id))
+    }
+    assert found == set()
+
+
+def _is_deltalake(path: Path, name: str) -> bool:
+    """delta-rs has a class of the same name; it is the JVM's that Connect lacks."""
+    return name == "DeltaTable" and "from deltalake import DeltaTable" in path.read_text()
+
+
+def test_only_wire_reads_integers_out_of_bytes():
+    """Bounds are checked in one module."""
+    users = {
+        path.name
+        for path in modules("include/waldelta/pgoutput")
+        if {"struct"} & imported(path) or "int.from_bytes" in path.read_text() or '">i' in path.read_text()
+    }
+    assert users <= {"wire.py"}
+
+
+def test_no_file_grows_beyond_reading():
+    """A stage that needs more than 500 lines thinks in two steps."""
+    folders = [*MAY_IMPORT, "include/demo"]
+    long = {path.name: n for f in folders for path in modules(f) if (n := len(path.read_text().splitlines())) > 500}
+    assert long == {}
+
+
+def test_plugin_stems_are_unique_and_importable_nowhere_else():
+    """Airflow loads each plugin file under its stem, which must not shadow a module."""
+    stems = [path.stem for path in modules("plugins")]
+    assert len(stems) == len(set(stems))
+    shadowed = [stem for stem in stems if stem in sys.stdlib_module_names or stem in OURS]
+    assert shadowed == []
+
+
+def test_no_module_is_loaded_under_two_names():
+    """An editable install must not make `include.waldelta` a second copy of `waldelta`."""
+    program = (
+        "import sys, waldelta.pipeline_file, waldelta.ledger, spark_jobs.pipeline\n"
+        "files = [m.__file__ for m in list(sys.modules.values()) if getattr(m, '__file__', None)]\n"
+        f"ours = [f for f in files if f.startswith({str(ROOT)!r}) and '.venv' not in f]\n"
+        "doubled = sorted({f for f in ours if ours.count(f) > 1})\n"
+        "sys.exit(str(doubled) if doubled else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,118 @@
+"""What the documents name exists: files, anchors, make targets, verbs, errors, keys of the pipeline file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import waldelta.errors
+from spark_jobs.command_line import VERBS
+from waldelta.errors import WaldeltaError
+from waldelta.ledger import BatchCut, ColumnState, Run, SlotMove, TableState, TargetCut
+from waldelta.pipeline_file import Options, PipelineFile, Publication, Source, Target
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+each_page = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower()) for h in headings)
+    return {text.replace(" ", "-") for text in plain}
+
+
+def errors() -> dict[str, type[WaldeltaError]]:
+    found = {name: kind for name, kind in vars(waldelta.errors).items() if isinstance(kind, type)}
+    return {name: kind for name, kind in found.items() if issubclass(kind, WaldeltaError)}
+
+
+def failure_table() -> dict[str, bool]:
+    """The errors of README's table, and whether they are marked as retried."""
+    section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
+    return {name: bool(mark) for name, mark in re.findall(r"^\| `(\w+)`( ↻)? \|", section, re.MULTILINE)}
+
+
+@each_page
+def test_links_resolve(page):
+    """Every relative link leads to a file, and to a heading where it names one."""
+    dead = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        path, _, anchor = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+@each_page
+def test_make_targets_exist(page):
+    """`make x`, in backquotes or at the start of an indented line, is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = page.read_text()
+    named = set(re.findall(r"`make ([a-z0-9-]+)", text)) | set(
+        re.findall(r"^ {4,}make ([a-z0-9-]+)", text, re.MULTILINE)
+    )
+    assert named - targets == set()
+
+
+@each_page
+def test_verbs_exist(page):
+    """`python -m spark_jobs verb` names a verb, or stands for one."""
+    named = set(re.findall(r"python -m spark_jobs +([A-Za-z]+)", page.read_text()))
+    assert named - {*VERBS, "VERB"} == set()
+
+
+def test_every_verb_is_explained():
+    text = (ROOT / "docs/operations.md").read_text()
+    assert [verb for verb in VERBS if f"python -m spark_jobs {verb} " not in text] == []
+
+
+def test_failure_table_names_every_error_that_is_raised():
+    """The table has each error once; only the bases of the tree, which are never the whole story, are left out."""
+    bases = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
+    assert set(failure_table()) == set(errors()) - bases
+
+
+def test_failure_table_marks_what_is_retried():
+    # SyncFailed decides by the errors it holds.
+    marked = {name for name, is_marked in failure_table().items() if is_marked}
+    assert marked == {name for name, kind in errors().items() if kind.retryable}
+
+
+def test_readme_shows_the_real_pipeline_file():
+    """Comments and layout aside, README's example is the demo's file."""
+    shown = re.search(r"```yaml\n(pipeline: flights.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    real = (ROOT / "include/pipelines/flights.yml").read_text()
+    assert yaml.safe_load(shown.group(1)) == yaml.safe_load(real)
+
+
+@pytest.mark.parametrize("model", [PipelineFile, Source, Publication, Options, Target], ids=lambda m: m.__name__)
+def test_every_key_of_the_pipeline_file_is_explained(model):
+    text = (ROOT / "docs/pipeline-file.md").read_text()
+    assert [key for key in model.model_fields if not re.search(rf"`[\w.]*\b{key}\b", text)] == []
+
+
+@pytest.mark.parametrize("row", [SlotMove, TableState, BatchCut, Run, ColumnState, TargetCut], ids=lambda r: r.__name__)
+def test_every_ledger_column_is_explained(row):
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert [
+        name for name in row.__dataclass_fields__ if f"`{name}`" not in text and name not in ("table", "schema")
+    ] == []
+
+
+def test_screenshots_are_small():
+    """They are part of every clone."""
+    large = {
+        path.name: path.stat().st_size for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 300_000
+    }
+    assert large == {}

@@ -1,0 +1,258 @@
+"""Which type a PostgreSQL type has in the lake, and reading its texts; the real server's are in integration/test_values.py."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from waldelta.errors import DecodeError
+from waldelta.type_catalog import PgType
+from waldelta.type_map import target_type
+
+
+def numeric(precision, scale):
+    return PgType(1700, ((precision << 16) | (scale & 0x7FF)) + 4, f"numeric({precision},{scale})")
+
+
+def array_of(element, oid=1_000_000):
+    return PgType(oid, element.typmod, f"{element.name}[]", kind="array", element_oid=element.oid, element=element)
+
+
+def domain_over(base):
+    return PgType(20_000, -1, "d", kind="domain", base_oid=base.oid, base_typmod=base.typmod, base=base)
+
+
+BOOL, BYTEA, INT4, TEXT = (
+    PgType(16, -1, "boolean"),
+    PgType(17, -1, "bytea"),
+    PgType(23, -1, "integer"),
+    PgType(25, -1, "text"),
+)
+FLOAT4, FLOAT8 = PgType(700, -1, "real"), PgType(701, -1, "double precision")
+DATE, TIMESTAMP, TIMESTAMPTZ = PgType(1082, -1, "date"), PgType(1114, -1, "timestamp"), PgType(1184, -1, "timestamptz")
+BOX, POINT = PgType(603, -1, "box", type_name="box"), PgType(600, -1, "point", type_name="point", element=FLOAT8)
+ENUM = PgType(20_001, -1, "mood", kind="enum", type_name="mood", type_schema="public")
+HSTORE = PgType(20_002, -1, "public.hstore", type_name="hstore", type_schema="public")
+VECTOR = PgType(20_003, 3, "public.vector(3)", type_name="vector", type_schema="public")
+GEOMETRY = PgType(20_004, -1, "public.geometry", type_name="geometry", type_schema="public")
+FAMILIES = [BOOL, BYTEA, INT4, TEXT, FLOAT8, numeric(12, 2), DATE, TIMESTAMP, TIMESTAMPTZ, HSTORE, VECTOR]
+FAMILIES += [array_of(t) for t in (BOOL, BYTEA, INT4, TEXT, numeric(12, 2), DATE, BOX)]
+
+
+def texts(*values):
+    return pa.array([None if v is None else v.encode() for v in values], pa.binary())
+
+
+@pytest.mark.parametrize(
+    "pg_type, spark",
+    [
+        (numeric(38, 0), "decimal(38,0)"),
+        (numeric(38, 38), "decimal(38,38)"),
+        (numeric(39, 0), "string"),
+        (numeric(1000, 0), "string"),
+        (numeric(3, -2), "decimal(5,0)"),
+        (numeric(37, -2), "string"),
+        (numeric(3, 5), "decimal(5,5)"),
+        (numeric(2, 50), "string"),
+        (PgType(1700, -1, "numeric"), "string"),
+        (PgType(1042, 9, "character(5)"), "string"),
+        (PgType(99_999, -1, "???"), "string"),
+        (POINT, "string"),
+        (GEOMETRY, "string"),
+        (array_of(GEOMETRY), "string"),
+        (array_of(HSTORE), "string"),
+        (array_of(ENUM), "array<string>"),
+        (array_of(numeric(6, 2)), "array<decimal(6,2)>"),
+        (array_of(domain_over(INT4)), "array<int>"),
+        (array_of(domain_over(array_of(INT4))), "string"),
+        (domain_over(numeric(6, 2)), "decimal(6,2)"),
+        (domain_over(array_of(DATE)), "array<date>"),
+        (HSTORE, "map<string,string>"),
+        (VECTOR, "array<float>"),
+        (PgType(20_005, -1, "public.hstore", kind="composite", type_name="hstore"), "string"),
+        (PgType(22, -1, "int2vector", kind="array", type_name="int2vector", element=INT4), "string"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_types(pg_type, spark):
+    """The type of the lake for what design's table names and for its edges."""
+    assert target_type(pg_type).spark == spark
+
+
+# type, PostgreSQL's text, value; RAW: null, with the text kept
+RAW = object()
+VALUES = [
+    (BOOL, "t", True),
+    (BOOL, "true", RAW),
+    (INT4, "-2147483648", -(2**31)),
+    (INT4, "2147483648", RAW),
+    (INT4, "", RAW),
+    (FLOAT4, "0.1", 0.10000000149011612),
+    (FLOAT8, "-Infinity", float("-inf")),
+    (FLOAT8, "5e-324", 5e-324),
+    (numeric(12, 2), "1.50", Decimal("1.50")),
+    (numeric(12, 2), "1.505", RAW),
+    (numeric(12, 2), "99999999999.00", RAW),
+    (numeric(12, 2), "NaN", RAW),
+    (DATE, "0001-01-01", date(1, 1, 1)),
+    (DATE, "10000-01-01", RAW),
+    (DATE, "0044-03-15 BC", RAW),
+    (DATE, "2023-02-29", RAW),
+    (DATE, "infinity", RAW),
+    (TIMESTAMP, "9999-12-31 23:59:59.999999", datetime(9999, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001
+    (TIMESTAMP, "10000-01-01 00:00:00", RAW),
+    (TIMESTAMP, "0044-03-15 00:00:00.5 BC", RAW),
+    (TIMESTAMPTZ, "2026-01-02 03:04:05.6+00", datetime(2026, 1, 2, 3, 4, 5, 600000, UTC)),
+    (TIMESTAMPTZ, "-infinity", RAW),
+    (BYTEA, "\\x", b""),
+    (BYTEA, "\\x00fF", b"\x00\xff"),
+    (BYTEA, "\\x0", RAW),
+    (BYTEA, "\\xzz", RAW),
+    (BYTEA, "abcd", RAW),
+    (BYTEA, "\\", RAW),
+    (array_of(INT4), "{}", []),
+    (array_of(INT4), "{1,NULL,-3}", [1, None, -3]),
+    (array_of(INT4), "{1,x}", RAW),
+    (array_of(INT4), "{{1,2},{3,4}}", RAW),
+    (array_of(INT4), "[0:1]={1,2}", RAW),
+    (array_of(INT4), "{1", RAW),
+    (array_of(INT4), "", RAW),
+    (array_of(TEXT), '{"NULL",NULL,null,NULLS}', ["NULL", None, "null", "NULLS"]),
+    (array_of(TEXT), '{"","a,b","{c}","d\\"e","f\\\\","\\\\\\""}', ["", "a,b", "{c}", 'd"e', "f\\", '\\"']),
+    (array_of(TEXT), '{"open}', RAW),
+    (array_of(BYTEA), '{"\\\\x00ff",NULL}', [b"\x00\xff", None]),
+    (array_of(DATE), "{2020-01-01,infinity}", RAW),
+    (array_of(BOX), "{(2,2),(1,1);(4,4),(3,3)}", ["(2,2),(1,1)", "(4,4),(3,3)"]),
+    (HSTORE, "", []),
+    (HSTORE, '"a"=>"1", "b"=>NULL, "c"=>"NULL"', [("a", "1"), ("b", None), ("c", "NULL")]),
+    (HSTORE, '"x=>y, "=>"=\\"\\\\", "\\\\"=>""', [("x=>y, ", '="\\'), ("\\", "")]),
+    (HSTORE, '"a"', RAW),
+    (HSTORE, '"a"=>1', RAW),
+    (HSTORE, '"a"=>"1"=>"2"', RAW),
+    (VECTOR, "[1,2.5,-3e-05]", [1.0, 2.5, -2.9999999242136255e-05]),
+    (VECTOR, "{1}", RAW),
+]
+
+
+@pytest.mark.parametrize("pg_type, text, value", VALUES)
+def test_values(pg_type, text, value):
+    """One text, alone and amid others of its type, nulls, slices and other carriers."""
+    target = target_type(pg_type)
+    others = [t for kind, t, _ in VALUES if kind is pg_type or kind == pg_type]
+    alone, amid = texts(text), texts(*others, None, text, *others).slice(len(others), 2)
+    carriers = [alone, alone.cast(pa.string()), alone.cast(pa.large_binary()), alone.cast(pa.large_string()), amid]
+    for given in carriers:
+        typed, raw = target.from_text(given)
+        typed.validate(full=True)
+        assert typed.type == target.arrow
+        nulls = [None] * (len(given) - 1)
+        assert typed.to_pylist() == [*nulls, None if value is RAW else value]
+        assert (raw.to_pylist() if raw else None) == ([*nulls, text] if value is RAW else None)
+
+
+@pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
+@pytest.mark.parametrize("given", [[], [None], [None] * 3], ids=["empty", "null", "nulls"])
+def test_nothing_to_read(pg_type, given):
+    """Empty and all-null arrays, also without buffers, have the right type."""
+    for array in (texts(*given), pa.nulls(len(given), pa.binary()), texts("1", *given).slice(1)):
+        typed, raw = target_type(pg_type).from_text(array)
+        assert (typed.type, typed.to_pylist(), raw) == (target_type(pg_type).arrow, given, None)
+
+
+@pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
+def test_nulls_may_have_bytes_beneath(pg_type):
+    """What lies under a null is ignored, as Arrow allows it to be anything."""
+    held = (t for kind, t, value in VALUES if kind == pg_type and value is not RAW and t)
+    valid = next(held, "x" if pg_type == TEXT else "{}")
+    given = texts(valid, '{"', valid)
+    given = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x05"), *given.buffers()[1:]])
+    typed, raw = target_type(pg_type).from_text(given)
+    assert ([v is None for v in typed.to_pylist()], raw) == ([False, True, False], None)
+
+
+@pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
+def test_any_text_is_held_or_kept(pg_type):
+    """Random texts of the type's own characters never raise: each is read, or stands verbatim in raw."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    alphabet = '{}[]",\\;:=> NULL0123456789-.eEtfxinfity+BCü()'
+    known = [t for kind, t, _ in VALUES if kind == pg_type]
+    for _ in range(6):
+        given = ["".join(rng.choices(alphabet, k=rng.randrange(9))) for _ in range(20)] + known
+        rng.shuffle(given)
+        target = target_type(pg_type)
+        typed, raw = target.from_text(texts(*given))
+        typed.validate(full=True)
+        raws = raw.to_pylist() if raw else [None] * len(given)
+        for text, value, kept in zip(given, typed.to_pylist(), raws, strict=True):
+            assert kept == (text if value is None else None)
+            # Neighbours make no difference.
+            one, _ = target.from_text(texts(text))
+            assert str(one.to_pylist()) == str([value])
+
+
+def quoted(text, rng):
+    """As array_out and hstore_out do it: backslashes before quotes and backslashes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def test_random_arrays_and_maps():
+    """Whatever strings an array or hstore holds come back."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    def word():
+        return "".join(rng.choices('ab,{}"\\ =>ü\n', k=rng.randrange(6)))
+
+    lists = [[rng.choice([None, "NULL", word()]) for _ in range(rng.randrange(5))] for _ in range(500)]
+    printed = ["{" + ",".join("NULL" if v is None else quoted(v, rng) for v in values) + "}" for values in lists]
+    assert target_type(array_of(TEXT)).from_text(texts(*printed))[0].to_pylist() == lists
+    maps = [{word(): rng.choice([None, "NULL", word()]) for _ in range(rng.randrange(5))} for _ in range(500)]
+    printed = [
+        ", ".join(f"{quoted(k, rng)}=>{'NULL' if v is None else quoted(v, rng)}" for k, v in m.items()) for m in maps
+    ]
+    typed, raw = target_type(HSTORE).from_text(texts(*printed))
+    assert raw is None
+    assert [dict(m) for m in typed.to_pylist()] == maps
+
+
+@pytest.mark.parametrize("pg_type", [TEXT, ENUM, array_of(TEXT), HSTORE, DATE, INT4], ids=lambda t: t.name)
+def test_bytes_that_are_not_utf8(pg_type):
+    """Such bytes come only from SQL_ASCII databases; the error says so."""
+    with pytest.raises(DecodeError, match="SQL_ASCII"):
+        target_type(pg_type).from_text(pa.array([b"1", b"\xff\xfe"], pa.binary()))
+
+
+@pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
+def test_types_travel_to_tasks(pg_type):
+    """A type is pickled into Spark's tasks and stays equal."""
+    assert pickle.loads(pickle.dumps(target_type(pg_type))) == target_type(pg_type)
+
+
+def test_copy_expressions_quote_the_column():
+    """Any column name is a quoted identifier, and values outside Spark's calendar are selected as text beside them."""
+    column = sql.Identifier('odd "name"')
+    value, raw = target_type(DATE).copy_expressions(column)
+    assert '"odd ""name"""::pg_catalog."date"' in value.as_string(None)
+    assert "pg_catalog.concat" in raw.as_string(None)
+    value, raw = target_type(INT4).copy_expressions(column)
+    assert (value.as_string(None), raw) == ('"odd ""name"""::pg_catalog."int4"', None)
+
+
+def test_many_values_that_only_look_right():
+    """Rows that can't be held are found among many without trying each."""
+    given = ["2023-02-28"] * 20_000
+    given[777] = given[19_999] = "2023-02-29"
+    given[5:3000:2] = ["infinity"] * len(given[5:3000:2])
+    typed, raw = target_type(DATE).from_text(texts(*given))
+    wrong = {n for n, text in enumerate(given) if text != "2023-02-28"}
+    assert {n for n, text in enumerate(raw.to_pylist()) if text is not None} == wrong
+    assert typed.null_count == len(wrong)

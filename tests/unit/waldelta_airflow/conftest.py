@@ -1,0 +1,86 @@
+"""What an operator meets when it executes: connections, a context, and a job that is a real child process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PASSWORD = "s3cr3t/of the+source"
+TOKEN = "t0ken-of-spark"
+
+
+@pytest.fixture(autouse=True)
+def _connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {
+        "conn_type": "postgres",
+        "host": "db",
+        "login": "cdc",
+        "password": PASSWORD,
+        "port": 5432,
+        "schema": "app",
+    }
+    spark = {"conn_type": "spark_connect", "host": "localhost", "port": 15002, "password": TOKEN}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", json.dumps(source))
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", "postgres://x:unrelated@y/z")
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(spark))
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "")
+
+
+@dataclass
+class FakeJob:
+    """What the job is to do, and what it saw."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    plan: dict[str, Any] = field(default_factory=dict)
+
+    def does(self, **plan: Any) -> None:
+        self.plan = {"tell": str(self.folder / "seen.json"), "started": str(self.folder / "started"), **plan}
+        self.monkeypatch.setenv("FAKE_JOB", json.dumps(self.plan))
+
+    @property
+    def ran(self) -> bool:
+        return (self.folder / "seen.json").exists()
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        return json.loads((self.folder / "seen.json").read_text())
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(a.removeprefix("--").partition("=")[::2] for a in self.seen["argv"][2:])
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeJob:
+    """The stand-in for ``python -m spark_jobs``; ``does()`` says what it does."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "fake_job"))
+    fake = FakeJob(tmp_path, monkeypatch)
+    fake.does(result={"status": "succeeded"})
+    return fake
+
+
+@pytest.fixture
+def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: FakeJob) -> Path:
+    """A spark-submit first on PATH that records its arguments and runs the job as the real one would."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "spark-submit"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'printf "%s\\n" "$@" > {tmp_path}/submitted\n'
+        'while [ "$1" ]; do case "$1" in */app.py) shift; break;; esac; shift; done\n'
+        f'exec {sys.executable} -P -m spark_jobs "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("waldelta_airflow.connections.sys.executable", str(folder / "python"))
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    (jars / "delta.jar").touch()
+    monkeypatch.setenv("WALDELTA_JARS", str(jars))
+    return tmp_path / "submitted"

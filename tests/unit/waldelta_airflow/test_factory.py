@@ -1,0 +1,165 @@
+"""The DAGs of a folder of pipeline files: their tasks, their limits, and what a wrong file does to the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from waldelta_airflow.factory import RefusedFile, create_dags
+
+pytestmark = pytest.mark.airflow
+
+_REPOSITORY = Path(__file__).parents[3]
+
+GRAPHS = {
+    "setup": {"preflight": ["set_up"], "set_up": []},
+    "initial_sync": {"sync": ["check"], "check": ["report"], "report": []},
+    "cdc": {
+        "slot_has_changes": ["land"],
+        "land": ["apply"],
+        "apply": ["check"],
+        "check": ["report"],
+        "report": [],
+    },
+    "maintenance": {"maintain": []},
+}
+
+
+@pytest.fixture
+def dags(write_pipeline):
+    write_pipeline("shop", more="tags: [crm]\nowner: ada\nschedule: '*/10 * * * *'")
+    return create_dags()
+
+
+def dag_errors() -> tuple[dict[str, str], set[str]]:
+    """Import errors and serialized DAGs, as Airflow's DAG processor finds them in dags/."""
+    import structlog
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.dag_processing.processor import _serialize_dags
+
+    bag = DagBag(dag_folder=str(_REPOSITORY / "dags"), bundle_path=_REPOSITORY / "dags")
+    assert bag.import_errors == {}, "an error here would take all DAGs of the file down"
+    serialized, errors = _serialize_dags(bag, structlog.get_logger())
+    return errors, {dag.dag_id for dag in serialized}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_graph(dags, kind):
+    """Each DAG has the tasks of its stages, in order."""
+    dag = dags[f"shop_{kind}"]
+    assert {t.task_id: sorted(t.downstream_task_ids) for t in dag.tasks} == GRAPHS[kind]
+
+
+def test_four_dags_per_file(dags):
+    """A pipeline file gives exactly the four DAGs of the stable surface."""
+    assert set(dags) == {f"shop_{kind}" for kind in GRAPHS}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_every_dag_is_described_and_limited(dags, kind):
+    """Owner, tags, page, retries with growing delay, time limits, one run at a time, no catch-up."""
+    dag = dags[f"shop_{kind}"]
+    assert {"waldelta", "shop", kind, "crm"} <= set(dag.tags)
+    assert "shop_cdc" in dag.doc_md
+    assert "public.flights" in dag.doc_md
+    assert (dag.max_active_runs, dag.catchup) == (1, False)
+    for task in dag.tasks:
+        assert task.owner == "ada"
+        assert task.retries >= 1
+        assert task.retry_delay > timedelta(0)
+        assert task.execution_timeout is not None
+
+
+def test_schedules(dags):
+    """CDC and maintenance run over data intervals in UTC; the others only by hand."""
+    from airflow.timetables.interval import CronDataIntervalTimetable
+
+    kinds = {kind: dags[f"shop_{kind}"].timetable for kind in GRAPHS}
+    assert isinstance(kinds["cdc"], CronDataIntervalTimetable)
+    assert kinds["cdc"].summary == "*/10 * * * *"
+    assert isinstance(kinds["maintenance"], CronDataIntervalTimetable)
+    assert not kinds["setup"].can_be_scheduled
+    assert not kinds["initial_sync"].can_be_scheduled
+
+
+def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
+    """The slot's own pool for what reads or makes the slot, the default pool for the rest."""
+    pooled = {t.task_id for dag in dags.values() for t in dag.tasks if t.pool == "waldelta_shop_cdc"}
+    assert pooled == {"slot_has_changes", "land", "set_up"}
+
+
+def test_params(dags):
+    """Params are typed, with defaults that are valid."""
+    assert dags["shop_setup"].params.dump() == {"dry_run": False}
+    assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None}
+
+
+@pytest.mark.parametrize(
+    "wrong, expected",
+    [
+        ("shcedule: '@daily'", "shcedule: unknown key: remove it, or correct its spelling"),
+        ("schedule: every day", "schedule 'every day' is not a cron expression"),
+        ("batch: {max_changes: 0}", "batch.max_changes"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, expected):
+    """The error is filed under the pipeline file and names it; the other file's DAGs are all there."""
+    write_pipeline("shop")
+    bad = write_pipeline("crm", more=wrong)
+    errors, dag_ids = dag_errors()
+    assert list(errors) == [str(bad)]
+    assert f"pipeline file {bad} " in errors[str(bad)]
+    assert expected in errors[str(bad)]
+    assert dag_ids == {f"shop_{kind}" for kind in GRAPHS}
+
+
+def test_two_files_with_one_pipeline_or_slot_are_refused(write_pipeline):
+    """The second file is refused and the message names the first."""
+    first = write_pipeline("a")
+    same_name, same_slot = (write_pipeline(name) for name in ("b", "c"))
+    same_name.write_text(first.read_text())
+    same_slot.write_text(first.read_text().replace("pipeline: a", "pipeline: c"))
+    dags = create_dags()
+    refused = {d.refused_path: str(d.error) for d in dags.values() if isinstance(d, RefusedFile)}
+    assert set(refused) == {same_name, same_slot}
+    assert f"pipeline 'a' is also in {first}: rename one" in refused[same_name]
+    assert f"slot 'a_cdc' of connection 'a_source' is also in {first}" in refused[same_slot]
+
+
+def test_an_empty_or_absent_folder_has_no_dags(tmp_path):
+    """No pipeline files, no DAGs, no error."""
+    assert create_dags(tmp_path) == {}
+    assert create_dags(tmp_path / "absent") == {}
+
+
+PARSE = """
+import sys, time, airflow.sdk, airflow.timetables.interval, pydantic, yaml
+started = time.process_time()  # CPU: the machine may be shared
+import runpy
+names = runpy.run_path(sys.argv[1])
+seconds = time.process_time() - started
+dags = [d for d in names.values() if isinstance(d, airflow.sdk.DAG)]
+heavy = {m.partition(".")[0] for m in sys.modules} & set(sys.argv[2].split(","))
+print(len(dags), f"{seconds:.3f}", ",".join(sorted(heavy)) or "none")
+"""
+
+
+def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipeline, pipelines):
+    """Under a second, without Spark, Arrow, Delta or a driver of PostgreSQL, and without any connection."""
+    for number in range(50):
+        write_pipeline(f"p{number:02}")
+    heavy = "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,adbc_driver_postgresql"
+    run = subprocess.run(
+        [sys.executable, "-c", PARSE, str(_REPOSITORY / "dags" / "waldelta_pipelines.py"), heavy],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    count, seconds, imported = run.stdout.split()[-3:]
+    assert (count, imported) == ("200", "none")
+    assert float(seconds) < 1.0

@@ -1,0 +1,366 @@
+"""The job operator: what the job is given, what its end means to Airflow, and that nothing secret is shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
+from waldelta.errors import ConfigError
+from waldelta.pipeline_file import load_pipeline_file
+from waldelta_airflow.operators import ReportOperator, WaldeltaJobOperator
+
+pytestmark = pytest.mark.airflow
+
+FAILED = {"status": "failed", "stages": {"land": {"status": "failed"}}}
+
+
+@pytest.fixture
+def make_task(write_pipeline):
+    path = write_pipeline("shop")
+
+    def make(verb: str = "consume", stage: str | None = None, **kwargs) -> WaldeltaJobOperator:
+        pipeline = load_pipeline_file(path)
+        return WaldeltaJobOperator(
+            task_id=stage or verb, pipeline_path=path, pipeline=pipeline, verb=verb, stage=stage, **kwargs
+        )
+
+    return make
+
+
+def use_spark_submit(monkeypatch, host: str = "local[2]", **extra: str) -> None:
+    connection = {"conn_type": "spark", "host": host, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(connection))
+
+
+def ledger_says(pipeline, run_id: str, result: dict) -> None:
+    from waldelta.ledger import Ledger, Run, now
+
+    Ledger(pipeline.target.root).append(Run(now(), run_id, "consume", result["status"], result=json.dumps(result)))
+
+
+def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
+    """The command line says which run, over which interval, and which stage."""
+    task = make_task(
+        stage="land", options={"tables": "public.a,public.b", "reason": "", "dry-run": "True", "x": "None"}
+    )
+    task.execute(make_context())
+    assert job.seen["argv"][:2] == ["consume", task.pipeline_path]
+    result = job.options.pop("result")
+    assert {k: v for k, v in job.options.items() if k != "result"} == {
+        "run-id": "scheduled__2026-01-01",
+        "run-type": "scheduled",
+        "stage": "land",
+        "interval-start": "2026-01-01T00:00:00+00:00",
+        "interval-end": "2026-01-01T00:05:00+00:00",
+        "tables": "public.a,public.b",
+        "dry-run": "",
+    }
+    assert not Path(result).exists(), "the result's folder is removed"
+
+
+def test_secrets_travel_in_the_environment_only(make_task, make_context, job, caplog):
+    """The job's environment holds the source and the Spark server's token, and nothing else of Airflow's."""
+    caplog.set_level(logging.DEBUG)
+    task = make_task(stage="land")
+    pushed = task.execute(make_context())
+    environment = job.seen["environment"]
+    assert json.loads(environment["AIRFLOW_CONN_SHOP_SOURCE"])["password"] == PASSWORD
+    assert environment["SPARK_REMOTE"] == f"sc://localhost:15002/;token={TOKEN}"
+    assert {k for k in environment if k.startswith("AIRFLOW_")} <= {"AIRFLOW_CONN_SHOP_SOURCE", "AIRFLOW_HOME"}
+    shown = json.dumps([job.seen["argv"], pushed, task.options]) + caplog.text
+    assert PASSWORD not in shown
+    assert TOKEN not in shown
+
+
+def test_the_conninfo_read_back_is_the_connection(monkeypatch):
+    """A password with every special character survives the way through the environment."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    from waldelta_airflow.connections import source_conninfo
+
+    fields = conninfo_to_dict(source_conninfo("shop_source"))
+    assert (fields["password"], fields["host"], fields["dbname"]) == (PASSWORD, "db", "app")
+
+
+def test_verbs_without_spark_need_no_spark_connection(make_task, make_context, job, monkeypatch):
+    """Setup and preflight run though the Spark connection doesn't exist."""
+    monkeypatch.delenv("AIRFLOW_CONN_WALDELTA_SPARK")
+    make_task("check").execute(make_context())
+    assert "SPARK_REMOTE" not in job.seen["environment"]
+
+
+def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog):
+    """Each line of standard output and error is a line of the task's log."""
+    caplog.set_level(logging.INFO)
+    job.does(lines=["landed 10 changes", "stderr: a warning"], result={"status": "succeeded"})
+    make_task().execute(make_context())
+    logged = [r.message for r in caplog.records if r.name == "waldelta_airflow.child_process"]
+    assert sorted(logged) == ["landed 10 changes", "stderr: a warning"]
+
+
+def test_the_summary_goes_to_xcom(make_task, make_context, job):
+    """Counts and positions go on to later tasks; errors and stage details don't."""
+    tables = {"public.flights": {"inserted": 3}}
+    job.does(result={"status": "succeeded", "run_id": "r", "tables": tables, "changes": 3, "stages": {}, "error": None})
+    assert make_task().execute(make_context()) == {"run_id": "r", "tables": tables, "changes": 3}
+
+
+@pytest.mark.parametrize("retryable, kind", [(True, AirflowException), (False, AirflowFailException)])
+def test_only_errors_that_can_go_away_are_retried(make_task, make_context, job, retryable, kind):
+    """The error's class and its whole message, of several lines, are the task's failure."""
+    error = {"class": "PreflightFailed", "message": "refused:\n  - a\n  - b", "retryable": retryable}
+    job.does(result=FAILED | {"error": error}, exit=1)
+    with pytest.raises(kind) as failure:
+        make_task(stage="land").execute(make_context())
+    assert type(failure.value) is kind
+    assert str(failure.value) == "PreflightFailed: refused:\n  - a\n  - b"
+
+
+def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
+    """Failed expectations by name, and the path of the report."""
+    job.does(
+        result={
+            "status": "failed",
+            "stages": {"check": {"status": "failed"}},
+            "error": {"class": "QualityFailed", "message": "1 critical expectation failed", "retryable": False},
+            "failed_expectations": ["public.flights: expect_column_values_to_not_be_null(origin)"],
+            "report": "/lake/_waldelta/data_docs/index.html",
+        },
+        exit=1,
+    )
+    with pytest.raises(AirflowFailException) as failure:
+        make_task(stage="check").execute(make_context())
+    assert str(failure.value).splitlines() == [
+        "QualityFailed: 1 critical expectation failed",
+        "  failed: public.flights: expect_column_values_to_not_be_null(origin)",
+        "report: /lake/_waldelta/data_docs/index.html",
+    ]
+
+
+@pytest.mark.parametrize(
+    "plan, kind, text",
+    [
+        ({"exit": 2}, AirflowFailException, "the job refused its arguments"),
+        ({"exit": 1}, AirflowException, "the job ended with exit code 1 before it could report"),
+        ({"signal": signal.SIGKILL}, AirflowException, "the job was ended by signal 9 before it could report"),
+        ({"exit": 0}, AirflowException, "the job ended with exit code 0 before it could report"),
+    ],
+)
+def test_a_job_without_a_result_failed(make_task, make_context, job, plan, kind, text):
+    """A job that leaves no result failed, whatever its exit code."""
+    job.does(**plan)
+    with pytest.raises(kind, match=text) as failure:
+        make_task().execute(make_context())
+    assert type(failure.value) is kind
+
+
+def test_a_backfill_touches_nothing(make_task, make_context, job):
+    """A backfill run of the CDC DAG fails before the job is started."""
+    with pytest.raises(AirflowFailException, match="backfills of shop_cdc are not supported yet, nothing was touched"):
+        make_task(stage="land").execute(make_context(run_type="backfill"))
+    assert not job.ran
+
+
+def test_a_connection_of_another_type_is_refused(make_task, make_context, job, monkeypatch):
+    """Neither a wrong Spark connection nor a wrong source starts the job."""
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", "http://x")
+    with pytest.raises(AirflowFailException, match="'waldelta_spark' has type 'http': give spark_conn_id"):
+        make_task().execute(make_context())
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", "mysql://x:secret@y/z")
+    with pytest.raises(AirflowFailException, match="'shop_source' has type 'mysql': a source's type is postgres"):
+        make_task().execute(make_context())
+    assert not job.ran
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stubborn):
+    """SIGTERM for the group, SIGKILL when it doesn't go within four seconds; before Airflow kills the task at five."""
+    job.does(sleep_s=60, stubborn=stubborn, lines=[])
+    task, started, ended = make_task(), job.folder / "started", []
+
+    def run() -> None:
+        with pytest.raises(AirflowException):
+            task.execute(make_context())
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: started.exists() and started.read_text().count(" "))
+    begin = time.monotonic()
+    task.on_kill()
+    thread.join(timeout=10)
+    assert ended, "the task ended"
+    assert time.monotonic() - begin < 4.9
+    for pid in map(int, started.read_text().split()):
+        wait_until(lambda pid=pid: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    import psutil
+
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_until(condition, timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.02)
+
+
+def test_spark_submit_runs_all_stages_in_one_application(
+    make_task, make_context, job, spark_submit_program, monkeypatch
+):
+    """The first stage's task submits without --stage; it is judged by its own stage only."""
+    use_spark_submit(monkeypatch)
+    stages = {"land": {"status": "succeeded"}, "apply": {"status": "failed"}}
+    error = {"class": "ApplyError", "message": "no", "retryable": False}
+    job.does(result={"status": "failed", "stages": stages, "error": error}, exit=1)
+    make_task(stage="land", first=True).execute(make_context())
+    assert "stage" not in job.options
+    submitted = spark_submit_program.read_text().splitlines()
+    assert submitted[:2] == ["--master", "local[2]"]
+    assert "--py-files" not in submitted
+    assert submitted[submitted.index("--jars") + 1].endswith("delta.jar")
+    assert "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension" in submitted
+    environment = job.seen["environment"]
+    assert json.loads(environment["AIRFLOW_CONN_SHOP_SOURCE"])["password"] == PASSWORD
+    assert environment["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
+    assert "SPARK_REMOTE" not in environment
+    assert PASSWORD not in spark_submit_program.read_text()
+
+
+def test_later_stages_read_how_theirs_went(make_task, make_context, job, spark_submit_program, monkeypatch):
+    """No second application: apply's outcome and error come from the ledger, by run id."""
+    use_spark_submit(monkeypatch)
+    context, task = make_context(), make_task(stage="apply")
+    error = {"class": "LateWriter", "message": "too late", "retryable": True}
+    stages = {"land": {"status": "succeeded"}, "apply": {"status": "failed"}}
+    ledger_says(task.pipeline, context["dag_run"].run_id, {"status": "failed", "stages": stages, "error": error})
+    with pytest.raises(AirflowException, match="LateWriter: too late"):
+        task.execute(context)
+    assert not job.ran
+    stages["apply"] = {"status": "succeeded"}
+    document = {"status": "succeeded", "stages": stages, "changes": 7}
+    ledger_says(task.pipeline, context["dag_run"].run_id, document)
+    assert task.execute(context) == {"changes": 7}
+    assert not job.ran
+
+
+@pytest.mark.usefixtures("spark_submit_program")
+@pytest.mark.parametrize("try_number, reported", [(2, "apply"), (1, "land")])
+def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
+    make_task, make_context, job, monkeypatch, try_number, reported
+):
+    """A retry of apply, or an application that died before it, runs that stage in an application of its own."""
+    use_spark_submit(monkeypatch)
+    context, task = make_context(try_number=try_number), make_task(stage="apply")
+    document = {"status": "failed", "stages": {reported: {"status": "failed"}}, "error": None}
+    ledger_says(task.pipeline, context["dag_run"].run_id, document)
+    job.does(result={"status": "succeeded", "stages": {"apply": {"status": "succeeded"}}})
+    task.execute(context)
+    assert job.options["stage"] == "apply"
+
+
+def test_executors_elsewhere_get_our_packages(make_task, make_context, job, spark_submit_program, monkeypatch):
+    """On a cluster the zip of waldelta and spark_jobs goes along, the same file for the same content."""
+    import zipfile
+
+    from waldelta_airflow.spark_submit import shipped_packages
+
+    use_spark_submit(monkeypatch, host="spark://master:7077")
+    make_task(stage="land", first=True).execute(make_context())
+    submitted = spark_submit_program.read_text().splitlines()
+    archive = Path(submitted[submitted.index("--py-files") + 1])
+    assert archive == shipped_packages()
+    names = zipfile.ZipFile(archive).namelist()
+    assert {"waldelta/__init__.py", "waldelta/pgoutput/__init__.py", "spark_jobs/session.py"} <= set(names)
+    assert not [name for name in names if not name.startswith(("waldelta/", "spark_jobs/"))]
+    assert archive.parent.stat().st_mode & 0o077 == 0
+    assert "spark.driver.host=127.0.0.1" not in submitted
+
+
+def test_cluster_deploy_mode_is_refused(make_task, make_context, job, spark_submit_program, monkeypatch):
+    """The password would have to travel as an argument."""
+    use_spark_submit(monkeypatch, host="yarn", **{"deploy-mode": "cluster"})
+    with pytest.raises(AirflowFailException, match="set deploy-mode to client"):
+        make_task(stage="land", first=True).execute(make_context())
+    assert not job.ran
+
+
+def test_missing_jars_are_named(make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path):
+    """Without Delta's jars nothing is submitted."""
+    use_spark_submit(monkeypatch)
+    monkeypatch.setenv("WALDELTA_JARS", str(tmp_path / "absent"))
+    with pytest.raises(AirflowFailException, match="ConfigError: no Delta jars in"):
+        make_task(stage="land", first=True).execute(make_context())
+    assert not job.ran
+
+
+def test_spark_submit_is_configured_as_a_session_is():
+    """The settings that must be there before the JVM starts are those of spark_jobs.session."""
+    from spark_jobs.session import SETTINGS
+    from waldelta_airflow.settings import SPARK_SUBMIT_CONF
+
+    assert SPARK_SUBMIT_CONF == SETTINGS
+
+
+def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
+    """Only targets with changes get an event, with counts and LSN range."""
+    path = write_pipeline("shop")
+    pipeline = load_pipeline_file(path)
+    none = {"inserted": 0, "updated": 0, "deleted": 0, "skipped": 0, "truncated": False, "version": None, "rows": None}
+    tables = {
+        "public.flights": none | {"inserted": 2, "updated": 1, "skipped": 1, "version": 4},
+        "public.planes": none | {"skipped": 3},
+        'public."Odd name"': none | {"truncated": True},
+        "public.copied": none | {"rows": 0},
+    }
+    bounds = {"run_id": "r", "start_lsn": "0/1", "end_lsn": "0/2"}
+    stages = {"report": {"status": "succeeded"}}
+    job.does(result={"status": "succeeded", "stages": stages, "tables": tables, "report": "/d/index.html", **bounds})
+    context = make_context()
+    task = ReportOperator(task_id="report", pipeline_path=path, pipeline=pipeline, verb="consume")
+    assert task.execute(context)["report"] == "/d/index.html"
+    assert job.options["stage"] == "report"
+    (events,) = context["outlet_events"].values()
+    zero = {"inserted": 0, "updated": 0, "deleted": 0, "skipped": 0, "truncated": False} | bounds
+    assert {asset.name: extra for asset, extra in events.added} == {
+        "shop/public.flights": zero | {"inserted": 2, "updated": 1, "skipped": 1, "version": 4},
+        'shop/public."Odd name"': zero | {"truncated": True},
+        "shop/public.copied": zero | {"rows": 0},
+    }
+    assert [asset.uri for asset, _ in events.added] == [
+        f"{pipeline.target.root}/public/{name}" for name in ("flights", "Odd~20name", "copied")
+    ]
+    assert [alias.name for alias in task.outlets] == ["waldelta/shop"]
+
+
+def test_a_stage_has_its_own_error(make_task, make_context, job):
+    """When several stages failed, each task shows its own."""
+    first = {"class": "ApplyError", "message": "a table failed", "retryable": False}
+    own = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
+    stages = {"apply": {"status": "failed", "error": first}, "report": {"status": "failed", "error": own}}
+    job.does(result={"status": "failed", "stages": stages, "error": first}, exit=1)
+    with pytest.raises(AirflowException, match=r"^SourceUnreachable: gone$"):
+        make_task(stage="report").execute(make_context())
+
+
+def test_named_errors_in_a_task_become_airflows():
+    """Errors of the library keep class and message, and say whether to retry."""
+    from waldelta.errors import LockHeld
+    from waldelta_airflow.job_result import named_failures
+
+    with pytest.raises(AirflowFailException, match="ConfigError: wrong"), named_failures():
+        raise ConfigError("wrong")
+    with pytest.raises(AirflowException, match="LockHeld: by pid 1") as failure, named_failures():
+        raise LockHeld("by pid 1")
+    assert type(failure.value) is AirflowException
