@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -14,8 +15,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     os.environ.pop("SPARK_REMOTE", None)
     from spark_jobs.session import spark_session
 
-    os.chdir(tmp_path_factory.mktemp("spark"))  # spark-warehouse lands here
-    session = spark_session("local[2]", name="tests")
+    # spark-warehouse lands in the working directory of the moment; later tests name files from the project's root.
+    with contextlib.chdir(tmp_path_factory.mktemp("spark")):
+        session = spark_session("local[2]", name="tests")
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -156,7 +158,7 @@ def test_a_small_demo_covers_the_whole_year_and_repeats_itself(database):
 
 def test_pipeline_file_takes_its_lake_from_the_environment(monkeypatch, lake):
     """The demo's file is valid in any clone; without the variable the error names it."""
-    path = "include/pipelines/flights.yml"
+    path = Path(__file__).parents[2] / "include/pipelines/flights.yml"
     monkeypatch.setenv("WALDELTA_LAKE", lake)
     assert load_pipeline_file(path).target.root == lake
     monkeypatch.delenv("WALDELTA_LAKE")

@@ -102,7 +102,7 @@ def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog)
     caplog.set_level(logging.INFO)
     job.does(lines=["landed 10 changes", "stderr: a warning"], result={"status": "succeeded"})
     make_task().execute(make_context())
-    logged = [r.message for r in caplog.records if r.name == "waldelta_airflow.child_process"]
+    logged = [r.getMessage() for r in caplog.records if r.name == "waldelta_airflow.child_process"]
     assert sorted(logged) == ["landed 10 changes", "stderr: a warning"]
 
 
