@@ -20,6 +20,15 @@ from waldelta.lake import CHANGES, bookkeeping_uri, sync_commit
 from waldelta.visibility import Snapshot
 
 XID_MASK = 0xFFFFFFFF
+ROW_KINDS = ("I", "U", "D")
+# Of a row message, what it takes to decode it.
+ROW_SCHEMA = pa.schema(
+    [
+        ("batch", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("relation_id", pa.int64()),
+        ("xid8", pa.int64()), ("commit_lsn", pa.int64()), ("commit_ts", pa.timestamp("us", "UTC")),
+        ("data", pa.binary()), ("moves", pa.bool_()),
+    ]
+)  # fmt: skip
 
 # A batch, and a message's number within it.
 Place = tuple[int, int]
@@ -142,6 +151,17 @@ class ChangeLog:
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
         return Volume(rows, moves)
 
+    def rows(self, after_batch: int, upto_batch: int, most_bytes: int) -> pa.Table | None:
+        """All row messages of a range of batches, as landed; None when they are more than ``most_bytes`` in memory."""
+        parts: list[pa.RecordBatch] = []
+        taken = 0
+        for part in self._scan(_range(after_batch, upto_batch) & pc.field("kind").isin(ROW_KINDS), ROW_SCHEMA.names):
+            taken += part.nbytes
+            if taken > most_bytes:
+                return None
+            parts.append(part)
+        return pa.Table.from_batches(parts) if parts else ROW_SCHEMA.empty_table()
+
     def has_changes(
         self,
         after_batch: int,
@@ -175,7 +195,7 @@ class ChangeLog:
             _range(after_batch, upto_batch)
             & pc.field("relation_id").isin(list(relation_ids))
             & (pc.field("xid8") >= snapshot.xmin)
-            & pc.field("kind").isin(["I", "U", "D"])
+            & pc.field("kind").isin(ROW_KINDS)
         )
         return self._scan(chosen if narrower is None else chosen & narrower, columns)
 
