@@ -273,7 +273,7 @@ def _check_unaltered(job: Job, copied: PublishedTable) -> None:
 def _column_states(table: PublishedTable) -> list[ColumnState]:
     spark_types = {column.name: column.spark_type for column in target_columns(table, metadata_columns=False)}
     return [
-        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null)
+        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null, c.attnum)
         for c in table.columns
     ]
 

@@ -63,12 +63,14 @@ class ColumnState:
     type_name: str
     spark_type: str
     not_null: bool
+    # Names change, attribute numbers don't.
+    attnum: int = 0
 
 
 _COLUMN = pa.struct(
     [
         ("name", pa.string()), ("type_oid", pa.int64()), ("typmod", pa.int64()), ("type_name", pa.string()),
-        ("spark_type", pa.string()), ("not_null", pa.bool_()),
+        ("spark_type", pa.string()), ("not_null", pa.bool_()), ("attnum", pa.int64()),
     ]
 )  # fmt: skip
 
