@@ -22,6 +22,7 @@ from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.locks import slot_lock
+from waldelta.lsn import Lsn
 from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.watermark import synced_states
@@ -74,7 +75,10 @@ def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResul
     """Say how far behind the lake is now, and print the summary."""
     with job.connect("report") as connection:
         position = read_position(connection)
-        result.lag_bytes = max(0, position.flush_lsn - confirmed_lsn(connection, job.pipeline.source.slot))
+        confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
+    # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
+    read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
+    result.lag_bytes = max(0, position.flush_lsn - read)
     stage.detail = f"lag {result.lag_bytes} bytes"
 
 

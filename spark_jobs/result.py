@@ -64,6 +64,7 @@ class RunResult:
     lag_bytes: int = 0
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
 
     @classmethod

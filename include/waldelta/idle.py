@@ -1,4 +1,7 @@
-"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds no WAL back."""
+"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds no WAL back.
+
+It is moved when that frees a WAL file: each move is recorded durably, and smaller ones would free nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.consume import SlotIdentity, confirmed_lsn, move_idle_slot
+from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.ledger import TableState
@@ -27,7 +30,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us."""
+    """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us.
+
+    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file behind.
+    """
 
     has_work: bool
     reason: str
@@ -48,17 +54,21 @@ def look(job: Job) -> Look:
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
         standing = recover(connection, identity, ledger, change_log, server, job.run_id)
-        lag = max(0, server.flush_lsn - standing.confirmed)
+        stands = standing.confirmed
+        reason = None
         if behind := _behind(job, identity, change_log):
-            return Look(True, f"landed changes wait for {', '.join(behind)}", lag)
-        position, window = standing.confirmed, job.pipeline.batch.wal_window_mb << 20
-        while position < server.flush_lsn:
+            reason = f"landed changes wait for {', '.join(behind)}"
+        position, window = stands, job.pipeline.batch.wal_window_mb << 20
+        while reason is None and position < server.flush_lsn:
             upto = min(server.flush_lsn, position + window)
             if _has_changes(connection, job, upto):
-                return Look(True, f"changes between {position} and {upto}", lag)
-            move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
+                reason = f"changes between {position} and {upto}"
+            elif server.must_move(stands, upto):
+                move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
+                stands = upto
             position = upto
-        return Look(False, "no changes", lag, str(confirmed_lsn(connection, source.slot)))
+        moved_to = str(stands) if stands > standing.confirmed else None
+        return Look(reason is not None, reason or "no changes", max(0, server.flush_lsn - stands), moved_to)
 
 
 def _has_changes(connection: psycopg.Connection[tuple[Any, ...]], job: Job, upto: Lsn) -> bool:

@@ -269,8 +269,7 @@ def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Fin
 
 def _life(job: Job) -> list[SlotMove]:
     """What was done to the slot as a whole, oldest first."""
-    kinds = ("creating", "created", "adopted", "dropped")
-    return [m for m in job.ledger.slot_moves() if m.slot == job.pipeline.source.slot and m.event in kinds]
+    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
 
 
 def _made_here(moves: Sequence[SlotMove]) -> bool:
@@ -316,13 +315,21 @@ def _ensure_slot(conn: Connection, job: Job) -> None:
 
 
 def _record(job: Job, slot: SlotState, event: str) -> None:
-    incarnation, lsn = str(slot.confirmed_flush_lsn), slot.confirmed_flush_lsn.value
+    incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
     # Batches of an earlier life stay in the change log; the new life begins behind them.
     behind = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
     job.ledger.append(
         SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
     )
     log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
+
+
+def _incarnation(job: Job, slot: SlotState) -> str:
+    """Where the slot's life begins; numbered when one began there before: a slot adopted again need not have moved."""
+    began = str(slot.confirmed_flush_lsn)
+    lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}
+    earlier = sum(life == began or life.startswith(f"{began}.") for life in lives)
+    return f"{began}.{earlier + 1}" if earlier else began
 
 
 # CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.

@@ -19,7 +19,7 @@ def read_status(job: Job) -> dict[str, Any]:
         slot = read_slot(connection, slot_name)
     states = job.table_states()
     cut = last_cut(job)
-    runs = job.ledger.runs()
+    run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server),
@@ -28,8 +28,8 @@ def read_status(job: Job) -> dict[str, Any]:
             for name, state in sorted(states.items())
         },
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
-        "last_run": None if not runs else {
-            "run_id": runs[-1].run_id, "verb": runs[-1].verb, "status": runs[-1].status, "at": runs[-1].at.isoformat(),
+        "last_run": None if run is None else {
+            "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
         },
     }  # fmt: skip
 
