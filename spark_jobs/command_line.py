@@ -113,8 +113,8 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
         )
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
-    session = nullcontext(None) if options.stage == "report" else open_session(name, _session_key(pipeline, options))
-    with session as spark:
+    key = _session_key(pipeline, options)
+    with nullcontext(None) if options.stage == "report" else open_session(name, job, key) as spark:
         try:
             result = _runner(options)(spark, job)
         except RunFailed as failed:
