@@ -6,6 +6,8 @@ It is moved when that frees a WAL file: each move is recorded durably, and small
 from __future__ import annotations
 
 import logging
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,9 @@ from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, synced_states
 
 log = logging.getLogger(__name__)
+
+# A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task allows more.
+BUDGET_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,11 @@ def look(job: Job) -> Look:
         if behind := _behind(job, identity, change_log):
             reason = f"landed changes wait for {', '.join(behind)}"
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
+        deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
             upto = min(server.flush_lsn, position + window)
-            if _has_changes(connection, job, upto):
-                reason = f"changes between {position} and {upto}"
-            elif server.must_move(stands, upto):
+            reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
+            if reason is None and server.must_move(stands, upto):
                 move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
                 stands = upto
             position = upto
@@ -71,14 +76,24 @@ def look(job: Job) -> Look:
         return Look(reason is not None, reason or "no changes", max(0, server.flush_lsn - stands), moved_to)
 
 
-def _has_changes(connection: psycopg.Connection[tuple[Any, ...]], job: Job, upto: Lsn) -> bool:
-    connection.execute(f"set statement_timeout = {job.pipeline.batch.statement_timeout_s * 1000}".encode())
-    statement = call("peek", job.pipeline.source, upto, 1, "1")
+def _reason_to_run(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, span: tuple[Lsn, Lsn], timeout_s: float
+) -> str | None:
+    """Changes for us in a stretch of WAL, or more WAL than can be looked through in time; None when there is nothing."""
+    between = f"between {span[0]} and {span[1]}"
+    too_much = f"more WAL {between} than a look of {BUDGET_S:g} s goes through"
+    if timeout_s <= 0:
+        return too_much
+    timeout_ms = math.ceil(min(timeout_s, job.pipeline.batch.statement_timeout_s) * 1000)
+    statement = call("peek", job.pipeline.source, span[1], 1, "1")
     try:
-        return connection.execute(f"{statement} limit 1".encode()).fetchone() is not None
+        connection.execute(f"set statement_timeout = {timeout_ms}".encode())
+        found = connection.execute(f"{statement} limit 1".encode()).fetchone()
     except psycopg.errors.QueryCanceled:
-        # Too much WAL to look through in time; landing takes smaller bites until it goes.
-        return True
+        return too_much  # landing takes smaller bites until it goes
+    finally:
+        connection.execute("set statement_timeout = 0")
+    return f"changes {between}" if found is not None else None
 
 
 def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> list[str]:

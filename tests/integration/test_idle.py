@@ -8,6 +8,7 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import report_stage
 from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta import idle
 from waldelta.consume import confirmed_lsn
 from waldelta.idle import look
 from waldelta.lsn import Lsn
@@ -67,9 +68,9 @@ def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, j
     before, moves = confirmed_lsn(database.connection, job.pipeline.source.slot), job.ledger.slot_moves()
     for _ in range(3):
         write_wal(database)
-        idle = look(job)
-        assert (idle.has_work, idle.moved_to) == (False, None)
-        assert 0 < idle.lag_bytes < SEGMENT
+        found = look(job)
+        assert (found.has_work, found.moved_to) == (False, None)
+        assert 0 < found.lag_bytes < SEGMENT
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
     assert job.ledger.slot_moves() == moves
 
@@ -80,12 +81,12 @@ def test_an_idle_slot_never_holds_back_more_than_a_file(database, job):
     for _ in range(3):
         write_wal(database, segments=3)
         before = confirmed_lsn(database.connection, slot)
-        idle = look(job)
+        found = look(job)
         after = confirmed_lsn(database.connection, slot)
-        assert not idle.has_work
-        assert idle.moved_to == str(after)
+        assert not found.has_work
+        assert found.moved_to == str(after)
         assert after > before
-        assert idle.lag_bytes < SEGMENT
+        assert found.lag_bytes < SEGMENT
     database.execute("insert into t values (1, 'a')")
     seen = look(job)
     assert seen.has_work
@@ -134,3 +135,31 @@ def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(spark, datab
     drained = drain(spark, job)
     assert len(drained.batches) == 1
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == drained.end
+
+
+def test_a_look_has_a_budget(database, job, monkeypatch):
+    """More WAL than can be looked through in time is Spark's work, and Airflow never has to kill the look."""
+    from waldelta_airflow import settings
+
+    assert settings.LOOK_TIMEOUT.total_seconds() >= 2 * idle.BUDGET_S
+    write_wal(database)
+    for budget in (0.0, 1e-6):
+        monkeypatch.setattr(idle, "BUDGET_S", budget)
+        seen = look(job)
+        assert seen.has_work
+        assert seen.reason.startswith("more WAL between")
+    monkeypatch.undo()
+    assert not look(job).has_work
+
+
+def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
+    """The time that a look may take to find a change isn't that of the statement that moves the slot."""
+    seen = []
+
+    def move(connection, *_):
+        seen.extend(connection.execute("show statement_timeout").fetchone())
+
+    monkeypatch.setattr(idle, "move_idle_slot", move)
+    write_wal(database, segments=1)
+    look(job)
+    assert seen == ["0"]
