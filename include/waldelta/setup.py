@@ -17,7 +17,7 @@ import tenacity
 
 from waldelta.change_log import ChangeLog
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SourceError, TableBusy
-from waldelta.finding import Finding, problem, warning
+from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.ledger import SlotMove, now
@@ -149,7 +149,8 @@ def apply_setup(conn: Connection, job: Job) -> SetupPlan:
 def teardown(conn: Connection, job: Job) -> list[str]:
     """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
 
-    A slot that existed before, publications without this pipeline's mark and the lake stay.
+    A slot that existed before, publications without this pipeline's mark and the lake stay. A slot that stays holds WAL,
+    so the last line says why it does and how to drop it.
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
@@ -172,7 +173,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-    return dropped
+        return dropped + _slot_that_stays(read_slot(conn, slot), moves)
 
 
 def run_statements(conn: Connection, statements: Sequence[Statement]) -> None:
@@ -275,6 +276,21 @@ def _life(job: Job) -> list[SlotMove]:
 def _made_here(moves: Sequence[SlotMove]) -> bool:
     """Whether the slot's present life began with its creation by this pipeline."""
     return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
+
+
+def _slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
+    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
+    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database:
+        return []
+    if moves and not _made_here(moves):
+        why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
+    else:
+        why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
+    line = (
+        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why}; unless somebody else "
+        f"reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
+    )
+    return [line]
 
 
 def _slot_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
