@@ -119,7 +119,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
             result = _runner(options)(spark, job)
         except RunFailed as failed:
             result = failed.result
-    result.print_summary()
+    result.print_summary(stage=options.stage)
     if options.result is not None:
         result.write(options.result)
     if result.error is not None and (options.stage is None or result.status == "failed"):

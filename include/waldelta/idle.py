@@ -23,7 +23,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers
 from waldelta.recover import recover, slot_move
 from waldelta.server import read_position
-from waldelta.slot import check_health, read_slot
+from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, synced_states
 
@@ -55,7 +55,9 @@ def look(job: Job) -> Look:
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     with job.connect("look") as connection, slot_lock(job):
-        check_health(read_slot(connection, source.slot), source.slot)
+        slot = check_health(read_slot(connection, source.slot), source.slot)
+        if warning := backlog_warning(slot, job.pipeline.slot_limits):
+            log.warning("%s", warning)
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
         standing = recover(connection, identity, ledger, change_log, server, job.run_id)

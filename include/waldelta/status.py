@@ -7,7 +7,7 @@ from typing import Any
 from waldelta.errors import SlotMissing
 from waldelta.job import Job
 from waldelta.server import read_position
-from waldelta.slot import read_slot
+from waldelta.slot import backlog_warning, read_slot
 from waldelta.watermark import last_cut
 
 
@@ -44,4 +44,5 @@ def _slot(job: Job, slot: Any, server: Any) -> dict[str, Any]:
         "confirmed_flush_lsn": str(slot.confirmed_flush_lsn),
         "lag_bytes": max(0, server.flush_lsn - slot.confirmed_flush_lsn),
         "retained_bytes": slot.retained_bytes,
+        "warning": backlog_warning(slot, job.pipeline.slot_limits),
     }
