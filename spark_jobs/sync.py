@@ -157,8 +157,12 @@ def _sync_locked(
     def record(status: str, generation: int, **details: Any) -> None:
         # One writer at a time: appends to one Delta table from several threads would only collide.
         with ledger_lock:
-            job.ledger.append(TableState(now(), job.run_id, name, generation, status, **details))
+            job.ledger.append(
+                TableState(now(), job.run_id, name, generation, status, incarnation=incarnation, **details)
+            )
 
+    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
+    incarnation = job.slot_identity().incarnation
     with target_lock(job, table_id) as lock:
         last = job.ledger.table_states().get(name)
         generation = last.generation + 1 if last else 1

@@ -87,11 +87,15 @@ class ChangeLog:
 
     def highest_batch(self) -> int:
         """The highest batch number in the log, of any incarnation; 0 when it is empty."""
+        return max(self._batches(), default=0)
+
+    def lowest_batch(self) -> int | None:
+        """The lowest batch number that the log still holds, of any incarnation; None when it is empty."""
+        return min(self._batches(), default=None)
+
+    def _batches(self) -> list[int]:
         table = self._open()
-        if table is None:
-            return 0
-        batches = [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
-        return max(batches, default=0)
+        return [] if table is None else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Messages by batch in a range, from the log's file statistics."""

@@ -64,7 +64,7 @@ class SourceUnreachable(SourceError):
 
 
 class AuthenticationFailed(SourceError):
-    """The server refused user or password."""
+    """The server refused user, password, database or address."""
 
 
 class PrivilegeMissing(SourceError):
