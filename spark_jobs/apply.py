@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_jobs.changes import read_changes
 from spark_jobs.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -190,11 +191,8 @@ def _apply_target(
 
 def _stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, staged: str) -> dict[str, int]:
     """Decode and collapse the range into files; returns the number of net changes by action."""
-    after, upto = plan.batches
     changes = (
-        spark.read.format("delta")
-        .load(change_log.uri)
-        .where((F.col("batch") > after) & (F.col("batch") <= upto))
+        read_changes(spark, change_log, plan.decode.segments)
         .where(F.col("relation_id").isin(plan.state.relation_ids) & F.col("kind").isin(*ROW_KINDS))
         .where(F.col("xid8") >= plan.decode.snapshot.xmin)
         .select(*CHANGE_COLUMNS)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_jobs.land import create_change_log, land
-from waldelta.change_log import ChangeLog, Landed
+from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import PeekTimeout
 from waldelta.job import Job
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound
+from waldelta.peek import PeekBound, most_changes
 from waldelta.recover import recover, slot_move
 from waldelta.server import ServerPosition, read_position
+from waldelta.tally import Landed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +106,7 @@ def _land_one(
 ) -> Landed:
     upto, batch, timeout_s = bite
     began = time.monotonic()
-    bound = PeekBound(upto, job.pipeline.batch.max_changes, timeout_s, server.next_xid8)
+    bound = PeekBound(upto, _limit(job), timeout_s, server.next_xid8)
     land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
     landed = change_log.landed(batch)
     drained.seconds_landing += time.monotonic() - began
@@ -126,14 +127,19 @@ def _consume_one(
     began = time.monotonic()
     source, ledger = job.pipeline.source, job.ledger
     end = Lsn(landed.end_lsn)
-    if landed.transactions.commits:
+    if landed.end_lsn:
         move = slot_move(identity, job.run_id, end.value, landed.batch)
         consume(connection, source, ledger, move, landed.transactions)
-    if landed.rows < job.pipeline.batch.max_changes and end < upto:
+    limit = _limit(job)
+    if (limit is None or landed.rows < limit) and end < upto:
         move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
         end = upto
     drained.seconds_consuming += time.monotonic() - began
     return end
+
+
+def _limit(job: Job) -> int | None:
+    return most_changes(job.pipeline.source, job.pipeline.batch.max_changes)
 
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:

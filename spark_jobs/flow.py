@@ -4,6 +4,7 @@
 
     land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.consume)
     apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
+            and, when asked for, logical messages -> their own table           (messages)
     check   targets -> expectations -> Data Docs                               (quality)
     report  what the run did -> ledger, summary
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
+from spark_jobs.messages import write_messages
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, describe_error
 from spark_jobs.sync import sync
 from waldelta.consume import confirmed_lsn
@@ -35,8 +37,9 @@ log = logging.getLogger(__name__)
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position."""
     with slot_lock(job) as lock:
+        source = job.pipeline.source
         with job.connect("health") as connection:
-            check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
+            check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         drained = drain(spark, job, lock.check)
     result.changes += drained.changes
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
@@ -48,6 +51,8 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
+    if job.pipeline.source.options.messages:
+        write_messages(spark, job)
     applied = apply(spark, job)
     for cut in applied.steps:
         result.add_cut(cut)

@@ -13,7 +13,8 @@ from waldelta.job import Job
 from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.ledger import now
 from waldelta.locks import target_lock
-from waldelta.watermark import Watermarks, synced_states, uri_of
+from waldelta.transactions import Prepared
+from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,11 +51,19 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     safe = min((watermarks.of(state) for state in states), default=0)
     oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
     expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
+    if job.pipeline.source.options.messages:
+        expired = min(expired, messages_applied(job, identity))
+    expired = min([expired, *(p.batch - 1 for p in change_log.prepared() if _is_needed(p, expired))])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
     spark.sql(forget_statement(uri, expired)).collect()
     spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
     stage.detail = f"batches up to {expired} removed"
+
+
+def _is_needed(prepared: Prepared, expired: int) -> bool:
+    """Whether a prepared transaction's changes may still be asked for once batches up to ``expired`` are gone."""
+    return prepared.batch <= expired and (prepared.decided_in is None or prepared.decided_in > expired)
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

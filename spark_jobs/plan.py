@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.decode import DecodePlan, RelationVersion, order_of, split_order
+from spark_jobs.decode import DecodePlan
+from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
-from waldelta.change_log import ChangeLog, Volume
-from waldelta.errors import SchemaChanged
+from waldelta.change_log import ChangeLog, Stream, Volume
+from waldelta.errors import ApplyError, SchemaChanged
 from waldelta.ledger import TableState
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
@@ -44,14 +44,15 @@ def plan_target(
     connection: psycopg.Connection[Any], change_log: ChangeLog, state: TableState, batches: tuple[int, int]
 ) -> TargetPlan:
     """Read the relation's versions and truncations in the range; raises SchemaChanged when the columns differ."""
-    timeline = change_log.timeline(*batches)
+    stream = change_log.stream(*batches)
     snapshot = Snapshot.parse(state.snapshot)
-    volume = change_log.volume(*batches, state.relation_ids, snapshot)
-    versions = _versions(timeline, state)
+    _check_prepared(stream, state, snapshot)
+    volume = change_log.volume(stream, state.relation_ids, snapshot)
+    versions = read_versions(stream, state.relation_ids)
     names = tuple(column.name for column in state.columns)
-    _check_not_recreated(timeline, state)
+    _check_not_recreated(stream, state)
     if volume.rows:
-        _check_versions(change_log, state, batches, versions)
+        _check_versions(change_log, stream, state, versions)
     pairs = {(column.type_oid, column.typmod) for column in state.columns}
     types = _types(connection, state, pairs)
     shape = EventShape(
@@ -59,38 +60,48 @@ def plan_target(
         key=tuple(names.index(name) for name in state.key_columns),
         toastable=tuple(i for i, column in enumerate(state.columns) if column.spark_type not in _FIXED_SIZE),
     )
-    truncated_at = _last_truncate(timeline, state, snapshot)
+    truncated_at = _last_truncate(stream, state, snapshot)
     decode = DecodePlan(
         shape,
         names,
         tuple(target_type(types[(column.type_oid, column.typmod)]) for column in state.columns),
         tuple(versions),
         snapshot,
+        stream.segments,
         truncated_at,
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(state, batches, volume, decode, truncated_at >= 0, may_move)
 
 
-def _versions(timeline: pa.Table, state: TableState) -> list[RelationVersion]:
-    rows = [row for row in timeline.to_pylist() if row["kind"] == "R" and row["relation_id"] in state.relation_ids]
-    return [RelationVersion(order_of(row["batch"], row["seq"]), read_relation(row["data"])) for row in rows]
+def _check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
+    """A transaction committed in the range must have its changes in the log, unless the copy holds them."""
+    for lost in stream.segments.missing:
+        if not snapshot.sees(np.array([lost.xid8])).all():
+            raise ApplyError(
+                f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch {lost.decided_in}, but the change "
+                f"log doesn't hold its changes: sync this table again (initial sync with tables={state.table_name})"
+            )
 
 
-def _last_truncate(timeline: pa.Table, state: TableState, snapshot: Snapshot) -> int:
+def _last_truncate(stream: Stream, state: TableState, snapshot: Snapshot) -> int:
     """The place of the last TRUNCATE of this target that its copy doesn't reflect, or -1."""
     found = -1
-    for row in timeline.filter(pc.equal(timeline["kind"], "T")).to_pylist():
-        unseen = not snapshot.sees(pa.array([row["xid8"]]).to_numpy()).all()
-        if unseen and set(read_truncate(row["data"]).relation_ids) & set(state.relation_ids):
-            found = max(found, order_of(row["batch"], row["seq"]))
+    for row, place in stream.of_kind("T"):
+        if place <= found or snapshot.sees(np.array([row["xid8"]])).all():
+            continue
+        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+        if set(truncated.relation_ids) & set(state.relation_ids):
+            found = place
     return found
 
 
-def _check_not_recreated(timeline: pa.Table, state: TableState) -> None:
+def _check_not_recreated(stream: Stream, state: TableState) -> None:
     """A table dropped and created again has another oid, so its changes would pass by unseen."""
-    for row in timeline.filter(pc.equal(timeline["kind"], "R")).to_pylist():
-        relation = read_relation(row["data"])
+    for row, place in stream.of_kind("R"):
+        if place < 0:
+            continue
+        relation = read_relation(row["data"], streamed=row["streamed_xid"] is not None)
         same_name = str(TableId(relation.schema, relation.name)) == state.table_name
         if (
             same_name
@@ -103,17 +114,13 @@ def _check_not_recreated(timeline: pa.Table, state: TableState) -> None:
             )
 
 
-def _check_versions(
-    change_log: ChangeLog, state: TableState, batches: tuple[int, int], versions: list[RelationVersion]
-) -> None:
+def _check_versions(change_log: ChangeLog, stream: Stream, state: TableState, versions: list[RelationVersion]) -> None:
     """Every version that brings rows the copy doesn't hold must have the target's columns."""
     snapshot = Snapshot.parse(state.snapshot)
-    ends = [*(version.since for version in versions[1:]), order_of(batches[1] + 1, 0)]
-    for version, end in zip(versions, ends, strict=True):
+    for version in versions:
         difference = _difference(state, version.relation)
-        if difference and change_log.has_changes(
-            *batches, state.relation_ids, snapshot, between=(split_order(version.since), split_order(end))
-        ):
+        ids = [version.relation.relation_id]
+        if difference and change_log.has_changes(stream, ids, snapshot, version.describes):
             raise SchemaChanged(
                 f"{state.table_name}: its columns changed ({difference}); its changes wait in the change log: sync this "
                 f"table again (initial sync with tables={state.table_name})"

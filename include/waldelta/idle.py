@@ -15,12 +15,12 @@ from waldelta.job import Job
 from waldelta.ledger import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.peek import call, end_old_readers
+from waldelta.peek import call, end_old_readers, whole
 from waldelta.recover import recover, slot_move
 from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.visibility import Snapshot
-from waldelta.watermark import Watermarks, synced_states
+from waldelta.watermark import Watermarks, messages_applied, synced_states
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def look(job: Job) -> Look:
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     with job.connect("look") as connection, slot_lock(job):
-        check_health(read_slot(connection, source.slot), source.slot)
+        check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
         standing = recover(connection, identity, ledger, change_log, server, job.run_id)
@@ -63,7 +63,8 @@ def look(job: Job) -> Look:
 
 def _has_changes(connection: psycopg.Connection[tuple[Any, ...]], job: Job, upto: Lsn) -> bool:
     connection.execute(f"set statement_timeout = {job.pipeline.batch.statement_timeout_s * 1000}".encode())
-    statement = call("peek", job.pipeline.source, upto, 1, "1")
+    # Without streaming: an open transaction alone is no work, however large.
+    statement = call("peek", whole(job.pipeline.source), upto, 1, "1")
     try:
         return connection.execute(f"{statement} limit 1".encode()).fetchone() is not None
     except psycopg.errors.QueryCanceled:
@@ -77,7 +78,10 @@ def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> list[str
     if last is None:
         return []
     watermarks = Watermarks(job, identity)
-    return [state.table_name for state in synced_states(job) if _is_behind(watermarks, change_log, state, last)]
+    behind = [state.table_name for state in synced_states(job) if _is_behind(watermarks, change_log, state, last)]
+    if job.pipeline.source.options.messages and messages_applied(job, identity) < last:
+        behind.append("the table of messages")
+    return behind
 
 
 def _is_behind(watermarks: Watermarks, change_log: ChangeLog, state: TableState, last: int) -> bool:
@@ -87,6 +91,7 @@ def _is_behind(watermarks: Watermarks, change_log: ChangeLog, state: TableState,
         # Apply says by name that this target is gone; the slot's work must not wait for it.
         return True
     snapshot = Snapshot.parse(state.snapshot)
-    return applied < last and (
-        change_log.has_changes(applied, last, state.relation_ids, snapshot) or change_log.has_truncates(applied, last)
-    )
+    if applied >= last:
+        return False
+    stream = change_log.stream(applied, last)
+    return change_log.has_changes(stream, state.relation_ids, snapshot) or stream.has_truncates()
