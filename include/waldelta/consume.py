@@ -127,14 +127,18 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
     """What the server gives away, added up there; rows of prepared transactions one transaction each."""
     if not two_phase:
         row = connection.execute(f"select {_TALLY} from ({changes}) as changes").fetchone()  # noqa: S608 - all literals quoted
-        return Transactions(*(int(value) for value in row or ()))
+        return _transactions(row or ())
     found = connection.execute(_TALLY_PREPARED.format(changes=changes, tally=_TALLY)).fetchall()
     total = next(row for row in found if row[0] is None)
     in_prepared = [
         PreparedRows(int(row[0]), *(int(value) for value in row[5:10])) for row in found if row[0] is not None
     ]
-    everything_else = Transactions(*(int(value) for value in total[1:]))
-    return replace(everything_else, in_prepared=tuple(sorted(in_prepared)))
+    return replace(_transactions(total[1:]), in_prepared=tuple(sorted(in_prepared)))
+
+
+def _transactions(sums: Sequence[Any]) -> Transactions:
+    counts: list[Any] = [int(value) for value in sums]
+    return Transactions(*counts)
 
 
 def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
