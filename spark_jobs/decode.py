@@ -26,6 +26,7 @@ from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.transactions import SEQ_BITS, Segments
 from waldelta.type_map import TargetType
+from waldelta.types.wire_format import text_of
 from waldelta.visibility import Snapshot
 
 CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
@@ -43,6 +44,8 @@ class DecodePlan:
     snapshot: Snapshot
     segments: Segments
     truncated_at: int = -1
+    # What types the columns have in binary format, by wire_name().
+    wire_names: tuple[str, ...] = ()
 
     @property
     def event_schema(self) -> pa.Schema:
@@ -90,7 +93,12 @@ def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) ->
 def _decode_version(
     changes: pa.RecordBatch, place: npt.NDArray[np.int64], relation: Relation, plan: DecodePlan, *, streamed: bool
 ) -> pa.Table:
-    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed)
+    wire_names = dict(zip(plan.names, plan.wire_names, strict=False))
+
+    def to_text(k: int, values: pa.Array) -> pa.Array:
+        return text_of(values, wire_names.get(relation.columns[k].name, "unknown to this target"))
+
+    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text)
     position = {column.name: k for k, column in enumerate(relation.columns)}
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
     for k, i in enumerate(plan.shape.key):

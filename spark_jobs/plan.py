@@ -19,6 +19,7 @@ from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.type_catalog import PgType, read_types
 from waldelta.type_map import target_type
+from waldelta.types.wire_format import wire_name
 from waldelta.visibility import Snapshot
 
 # Values of these types have no TOAST table, so they are always sent.
@@ -69,6 +70,7 @@ def plan_target(
         snapshot,
         stream.segments,
         truncated_at,
+        tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in state.columns),
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(state, batches, volume, decode, truncated_at >= 0, may_move)
