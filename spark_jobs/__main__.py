@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from spark_jobs.command_line import main
+from spark_jobs.command_line import run_and_exit
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit()

@@ -30,7 +30,6 @@ from waldelta.types.wire_format import text_of
 from waldelta.visibility import Snapshot
 
 CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
-ROW_KINDS = ("I", "U", "D")
 
 
 @dataclass(frozen=True, slots=True)

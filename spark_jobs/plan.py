@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import psycopg
+import pyarrow as pa
 
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan
+from spark_jobs.stretch import Stretch
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.change_log import ChangeLog, Stream, Volume
@@ -37,23 +39,23 @@ class TargetPlan:
     volume: Volume
     decode: DecodePlan
     truncated: bool
+    # The target's row messages when they are few enough to be decoded by the driver, else None.
+    rows: pa.Table | None
     # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which ones move a key.
     may_move: bool
 
 
-def plan_target(
-    connection: psycopg.Connection[Any], change_log: ChangeLog, state: TableState, batches: tuple[int, int]
-) -> TargetPlan:
+def plan_target(connection: psycopg.Connection[Any], stretch: Stretch, state: TableState) -> TargetPlan:
     """Read the relation's versions and truncations in the range; raises SchemaChanged when the columns differ."""
-    stream = change_log.stream(*batches)
+    stream, batches = stretch.stream, stretch.batches
     snapshot = Snapshot.parse(state.snapshot)
     _check_prepared(stream, state, snapshot)
-    volume = change_log.volume(stream, state.relation_ids, snapshot)
+    volume = stretch.volume(state)
     versions = read_versions(stream, state.relation_ids)
     names = tuple(column.name for column in state.columns)
     _check_not_recreated(stream, state)
     if volume.rows:
-        _check_versions(change_log, stream, state, versions)
+        _check_versions(stretch.change_log, stream, state, versions)
     pairs = {(column.type_oid, column.typmod) for column in state.columns}
     types = _types(connection, state, pairs)
     shape = EventShape(
@@ -73,7 +75,7 @@ def plan_target(
         tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in state.columns),
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
-    return TargetPlan(state, batches, volume, decode, truncated_at >= 0, may_move)
+    return TargetPlan(state, batches, volume, decode, truncated_at >= 0, stretch.rows_of(state), may_move)
 
 
 def _check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:

@@ -38,6 +38,15 @@ _TIMELINE_SCHEMA = pa.schema(
     [pa.field("batch", pa.int64()), *(ENVELOPE_SCHEMA.field(name) for name in _TIMELINE if name != "batch")]
 )
 _PLACE = ["batch", "seq", "streamed_xid"]
+ROW_KINDS = ("I", "U", "D")
+# Of a row message, what it takes to decode it.
+ROW_SCHEMA = pa.schema(
+    [
+        ("batch", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("relation_id", pa.int64()),
+        ("xid8", pa.int64()), ("streamed_xid", pa.int64()), ("commit_lsn", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")), ("data", pa.binary()), ("moves", pa.bool_()),
+    ]
+)  # fmt: skip
 
 # Narrows rows by their place as landed, whether they were streamed, and their transaction.
 Chooser = Callable[[Ints, Bools, Ints], Bools]
@@ -92,11 +101,15 @@ class ChangeLog:
 
     def highest_batch(self) -> int:
         """The highest batch number in the log, of any incarnation; 0 when it is empty."""
+        return max(self._batches(), default=0)
+
+    def lowest_batch(self) -> int | None:
+        """The lowest batch number that the log still holds, of any incarnation; None when it is empty."""
+        return min(self._batches(), default=None)
+
+    def _batches(self) -> list[int]:
         table = self._open()
-        if table is None:
-            return 0
-        batches = [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
-        return max(batches, default=0)
+        return [] if table is None else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Messages by batch in a range, from the log's file statistics."""
@@ -149,7 +162,7 @@ class ChangeLog:
             # Prepared before the range, committed in it.
             earlier = self._timeline(_range(0, after_batch) & pc.field("kind").isin(CONTROL_KINDS))
             segments = resolve([*landmarks(earlier), *landmarks(timeline)], after_batch, upto_batch)
-            batches = sorted({stretch.batch for stretch in segments.older})
+            batches = sorted({part.batch for part in segments.older})
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
         return Stream(timeline, segments)
 
@@ -165,6 +178,17 @@ class ChangeLog:
             rows += int(unseen.sum())
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
         return Volume(rows, moves)
+
+    def rows(self, segments: Segments, most_bytes: int) -> pa.Table | None:
+        """All row messages of a range of batches, as landed; None when they are more than ``most_bytes`` in memory."""
+        parts: list[pa.RecordBatch] = []
+        taken = 0
+        for part in self._scan(covering(segments) & pc.field("kind").isin(ROW_KINDS), ROW_SCHEMA.names):
+            taken += part.nbytes
+            if taken > most_bytes:
+                return None
+            parts.append(part)
+        return pa.Table.from_batches(parts) if parts else ROW_SCHEMA.empty_table()
 
     def has_changes(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot, chosen: Chooser | None = None
@@ -196,7 +220,7 @@ class ChangeLog:
             covering(segments)
             & pc.field("relation_id").isin(list(relation_ids))
             & (pc.field("xid8") >= snapshot.xmin)
-            & pc.field("kind").isin(["I", "U", "D"])
+            & pc.field("kind").isin(ROW_KINDS)
         )
         if segments.is_plain:
             yield from self._scan(chosen, columns)
@@ -243,11 +267,11 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 
 
 def covering(segments: Segments) -> pc.Expression:
-    """The range of batches, and the earlier stretches that it commits."""
+    """The range of batches, and the earlier parts that it commits."""
     chosen = _range(segments.after, segments.upto)
-    for stretch in segments.older:
+    for part in segments.older:
         seq = pc.field("seq")
-        chosen |= (pc.field("batch") == stretch.batch) & (seq >= stretch.first) & (seq <= stretch.last)
+        chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
     return chosen
 
 

@@ -64,8 +64,7 @@ class Watermarks:
 
 def last_cut(job: Job) -> BatchCut | None:
     """The newest consistent cut."""
-    cuts = job.ledger.batches()
-    return cuts[-1] if cuts else None
+    return job.ledger.last_cut()
 
 
 def messages_app_id(identity: SlotIdentity) -> str:

@@ -8,10 +8,10 @@ import pyarrow.compute
 import pytest
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.decode import CHANGE_COLUMNS, ROW_KINDS, DecodePlan, decode
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode
 from spark_jobs.versions import read_versions
 from tests import pgoutput_encoder as enc
-from waldelta.change_log import Stream, landmarks
+from waldelta.change_log import ROW_KINDS, Stream, landmarks
 from waldelta.errors import DecodeError
 from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
