@@ -17,7 +17,7 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
@@ -89,12 +89,8 @@ def apply(spark: SparkSession, job: Job) -> Applied:
                 cut = _apply_locked(run, state, (watermarks[name], upto))
                 if (before := untold.pop(name, None)) is not None:
                     cut = add_cuts(before, cut)
-            except NeedsSync as err:
-                log.warning("table=%s is to be copied again: %s", name, err)
-                applied.outdated[name] = str(err)
             except WaldeltaError as err:
-                log.error("table=%s not applied: %s", name, err)
-                applied.failures[name] = err
+                _give_up(job, state, err, applied)
             else:
                 watermarks[name] = max(watermarks[name], upto)
                 cuts.append(cut)

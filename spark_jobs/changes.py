@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
-    """Messages of the range and of the earlier stretches it commits; which of them count is known by their place."""
+    """Messages of the range and of the earlier parts it commits; which of them count is known by their place."""
     return spark.read.format("delta").load(change_log.uri).where(_covering(segments))
 
 
 def _covering(segments: Segments) -> Column:
-    """The range of batches, and the stretches of earlier ones that were prepared there and are committed in it."""
+    """The range of batches, and the parts of earlier ones that were prepared there and are committed in it."""
     chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
-    for stretch in segments.older:
-        chosen = chosen | ((F.col("batch") == stretch.batch) & F.col("seq").between(stretch.first, stretch.last))
+    for part in segments.older:
+        chosen = chosen | ((F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last))
     return chosen

@@ -26,6 +26,7 @@ from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.transactions import SEQ_BITS, Segments
 from waldelta.type_map import TargetType
+from waldelta.types.wire_format import text_of
 from waldelta.visibility import Snapshot
 
 CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
@@ -45,6 +46,8 @@ class DecodePlan:
     snapshot: Snapshot
     segments: Segments
     truncated_at: int = -1
+    # What types the columns have in binary format, by wire_name().
+    wire_names: tuple[str, ...] = ()
 
     @property
     def event_schema(self) -> pa.Schema:
@@ -98,7 +101,13 @@ def _decode_version(
     streamed: bool,
 ) -> pa.Table:
     relation, positions = described
-    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed)
+    wire_names = {at: name for at, name in zip(positions, plan.wire_names, strict=True) if at is not None}
+
+    def to_text(k: int, values: pa.Array) -> pa.Array:
+        # A column that the target doesn't have any more: nobody asks for its values.
+        return text_of(values, wire_names[k]) if k in wire_names else pa.nulls(len(values), pa.binary())
+
+    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text)
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
     for k, i in enumerate(plan.shape.key):
         columns[f"o{k}"] = _old_key(rows, _key_position(positions, i))

@@ -92,8 +92,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
             began = time.monotonic()
             stands = _consume_one(connection, job, identity, landed, stands)
             drained.end = stands
-            limit = _limit(job)
-            if limit is None or landed.rows < limit:  # the peek wasn't cut off: all of the window was read
+            if not _was_cut_off(job, landed):  # all of the window was read
                 drained.end = max(stands, upto)
                 if server.must_move(stands, upto):
                     stands = _pass_over(connection, job, identity, upto)
@@ -138,6 +137,12 @@ def _pass_over(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identi
     """Move the slot over WAL that was read and holds nothing for us; returns where it stands then."""
     move_idle_slot(connection, job.pipeline.source.slot, job.ledger, slot_move(identity, job.run_id, upto.value))
     return upto
+
+
+def _was_cut_off(job: Job, landed: Landed) -> bool:
+    """Whether the peek ended at its number of changes, before the end of its window."""
+    limit = _limit(job)
+    return limit is not None and landed.rows >= limit
 
 
 def _limit(job: Job) -> int | None:

@@ -86,17 +86,17 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     stage.detail = f"batches up to {expired} removed"
 
 
+def _is_needed(prepared: Prepared, expired: int) -> bool:
+    """Whether a prepared transaction's changes may still be asked for once batches up to ``expired`` are gone."""
+    return prepared.batch <= expired and (prepared.decided_in is None or prepared.decided_in > expired)
+
+
 def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
     """After the change log: cuts by which its old batches are told must outlive them."""
     kept = job.pipeline.maintenance
     oldest = now() - max(timedelta(days=kept.keep_changes_days), timedelta(hours=kept.keep_versions_hours))
     change_log = job.change_log(job.slot_identity())
     stage.detail = f"{prune_ledger(job.ledger, oldest, change_log.lowest_batch())} rows removed"
-
-
-def _is_needed(prepared: Prepared, expired: int) -> bool:
-    """Whether a prepared transaction's changes may still be asked for once batches up to ``expired`` are gone."""
-    return prepared.batch <= expired and (prepared.decided_in is None or prepared.decided_in > expired)
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

@@ -25,6 +25,7 @@ from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.type_catalog import PgType, read_types
 from waldelta.type_map import target_type
+from waldelta.types.wire_format import wire_name
 from waldelta.visibility import Snapshot
 
 # Values of these types have no TOAST table, so they are always sent.
@@ -84,6 +85,7 @@ def plan_target(
         snapshot,
         stream.segments,
         truncated_at,
+        tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(

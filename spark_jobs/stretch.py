@@ -25,7 +25,7 @@ class Stretch:
 
     @cached_property
     def stream(self) -> Stream:
-        """Its transactions in commit order, and what its relations looked like."""
+        """What counts of it, in commit order, and its relation, type, truncate and control messages."""
         return self.change_log.stream(*self.batches)
 
     @cached_property

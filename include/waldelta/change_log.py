@@ -162,7 +162,7 @@ class ChangeLog:
             # Prepared before the range, committed in it.
             earlier = self._timeline(_range(0, after_batch) & pc.field("kind").isin(CONTROL_KINDS))
             segments = resolve([*landmarks(earlier), *landmarks(timeline)], after_batch, upto_batch)
-            batches = sorted({stretch.batch for stretch in segments.older})
+            batches = sorted({part.batch for part in segments.older})
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
         return Stream(timeline, segments)
 
@@ -270,11 +270,11 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 
 
 def covering(segments: Segments) -> pc.Expression:
-    """The range of batches, and the earlier stretches that it commits."""
+    """The range of batches, and the earlier parts that it commits."""
     chosen = _range(segments.after, segments.upto)
-    for stretch in segments.older:
+    for part in segments.older:
         seq = pc.field("seq")
-        chosen |= (pc.field("batch") == stretch.batch) & (seq >= stretch.first) & (seq <= stretch.last)
+        chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
     return chosen
 
 

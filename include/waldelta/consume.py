@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
+_KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
 # In the order of the fields of Transactions: 67 Commit, 80 Prepare, 75 Commit Prepared, 114 Rollback Prepared, 73 Insert,
 # 85 Update, 68 Delete, 84 Truncate, 77 Message.
 _TALLY = """
@@ -37,7 +39,7 @@ _TALLY = """
     count(*) filter (where kind = 85),
     count(*) filter (where kind = 68),
     count(*) filter (where kind = 84),
-    count(*) filter (where kind = 77 and xid <> '0'::xid),
+    count(*) filter (where kind = 77),
     coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
     coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
 """
@@ -110,7 +112,7 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
 def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
     keep = _copy_slot(connection, source.slot)
     # Without streaming: what is counted is the same whatever the peek's chunks looked like.
-    inner = call("get", whole(source), Lsn(move.lsn), None, "lsn, xid, get_byte(data, 0) as kind")
+    inner = call("get", whole(source), Lsn(move.lsn), None, _KIND)
     consumed = _count(connection, inner, two_phase=source.options.two_phase)
     rolled_back = _rolled_back(connection, [rows.xid for rows in (*consumed.in_prepared, *landed.in_prepared)])
     if consumed.without(rolled_back) != landed.without(rolled_back):
@@ -127,14 +129,18 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
     """What the server gives away, added up there; rows of prepared transactions one transaction each."""
     if not two_phase:
         row = connection.execute(f"select {_TALLY} from ({changes}) as changes").fetchone()  # noqa: S608 - all literals quoted
-        return Transactions(*(int(value) for value in row or ()))
+        return _transactions(row or ())
     found = connection.execute(_TALLY_PREPARED.format(changes=changes, tally=_TALLY)).fetchall()
     total = next(row for row in found if row[0] is None)
     in_prepared = [
         PreparedRows(int(row[0]), *(int(value) for value in row[5:10])) for row in found if row[0] is not None
     ]
-    everything_else = Transactions(*(int(value) for value in total[1:]))
-    return replace(everything_else, in_prepared=tuple(sorted(in_prepared)))
+    return replace(_transactions(total[1:]), in_prepared=tuple(sorted(in_prepared)))
+
+
+def _transactions(sums: Sequence[Any]) -> Transactions:
+    counts: list[Any] = [int(value) for value in sums]
+    return Transactions(*counts)
 
 
 def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:

@@ -39,6 +39,20 @@ LANDING_SCHEMA = pa.schema(
 )
 
 
+# Every call streams an open transaction again from its beginning, so its chunks would be landed again and again, to count
+# never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. The server has collected the whole answer anyway.
+_COMPLETE = """
+with changes as materialized ({changes})
+select lsn, xid, data
+from changes
+where xid not in (
+    select xid from changes where get_byte(data, 0) = 83
+    except
+    select xid from changes where get_byte(data, 0) in (99, 112)
+)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class PeekBound:
     """Up to where one peek reads: WAL position, number of changes (None: any), and time."""
@@ -104,6 +118,8 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
 
     end_old_readers(conninfo, source.slot)
     statement = call("peek", source, bound.upto_lsn, bound.upto_nchanges, "lsn, xid, data")
+    if source.options.streaming != "off":
+        statement = _COMPLETE.format(changes=statement)
     envelope = Envelope(bound.next_xid8, protocol_version(source.options))
     try:
         with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:

@@ -104,10 +104,7 @@ class Options(_Model):
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _spoken_here(self) -> Self:
-        # Accepted in silence, it would fill the change log with values that apply can't read.
-        if self.binary:
-            raise ValueError("binary: this version reads values as text only; leave it out")
+    def _tell_apart(self) -> Self:
         if self.messages and self.streaming != "off":
             # pgoutput writes the top-level transaction's xid in front of a streamed message, whatever savepoint it is in.
             raise ValueError(

@@ -16,7 +16,7 @@ from waldelta.publication import Mark, PublicationState, PublicationTable
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState, check_ours
 from waldelta.source_facts import TIMEOUTS, Facts, ServerFacts
-from waldelta.table_preflight import judge_table
+from waldelta.table_preflight import judge_binary, judge_table
 
 MIN_VERSION = 150000
 
@@ -31,6 +31,8 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
             findings += _scope(entry, state, facts)
             for table in _members(state, facts):
                 findings += judge_table(state, table, facts)
+                if pipeline.source.options.binary:
+                    findings += judge_binary(state, table, facts)
     findings += _column_lists(wanted.values(), facts)
     return list(dict.fromkeys(findings))
 

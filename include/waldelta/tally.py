@@ -106,7 +106,7 @@ class Tally:
         for item in pc.value_counts(self._plain(part)["kind"]).to_pylist():
             self._kinds[item["values"]] = self._kinds.get(item["values"], 0) + item["counts"]
         # Those outside any transaction may lie beyond the last one, where the verifying call doesn't come.
-        lonely = part.filter(pc.and_(pc.equal(part["kind"], "M"), pc.is_null(part["xid8"])))
+        lonely = part.filter(pc.and_(pc.equal(part["kind"], "M"), pc.is_valid(part["end_lsn"])))
         self._kinds["M"] = self._kinds.get("M", 0) - lonely.num_rows
         grouped = pa.Table.from_batches([part]).group_by(["relation_id", "kind"]).aggregate([([], "count_all")])
         for row in grouped.to_pylist():

@@ -3,7 +3,7 @@
 Between landing and decoding; pure, so that it is tested as tables of cases. Plain transactions stand in the log whole and
 in commit order. A streamed one comes in chunks between others' messages, and counts only when its Stream Commit came in
 the *same* batch: every later call streams it again from its beginning. A prepared one counts at its Commit Prepared, which may
-come batches later. So the log is cut into *stretches* in commit order; a row's *place* is its number in that order.
+come batches later. So the log is cut into *segments* in commit order; a row's *place* is its number in that order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Landmark:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Messages ``first`` to ``last`` of a batch that count; of a chunk only the streamed ones, else only the others.
 
     ``commit_lsn`` and ``commit_ts_us`` are what the message that decided them says; -1 where each row has its own.
@@ -74,15 +74,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Segments:
-    """The stretches of a range of batches (after the first, up to and with the second), in commit order.
+    """The segments of a range of batches (after the first, up to and with the second), in commit order.
 
-    ``base`` is the place of each stretch's first message. ``voided`` are subtransactions rolled back, as batch and xid in
+    ``base`` is the place of each segment's first message. ``voided`` are subtransactions rolled back, as batch and xid in
     one number. ``missing`` are transactions committed in the range whose Prepare wasn't among the messages given.
     """
 
     after: int
     upto: int
-    stretches: tuple[Stretch, ...] = ()
+    parts: tuple[Segment, ...] = ()
     base: tuple[int, ...] = ()
     voided: frozenset[int] = frozenset()
     missing: tuple[Prepared, ...] = ()
@@ -90,12 +90,12 @@ class Segments:
     @property
     def is_plain(self) -> bool:
         """Whether everything counts, in the order in which it stands in the log."""
-        return not self.stretches
+        return not self.parts
 
     @property
-    def older(self) -> tuple[Stretch, ...]:
-        """Stretches in batches before the range: transactions prepared there and committed in it."""
-        return tuple(s for s in self.stretches if s.batch <= self.after)
+    def older(self) -> tuple[Segment, ...]:
+        """Segments in batches before the range: transactions prepared there and committed in it."""
+        return tuple(s for s in self.parts if s.batch <= self.after)
 
     def places(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
         """The place of each message in commit order; -1 for one that doesn't count. ``streamed_xid`` is -1 outside chunks."""
@@ -114,7 +114,7 @@ class Segments:
         return (batch << XID_BITS) | streamed_xid in self.voided
 
     def find(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """The number of the stretch that each message lies in, or -1; subtransactions that were rolled back aren't left out."""
+        """The number of the segment that each message lies in, or -1; subtransactions that were rolled back aren't left out."""
         key = (batch << SEQ_BITS) | seq
         found = np.full(len(key), -1, np.int64)
         for is_chunk in (False, True):
@@ -128,7 +128,7 @@ class Segments:
         return found
 
     def commit_lsn(self, at: Ints, own: Ints) -> Ints:
-        """The commit position of messages in the stretches ``at``; ``own`` is what each message's row says."""
+        """The commit position of messages in the segments ``at``; ``own`` is what each message's row says."""
         return np.where((at >= 0) & (self._lsn[at] >= 0), self._lsn[at], own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
@@ -137,11 +137,11 @@ class Segments:
 
     @cached_property
     def _first(self) -> Ints:
-        return np.array([order_of(s.batch, s.first) for s in self.stretches], np.int64)
+        return np.array([order_of(s.batch, s.first) for s in self.parts], np.int64)
 
     @cached_property
     def _last(self) -> Ints:
-        return np.array([order_of(s.batch, s.last) for s in self.stretches], np.int64)
+        return np.array([order_of(s.batch, s.last) for s in self.parts], np.int64)
 
     @cached_property
     def _base(self) -> Ints:
@@ -149,11 +149,11 @@ class Segments:
 
     @cached_property
     def _lsn(self) -> Ints:
-        return np.array([s.commit_lsn for s in self.stretches], np.int64)
+        return np.array([s.commit_lsn for s in self.parts], np.int64)
 
     @cached_property
     def _at(self) -> Ints:
-        return np.array([s.commit_ts_us for s in self.stretches], np.int64)
+        return np.array([s.commit_ts_us for s in self.parts], np.int64)
 
     @cached_property
     def _voided(self) -> Ints:
@@ -161,8 +161,8 @@ class Segments:
 
     @cached_property
     def _by_place(self) -> dict[bool, Ints]:
-        """The numbers of chunks and of other stretches, each ordered by where they stand in the log."""
-        chunks = np.array([s.is_chunk for s in self.stretches], np.bool_)
+        """The numbers of chunks and of other segments, each ordered by where they stand in the log."""
+        chunks = np.array([s.is_chunk for s in self.parts], np.bool_)
         order = np.argsort(self._first, kind="stable")
         return {False: order[~chunks[order]], True: order[chunks[order]]}
 
@@ -176,13 +176,13 @@ def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
     for landmark in landmarks:
         by_batch.setdefault(landmark.batch, []).append(landmark)
     resolver = _Resolver(after)
-    # Every batch of the range has stretches as soon as one has: what stands in none of them doesn't count.
+    # Every batch of the range has segments as soon as one has: what stands in none of them doesn't count.
     for batch in sorted({*by_batch, *(range(after + 1, upto + 1) if by_batch else ())}):
         resolver.batch(batch, sorted(by_batch.get(batch, []), key=lambda landmark: landmark.seq))
     if not resolver.is_needed:
         return Segments(after, upto, missing=tuple(resolver.missing))
-    stretches, base = tuple(s for s, _ in resolver.found), tuple(place for _, place in resolver.found)
-    return Segments(after, upto, stretches, base, frozenset(resolver.voided), tuple(resolver.missing))
+    parts, base = tuple(s for s, _ in resolver.found), tuple(place for _, place in resolver.found)
+    return Segments(after, upto, parts, base, frozenset(resolver.voided), tuple(resolver.missing))
 
 
 def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
@@ -200,15 +200,15 @@ def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
 
 @dataclass
 class _Resolver:
-    """Walks over the batches in order and notes the stretches as their transactions are decided."""
+    """Walks over the batches in order and notes the segments as their transactions are decided."""
 
     after: int
-    found: list[tuple[Stretch, int]] = field(default_factory=list)
+    found: list[tuple[Segment, int]] = field(default_factory=list)
     voided: set[int] = field(default_factory=set)
     missing: list[Prepared] = field(default_factory=list)
     is_needed: bool = False
-    _prepared: dict[tuple[str, int], list[Stretch]] = field(default_factory=dict)
-    _chunks: dict[int, list[Stretch]] = field(default_factory=dict)
+    _prepared: dict[tuple[str, int], list[Segment]] = field(default_factory=dict)
+    _chunks: dict[int, list[Segment]] = field(default_factory=dict)
     _cursor: int = 0
     _plain_from: int = 0
     _opened_at: int = 0
@@ -226,7 +226,7 @@ class _Resolver:
         if kind == "S":
             self._opened_at = seq
         elif kind == "E":
-            chunk = Stretch(landmark.batch, self._opened_at, seq, True, landmark.xid8)
+            chunk = Segment(landmark.batch, self._opened_at, seq, True, landmark.xid8)
             self._chunks.setdefault(landmark.xid8, []).append(chunk)
         elif kind == "A":
             self._abort(landmark)
@@ -234,7 +234,7 @@ class _Resolver:
             self._plain(landmark.batch, seq - 1)
             self._opened_at = seq
         elif kind == "P":
-            prepared = Stretch(landmark.batch, self._opened_at, seq, xid8=landmark.xid8)
+            prepared = Segment(landmark.batch, self._opened_at, seq, xid8=landmark.xid8)
             self._prepared[control.gid, landmark.xid8] = [prepared]
             self._plain_from = seq + 1
         elif kind == "p":
@@ -255,7 +255,7 @@ class _Resolver:
         """Stream Commit or Commit Prepared: what stands before it comes first, then the transaction."""
         control = landmark.control
         if control.kind == "c":
-            parts: list[Stretch] | None = self._chunks.pop(landmark.xid8, [])
+            parts: list[Segment] | None = self._chunks.pop(landmark.xid8, [])
         else:
             parts = self._prepared.pop((control.gid, landmark.xid8), None)
         if parts is None and landmark.batch > self.after:
@@ -267,10 +267,10 @@ class _Resolver:
 
     def _plain(self, batch: int, last: int) -> None:
         if self._plain_from <= last:
-            self._emit(Stretch(batch, self._plain_from, last), batch)
+            self._emit(Segment(batch, self._plain_from, last), batch)
         self._plain_from = last + 1
 
-    def _emit(self, stretch: Stretch, decided_in: int) -> None:
+    def _emit(self, segment: Segment, decided_in: int) -> None:
         if decided_in > self.after:
-            self.found.append((stretch, self._cursor))
-        self._cursor += stretch.last - stretch.first + 1
+            self.found.append((segment, self._cursor))
+        self._cursor += segment.last - segment.first + 1

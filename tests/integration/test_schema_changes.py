@@ -29,7 +29,7 @@ CASES = {
     "a renamed column": ("alter table t rename column v to w", False),
     "a renamed key": ("alter table t rename column id to key", False),
     "a renamed column and a new one under its old name": (
-        "alter table t rename column v to w; alter table t add column v int", False),
+        "alter table t rename column v to w; alter table t add column v int", True),
     "a column dropped and added again": ("alter table t drop column v; alter table t add column v text", True),
     "a longer varchar and a wider numeric": (
         "alter table t alter column s type varchar(20); alter table t alter column n type numeric(12,2)", False),

@@ -20,6 +20,7 @@ def source(**options):
     [
         ({}, 1, {}),
         ({"messages": True}, 1, {"messages": "true"}),
+        ({"binary": True}, 1, {"binary": "true"}),
         ({"origin": "none"}, 1, {"origin": "none"}),
         ({"streaming": "on"}, 2, {"streaming": "on"}),
         ({"streaming": True}, 2, {"streaming": "on"}),  # YAML's bare on
@@ -44,7 +45,6 @@ def test_the_lowest_version_that_serves(options, version, sent):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"binary": True}, "binary: this version reads values as text only"),
         ({"messages": True, "streaming": "on"}, "messages and streaming exclude each other"),
         ({"streaming": "maybe"}, "'off', 'on' or 'parallel'"),
     ],

@@ -130,15 +130,16 @@ class Envelope:
             _check_chunked_sizes(part, kind, chunked, self._needed)
         in_front = chunked & _WITH_XID[kind]
         commit_lsn, commit_ts, decided = _commits(part, kind, scopes)
+        alone = _alone(part, kind, chunked)
         columns = [
             pa.array(np.arange(self._next_seq, self._next_seq + len(kind))),
             _kind_column(kind),
             _relation_ids(part.messages, kind, in_front),
-            self._xid8(_top_xids(part, kind, _integers(xid))),
+            self._xid8(_top_xids(part, kind, _integers(xid), alone)),
             _streamed_xids(part.messages, in_front),
             pa.array(part.lsn),
             pa.array(commit_lsn, mask=~decided),
-            _ends(part, kind, chunked),
+            _ends(part, kind, alone),
             pa.array(commit_ts, mask=~decided).cast(pa.timestamp("us", "UTC")),
             data.cast(pa.binary()),
         ]
@@ -273,7 +274,7 @@ def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Posi
     return lsn, at, known
 
 
-def _ends(part: _Part, kind: Bytes, chunked: Mask) -> ArrowArray:
+def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
     """Where a transaction's WAL ends, or that of a message outside any."""
     source, start = part.messages.bytes, part.messages.start
     ends, known = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.bool_)
@@ -282,16 +283,29 @@ def _ends(part: _Part, kind: Bytes, chunked: Mask) -> ArrowArray:
             rows = np.flatnonzero(kind == ord(letter))
             ends[rows] = i8(source, start[rows] + offset)
             known[rows] = True
-    if part.has[_MESSAGE]:
-        logical = np.flatnonzero((kind == _MESSAGE) & ~chunked)
-        alone = logical[u1(source, start[logical] + 1) == 0]
+    if len(alone):
         ends[alone] = i8(source, start[alone] + 2)
         known[alone] = True
     return pa.array(ends, mask=~known)
 
 
-def _top_xids(part: _Part, kind: Bytes, xid: Positions) -> Positions:
-    """The slot function gives a Stream Abort its subtransaction's xid; the message names the top-level one."""
+def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
+    """Logical messages that aren't transactional: they stand whatever becomes of the transaction that wrote them."""
+    if not part.has[_MESSAGE]:
+        return np.zeros(0, np.int64)
+    logical = np.flatnonzero((kind == _MESSAGE) & ~chunked)
+    return np.asarray(logical[u1(part.messages.bytes, part.messages.start[logical] + 1) == 0])
+
+
+def _top_xids(part: _Part, kind: Bytes, xid: Positions, alone: Positions) -> Positions:
+    """The top-level transactions.
+
+    The slot function gives a Stream Abort its subtransaction's xid, but the message names the top-level one; a message that
+    isn't transactional gets that of the (sub)transaction it was written in, to which it doesn't belong.
+    """
+    if len(alone):
+        xid = xid.copy()
+        xid[alone] = 0
     if part.has[_ABORT]:
         aborts = np.flatnonzero(kind == _ABORT)
         messages, xid = part.messages, xid.copy()

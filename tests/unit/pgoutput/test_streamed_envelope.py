@@ -23,7 +23,7 @@ STREAM = [  # lsn, xid, message
     (13, 7, enc.truncate([16400], xid=8)),
     (14, 7, enc.message(9, "in", b"x", xid=7)),
     (14, 7, enc.stream_stop()),
-    (15, 0, enc.message(15, "beat", b"", transactional=False)),
+    (15, 8, enc.message(15, "beat", b"", transactional=False)),  # written in 8, to which it doesn't belong
     (16, 9, enc.begin(100, TS, 9)),
     (16, 9, enc.delete(16400, key=["1"])),
     (110, 9, enc.commit(100, 110, TS)),
