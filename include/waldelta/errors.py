@@ -81,7 +81,7 @@ class PreflightFailed(SourceError):
 
 
 class LockHeld(SourceError):
-    """Another run holds the advisory lock of this slot or target."""
+    """Another run holds the advisory lock of this slot, target or session."""
 
     retryable = True
 
