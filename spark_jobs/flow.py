@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
-from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, describe_error
+from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.sync import sync
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, WaldeltaError
@@ -51,6 +51,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     applied = apply(spark, job)
     for cut in applied.steps:
         result.add_cut(cut)
+    result.not_applied = sorted(applied.failures)
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
     if applied.failures:
         raise _all_failures(applied.failures)
@@ -60,14 +61,19 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     """Check the targets that the run changed; raises QualityFailed when a critical expectation failed."""
     from spark_jobs.quality import check
 
-    if not job.pipeline.quality.enabled:
+    result.passed = []
+    fine = set(result.tables) - set(result.not_applied)
+    if job.pipeline.quality.enabled:
+        changed = [name for name, table in result.tables.items() if table.changed]
+        versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
+        report = check(spark, job.pipeline, job.ledger, job.run_id, changed, versions)
+        result.report, result.failed_expectations = report.location, list(report.failures)
+        result.passed = sorted(fine - set(report.failed_tables))
+        stage.detail = report.summary
+        report.raise_if_critical()
+    else:
+        result.passed = sorted(fine)
         stage.detail = "switched off"
-        return
-    changed = [name for name, table in result.tables.items() if table.changed]
-    report = check(spark, job.pipeline, job.ledger, job.run_id, changed)
-    result.report, result.failed_expectations = report.location, list(report.failures)
-    stage.detail = report.summary
-    report.raise_if_critical()
 
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -85,16 +91,18 @@ CONSUME: dict[str, Stage] = {
     "check": check_stage,
     "report": report_stage,
 }
+# What a stage builds on; without it the stage is left out. What apply did to the other tables is worth checking.
+_BUILDS_ON = {"apply": {"land"}, "check": {"land", "sync"}}
 
 
-def consume(spark: SparkSession, job: Job, only: str | None = None) -> RunResult:
-    """Run the stages of a CDC run, or one of them; a failed check doesn't keep the report from being made.
+def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) -> RunResult:
+    """Run the stages of a CDC run, or some of them; a failed check doesn't keep the report from being made.
 
     A run's stages may be run by several processes one after the other: each continues the result in the ledger.
     """
     if job.run_type == "backfill":
         raise StateError("backfill runs replay from the change log; this version can't yet: run the DAG as scheduled")
-    result = _continued(job, "consume", fresh=only in (None, "land"))
+    result = _continued(job, "consume", fresh=only is None or "land" in only)
     return run_stages(spark, job, result, CONSUME, only)
 
 
@@ -103,7 +111,7 @@ def run_sync(
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
-    only: str | None = None,
+    only: Collection[str] | None = None,
 ) -> RunResult:
     """Copy tables that were never copied, or the given ones, then check them."""
 
@@ -113,7 +121,7 @@ def run_sync(
             result.tables[str(done.table)] = TableResult(rows=done.rows, version=done.version)
         stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
 
-    result = _continued(job, "sync", fresh=only in (None, "sync"))
+    result = _continued(job, "sync", fresh=only is None or "sync" in only)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
 
@@ -127,15 +135,19 @@ def run_validate(spark: SparkSession, job: Job) -> RunResult:
 
 
 def run_stages(
-    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: str | None
+    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: Collection[str] | None
 ) -> RunResult:
-    """Run stages in order, or one of them, and record the result in the ledger; a failure raises RunFailed then.
+    """Run stages in order, or some of them, and record the result in the ledger; a failure raises RunFailed then.
 
-    After a failure only the report is still made: what the run did until then is worth knowing.
+    After a failure the stages that don't build on what failed still run: what the run did is checked and reported. A
+    run stays failed whatever succeeds after a failed stage, also in another process.
     """
-    failure: Exception | None = None
-    for name in [only] if only is not None else list(stages):
-        if failure is not None and name != "report":
+    if unknown := sorted(set(only or ()) - set(stages)):
+        raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+    failures: dict[str, Exception] = {}
+    chosen = [name for name in stages if only is None or name in only]
+    for name in chosen:
+        if failures.keys() & _BUILDS_ON.get(name, set()):
             continue
         try:
             with result.stage(name) as progress:
@@ -143,13 +155,13 @@ def run_stages(
                 stages[name](spark, job, result, progress)
         except Exception as err:
             log.error("stage %s failed: %s", name, err)
-            failure = failure or err
-    result.error = describe_error(failure) if failure is not None else None
-    finished = only is None or only == list(stages)[-1]
-    result.status = "failed" if failure is not None else "succeeded" if finished else "running"
+            failures[name] = err
+    result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
+    finished = chosen[-1:] == list(stages)[-1:]
+    result.status = "failed" if result.error is not None else "succeeded" if finished else "running"
     result.record(job)
-    if failure is not None:
-        raise RunFailed(result) from failure
+    if failures:
+        raise RunFailed(result) from next(iter(failures.values()))
     return result
 
 
