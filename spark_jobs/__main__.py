@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 
-from spark_jobs.command_line import main
+# Half a million objects come with the imports, none of them garbage.
+gc.set_threshold(100_000, 50, 50)
+
+from spark_jobs.command_line import main  # noqa: E402
 
 if __name__ == "__main__":
     code = main()

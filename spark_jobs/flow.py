@@ -6,6 +6,8 @@
     apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
     check   targets -> expectations -> Data Docs                               (quality)
     report  what the run did -> ledger, summary
+
+A stage imports its modules itself: in Airflow each is a process, and shouldn't wait for what the others need.
 """
 
 from __future__ import annotations
@@ -14,10 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
-from spark_jobs.sync import sync
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.job import Job
@@ -34,6 +33,8 @@ log = logging.getLogger(__name__)
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position."""
+    from spark_jobs.drain import drain
+
     with slot_lock(job) as lock:
         with job.connect("health") as connection:
             check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
@@ -48,6 +49,8 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
+    from spark_jobs.apply import apply
+
     applied = apply(spark, job)
     for cut in applied.steps:
         result.add_cut(cut)
@@ -114,6 +117,7 @@ def run_sync(
     only: Collection[str] | None = None,
 ) -> RunResult:
     """Copy tables that were never copied, or the given ones, then check them."""
+    from spark_jobs.sync import sync
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         copied = sync(spark, job, tables, reason)
