@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 if __name__ == "__main__":
     os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
-    from spark_jobs.command_line import main
+    from spark_jobs.command_line import run_and_exit
 
-    sys.exit(main())
+    run_and_exit()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from spark_jobs.pipeline import Pipeline
 from waldelta.errors import StateError, WaldeltaError
@@ -24,6 +26,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("waldelta")
 
 VERBS = ("check", "setup", "sync", "consume", "validate", "maintain", "status", "teardown")
+
+
+def run_and_exit() -> NoReturn:
+    """Run what the process was started for and end it at once, with its code, when everything is written.
+
+    Arrow's threads call back into Python, since delta-rs gives it a file system written in Python. One that wants the
+    interpreter while that is being taken down is ended by pthread_exit inside C++, which aborts the process: "terminate
+    called without an active exception", after a correct answer (apache/arrow#45017, delta-io/delta-rs#2184). By now
+    sessions, locks and connections are closed, so there is nothing to take down.
+    """
+    try:
+        code = main()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # whoever read it has left
+            stream.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,14 +139,14 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
         )
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
-    session = nullcontext(None) if options.stage == ["report"] else open_session(name, _session_key(pipeline, options))
-    with session as spark:
+    key = _session_key(pipeline, options)
+    with nullcontext(None) if options.stage == ["report"] else open_session(name, job, key) as spark:
         cause: BaseException | None = None
         try:
             result = _runner(options)(spark, job)
         except RunFailed as failed:
             result, cause = failed.result, failed.__cause__
-    result.print_summary()
+    result.print_summary(stage=options.stage[0] if options.stage else None)
     if options.result is not None:
         result.write(options.result)
     if cause is not None:

@@ -29,7 +29,6 @@ from waldelta.visibility import Snapshot
 SEQ_BITS = 40
 
 CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "commit_lsn", "commit_ts", "data")
-ROW_KINDS = ("I", "U", "D")
 
 
 def order_of(batch: int, seq: int) -> int:

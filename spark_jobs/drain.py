@@ -31,7 +31,7 @@ _LONGEST_TIMEOUT_S = 6 * 3600
 
 @dataclass
 class Drained:
-    """What a drain landed and how far the slot went."""
+    """What a drain landed: all of the WAL from ``start`` to ``end``; the slot may stand up to one WAL file before ``end``."""
 
     start: Lsn
     end: Lsn
@@ -75,11 +75,11 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         server = read_position(connection)
         create_change_log(spark, change_log.uri)
         standing = recover(connection, identity, ledger, change_log, server, job.run_id)
-        position, batch = standing.confirmed, standing.next_batch
-        drained = Drained(position, position)
+        stands, batch = standing.confirmed, standing.next_batch
+        drained = Drained(stands, stands)
         bite = _Bite(job.pipeline.batch.wal_window_mb << 20, job.pipeline.batch.statement_timeout_s)
-        while position < server.flush_lsn:
-            upto = min(server.flush_lsn, position + bite.window_bytes)
+        while drained.end < server.flush_lsn:
+            upto = min(server.flush_lsn, drained.end + bite.window_bytes)
             check_lock()
             try:
                 landed = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
@@ -88,9 +88,15 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
                 log.warning("the server was too slow: next bite %d MB, %d s", bite.window_bytes >> 20, bite.timeout_s)
                 continue
             check_lock()
-            position = _consume_one(connection, job, identity, landed, upto, drained)
+            began = time.monotonic()
+            stands = _consume_one(connection, job, identity, landed, stands)
+            drained.end = stands
+            if landed.rows < job.pipeline.batch.max_changes:  # the peek wasn't cut off: all of the window was read
+                drained.end = max(stands, upto)
+                if server.must_move(stands, upto):
+                    stands = _pass_over(connection, job, identity, upto)
+            drained.seconds_consuming += time.monotonic() - began
             batch += 1
-            drained.end = position
             _report_progress(job, drained, server)
     return drained
 
@@ -115,25 +121,21 @@ def _land_one(
 
 
 def _consume_one(
-    connection: psycopg.Connection[tuple[Any, ...]],
-    job: Job,
-    identity: SlotIdentity,
-    landed: Landed,
-    upto: Lsn,
-    drained: Drained,
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, landed: Landed, stands: Lsn
 ) -> Lsn:
-    """Move the slot past the batch; past the whole window when the peek wasn't cut off by its number of changes."""
-    began = time.monotonic()
-    source, ledger = job.pipeline.source, job.ledger
+    """Move the slot past the batch; returns where it stands then."""
+    if not landed.transactions.commits:
+        return stands
     end = Lsn(landed.end_lsn)
-    if landed.transactions.commits:
-        move = slot_move(identity, job.run_id, end.value, landed.batch)
-        consume(connection, source, ledger, move, landed.transactions)
-    if landed.rows < job.pipeline.batch.max_changes and end < upto:
-        move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
-        end = upto
-    drained.seconds_consuming += time.monotonic() - began
+    move = slot_move(identity, job.run_id, end.value, landed.batch)
+    consume(connection, job.pipeline.source, job.ledger, move, landed.transactions)
     return end
+
+
+def _pass_over(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, upto: Lsn) -> Lsn:
+    """Move the slot over WAL that was read and holds nothing for us; returns where it stands then."""
+    move_idle_slot(connection, job.pipeline.source.slot, job.ledger, slot_move(identity, job.run_id, upto.value))
+    return upto
 
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:

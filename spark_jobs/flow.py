@@ -21,8 +21,9 @@ from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.locks import slot_lock
+from waldelta.lsn import Lsn
 from waldelta.server import read_position
-from waldelta.slot import check_health, read_slot
+from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
     with slot_lock(job) as lock:
         with job.connect("health") as connection:
-            check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
+            slot = check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
+        if warning := backlog_warning(slot, job.pipeline.slot_limits):
+            log.warning("%s", warning)
+            result.warnings.append(f"when the run began, {warning}")
         drained = drain(spark, job, lock.check)
     result.changes += drained.changes
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
@@ -62,28 +66,34 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Check the targets that the run changed; raises QualityFailed when a critical expectation failed."""
+    _check(spark, job, result, stage, [name for name, table in result.tables.items() if table.changed])
+
+
+def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult, tables: Sequence[str]) -> None:
     from spark_jobs.quality import check
 
     result.passed = []
     fine = set(result.tables) - set(result.not_applied)
-    if job.pipeline.quality.enabled:
-        changed = [name for name, table in result.tables.items() if table.changed]
-        versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
-        report = check(spark, job.pipeline, job.ledger, job.run_id, changed, versions)
-        result.report, result.failed_expectations = report.location, list(report.failures)
-        result.passed = sorted(fine - set(report.failed_tables))
-        stage.detail = report.summary
-        report.raise_if_critical()
-    else:
+    if not job.pipeline.quality.enabled:
         result.passed = sorted(fine)
         stage.detail = "switched off"
+        return
+    versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
+    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, versions)
+    result.report, result.failed_expectations = report.location, list(report.failures)
+    result.passed = sorted(fine - set(report.failed_tables))
+    stage.detail = report.summary
+    report.raise_if_critical()
 
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Say how far behind the lake is now, and print the summary."""
     with job.connect("report") as connection:
         position = read_position(connection)
-        result.lag_bytes = max(0, position.flush_lsn - confirmed_lsn(connection, job.pipeline.source.slot))
+        confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
+    # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
+    read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
+    result.lag_bytes = max(0, position.flush_lsn - read)
     stage.detail = f"lag {result.lag_bytes} bytes"
 
 
@@ -132,10 +142,13 @@ def run_sync(
 
 def run_validate(spark: SparkSession, job: Job) -> RunResult:
     """Check every synced target's expectations."""
-    result = RunResult("validate", job.run_id)
-    for state in synced_states(job):
-        result.tables[state.table_name] = TableResult(rows=state.rows)
-    return run_stages(spark, job, result, {"check": check_stage}, None)
+    tables = [state.table_name for state in synced_states(job)]
+
+    def check_all(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        _check(spark, job, result, stage, tables)
+
+    result = RunResult("validate", job.run_id, tables={name: TableResult() for name in tables})
+    return run_stages(spark, job, result, {"check": check_all}, None)
 
 
 def run_stages(

@@ -1,4 +1,4 @@
-"""Maintain: compact targets, forget what is older than the promised retention, prune reports."""
+"""Maintain: compact targets, forget what is older than the promised retention, prune the ledger and reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from spark_jobs.flow import Stage, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunResult, StageResult, TableResult
+from waldelta.errors import LockHeld
 from waldelta.job import Job
 from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.ledger import now
+from waldelta.ledger_upkeep import prune_ledger
 from waldelta.locks import target_lock
 from waldelta.watermark import Watermarks, synced_states, uri_of
 
@@ -23,20 +25,43 @@ log = logging.getLogger(__name__)
 
 
 def run_maintain(spark: SparkSession, job: Job) -> RunResult:
-    """Compact and clean every target, the change log and the reports."""
-    stages: dict[str, Stage] = {"targets": _targets, "change_log": _change_log, "reports": _reports}
+    """Compact and clean every target, the change log, the ledger and the reports.
+
+    A target that another run holds is left for the next time. Only when all of them are held has nothing been done,
+    and the run fails with LockHeld.
+    """
+    stages: dict[str, Stage] = {
+        "targets": _targets,
+        "change_log": _change_log,
+        "ledger": _ledger,
+        "reports": _reports,
+    }
     return run_stages(spark, job, RunResult("maintain", job.run_id), stages, None)
 
 
 def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     hours = job.pipeline.maintenance.keep_versions_hours
+    held: dict[str, LockHeld] = {}
     for state in synced_states(job):
-        target = path(uri_of(job, state.table_name))
-        with target_lock(job, state.table_name):
-            spark.sql(f"optimize {target}").collect()
-            spark.sql(f"vacuum {target} retain {int(hours)} hours").collect()
-        result.tables[state.table_name] = TableResult()
+        try:
+            with target_lock(job, state.table_name):
+                _compact(spark, uri_of(job, state.table_name), hours)
+        except LockHeld as err:
+            log.warning("table=%s left for the next time: %s", state.table_name, err)
+            held[state.table_name] = err
+        else:
+            result.tables[state.table_name] = TableResult()
     stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
+    if held:
+        stage.detail += f"; in use by other runs and left: {', '.join(held)}"
+        result.warnings.append(f"maintenance left out {', '.join(held)}: in use by another run")
+    if held and not result.tables:
+        raise next(iter(held.values()))
+
+
+def _compact(spark: SparkSession, uri: str, hours: int) -> None:
+    spark.sql(f"optimize {path(uri)}").collect()
+    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
 
 
 def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
@@ -56,6 +81,14 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     spark.sql(forget_statement(uri, expired)).collect()
     spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
     stage.detail = f"batches up to {expired} removed"
+
+
+def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """After the change log: cuts by which its old batches are told must outlive them."""
+    kept = job.pipeline.maintenance
+    oldest = now() - max(timedelta(days=kept.keep_changes_days), timedelta(hours=kept.keep_versions_hours))
+    change_log = job.change_log(job.slot_identity())
+    stage.detail = f"{prune_ledger(job.ledger, oldest, change_log.lowest_batch())} rows removed"
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from spark_jobs.collapse import (
@@ -38,11 +38,13 @@ class CommitTag:
 
     app_id: str
     batch: int
+    run_id: str = ""
+    truncated: bool = False
 
     @property
     def metadata(self) -> str:
         """The commit's userMetadata, by which cuts and replays find it."""
-        return json.dumps({"waldelta": {"app_id": self.app_id, "batch": self.batch}})
+        return json.dumps({"waldelta": asdict(self)})
 
 
 def merge_statement(

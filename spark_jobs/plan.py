@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan, RelationVersion, order_of, split_order
+from spark_jobs.stretch import Stretch
 from waldelta.catalog import TableId
 from waldelta.change_log import ChangeLog, Volume
 from waldelta.errors import SchemaChanged
@@ -36,22 +37,22 @@ class TargetPlan:
     volume: Volume
     decode: DecodePlan
     truncated: bool
+    # The target's row messages when they are few enough to be decoded by the driver, else None.
+    rows: pa.Table | None
     # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which ones move a key.
     may_move: bool
 
 
-def plan_target(
-    connection: psycopg.Connection[Any], change_log: ChangeLog, state: TableState, batches: tuple[int, int]
-) -> TargetPlan:
+def plan_target(connection: psycopg.Connection[Any], stretch: Stretch, state: TableState) -> TargetPlan:
     """Read the relation's versions and truncations in the range; raises SchemaChanged when the columns differ."""
-    timeline = change_log.timeline(*batches)
+    timeline, batches = stretch.timeline, stretch.batches
     snapshot = Snapshot.parse(state.snapshot)
-    volume = change_log.volume(*batches, state.relation_ids, snapshot)
+    volume = stretch.volume(state)
     versions = _versions(timeline, state)
     names = tuple(column.name for column in state.columns)
     _check_not_recreated(timeline, state)
     if volume.rows:
-        _check_versions(change_log, state, batches, versions)
+        _check_versions(stretch.change_log, state, batches, versions)
     pairs = {(column.type_oid, column.typmod) for column in state.columns}
     types = _types(connection, state, pairs)
     shape = EventShape(
@@ -69,7 +70,7 @@ def plan_target(
         truncated_at,
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
-    return TargetPlan(state, batches, volume, decode, truncated_at >= 0, may_move)
+    return TargetPlan(state, batches, volume, decode, truncated_at >= 0, stretch.rows_of(state), may_move)
 
 
 def _versions(timeline: pa.Table, state: TableState) -> list[RelationVersion]:

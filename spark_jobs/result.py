@@ -20,6 +20,14 @@ from waldelta.job import Job
 from waldelta.ledger import BatchCut, Run, now
 from waldelta.lsn import Lsn
 
+# What a verb's summary says of each table, by heading; other verbs name the tables alone.
+_COLUMNS: dict[str, dict[str, str]] = {
+    "consume": {
+        "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "version": "version",
+    },
+    "sync": {"rows copied": "rows", "version": "version"},
+}  # fmt: skip
+
 
 @dataclass
 class StageResult:
@@ -66,6 +74,7 @@ class RunResult:
     failed_expectations: list[str] = field(default_factory=list)
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
+    warnings: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
 
     @classmethod
@@ -122,26 +131,38 @@ class RunResult:
             )
         )  # fmt: skip
 
-    def print_summary(self, console: Console | None = None) -> None:
-        """Rows by table and operation, LSN range, lag and seconds, for people."""
+    def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
+        """What the run, or its one ``stage``, did to each table, LSN range, lag and seconds, for people."""
         # A task's log has no width; eighty columns would cut table names.
         console = console or Console(width=None if sys.stdout.isatty() else 120)
-        table = Table(title=f"{self.verb} {self.run_id}: {self.status}", title_justify="left")
-        for heading in ("table", "inserted", "updated", "deleted", "skipped", "rows copied", "version"):
-            table.add_column(heading, justify="left" if heading == "table" else "right")
-        for name, done in sorted(self.tables.items()):
-            note = f"{name} (truncated)" if done.truncated else name
-            numbers = (done.inserted, done.updated, done.deleted, done.skipped, done.rows, done.version)
-            table.add_row(note, *("" if number is None else f"{number:,}" for number in numbers))
-        console.print(table)
-        stages = ", ".join(f"{name} {stage.seconds:.1f} s ({stage.status})" for name, stage in self.stages.items())
+        console.print(self._table(stage))
+        stages = ", ".join(f"{name} {done.seconds:.1f} s ({done.status})" for name, done in self.stages.items())
         console.print(f"stages: {stages or 'none'}")
         if self.end_lsn is not None:
             console.print(
                 f"WAL {self.start_lsn}..{self.end_lsn}, {self.changes:,} changes, lag {self.lag_bytes:,} bytes"
             )
+        for warning in self.warnings:
+            console.print(f"warning: {warning}", soft_wrap=True, markup=False)
         if self.report is not None:
             console.print(f"report: {self.report}", soft_wrap=True)
+
+    def _table(self, stage: str | None) -> Table:
+        title = f"{self.verb} {self.run_id}: {self.status}"
+        if (
+            stage is not None and stage in self.stages
+        ):  # other stages may follow, so the run's own status isn't the news
+            title = f"{self.verb} {self.run_id}, stage {stage}: {self.stages[stage].status}"
+        table = Table(title=title, title_justify="left")
+        table.add_column("table")
+        columns = _COLUMNS.get(self.verb, {})
+        for heading in columns:
+            table.add_column(heading, justify="right")
+        for name, done in sorted(self.tables.items()):
+            numbers = [getattr(done, attribute) for attribute in columns.values()]
+            note = f"{name} (truncated)" if done.truncated else name
+            table.add_row(note, *("" if number is None else f"{number:,}" for number in numbers))
+        return table
 
 
 class RunFailed(Exception):

@@ -6,14 +6,17 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from waldelta.errors import ConfigError
+from waldelta.locks import session_lock
 from waldelta.spark_settings import SETTINGS, driver_memory, jars, local_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from waldelta.job import Job
 
 # Settings that a session of somebody else's Connect server takes too.
 _SESSION_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -23,8 +26,8 @@ _IDS_PER_KEY = 10_000
 def spark_session(master: str = "local[*]", *, name: str = "waldelta", session_key: str | None = None) -> SparkSession:
     """A session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a local one.
 
-    ``session_key`` fixes the Connect session's id, so that a later run with the same key can interrupt what an
-    older, killed one left running there.
+    ``session_key`` fixes the Connect session's id; whatever runs in that session is interrupted, so the caller
+    holds the lock of that key (open_session does).
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if remote := os.environ.get("SPARK_REMOTE"):
@@ -33,17 +36,25 @@ def spark_session(master: str = "local[*]", *, name: str = "waldelta", session_k
 
 
 @contextmanager
-def open_session(name: str, session_key: str | None = None) -> Iterator[SparkSession]:
-    """A session for one job, stopped at the end whatever happens."""
-    spark = spark_session(os.environ.get("WALDELTA_MASTER", "local[*]"), name=name, session_key=session_key)
-    try:
-        yield spark
-    finally:
-        # Released, the session's id would be refused for the next run.
-        if "SPARK_REMOTE" in os.environ and session_key is not None:
-            _close(spark)
-        else:
-            spark.stop()
+def open_session(name: str, job: Job | None = None, session_key: str | None = None) -> Iterator[SparkSession]:
+    """A session for one job, stopped at the end whatever happens.
+
+    With a job and a key, a Connect session is one that a later run can find again: that run interrupts there what a
+    killed one left running. The key's lock comes first, since only its loss shows that the other run is dead: raises
+    LockHeld when that one is alive.
+    """
+    keyed = job is not None and session_key is not None and "SPARK_REMOTE" in os.environ
+    with session_lock(job, session_key) if keyed else nullcontext():
+        key = session_key if keyed else None
+        spark = spark_session(os.environ.get("WALDELTA_MASTER", "local[*]"), name=name, session_key=key)
+        try:
+            yield spark
+        finally:
+            # Released, the session's id would be refused for the next run.
+            if keyed:
+                _close(spark)
+            else:
+                spark.stop()
 
 
 def _connect_session(remote: str, session_key: str | None) -> SparkSession:

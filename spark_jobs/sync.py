@@ -157,8 +157,12 @@ def _sync_locked(
     def record(status: str, generation: int, **details: Any) -> None:
         # One writer at a time: appends to one Delta table from several threads would only collide.
         with ledger_lock:
-            job.ledger.append(TableState(now(), job.run_id, name, generation, status, **details))
+            job.ledger.append(
+                TableState(now(), job.run_id, name, generation, status, incarnation=incarnation, **details)
+            )
 
+    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
+    incarnation = job.slot_identity().incarnation
     with target_lock(job, table_id) as lock:
         last = job.ledger.table_states().get(name)
         generation = last.generation + 1 if last else 1
@@ -273,7 +277,7 @@ def _check_unaltered(job: Job, copied: PublishedTable) -> None:
 def _column_states(table: PublishedTable) -> list[ColumnState]:
     spark_types = {column.name: column.spark_type for column in target_columns(table, metadata_columns=False)}
     return [
-        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null)
+        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null, c.attnum)
         for c in table.columns
     ]
 

@@ -20,6 +20,15 @@ from waldelta.lake import CHANGES, bookkeeping_uri, sync_commit
 from waldelta.visibility import Snapshot
 
 XID_MASK = 0xFFFFFFFF
+ROW_KINDS = ("I", "U", "D")
+# Of a row message, what it takes to decode it.
+ROW_SCHEMA = pa.schema(
+    [
+        ("batch", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("relation_id", pa.int64()),
+        ("xid8", pa.int64()), ("commit_lsn", pa.int64()), ("commit_ts", pa.timestamp("us", "UTC")),
+        ("data", pa.binary()), ("moves", pa.bool_()),
+    ]
+)  # fmt: skip
 
 # A batch, and a message's number within it.
 Place = tuple[int, int]
@@ -78,11 +87,15 @@ class ChangeLog:
 
     def highest_batch(self) -> int:
         """The highest batch number in the log, of any incarnation; 0 when it is empty."""
+        return max(self._batches(), default=0)
+
+    def lowest_batch(self) -> int | None:
+        """The lowest batch number that the log still holds, of any incarnation; None when it is empty."""
+        return min(self._batches(), default=None)
+
+    def _batches(self) -> list[int]:
         table = self._open()
-        if table is None:
-            return 0
-        batches = [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
-        return max(batches, default=0)
+        return [] if table is None else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Messages by batch in a range, from the log's file statistics."""
@@ -142,6 +155,17 @@ class ChangeLog:
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
         return Volume(rows, moves)
 
+    def rows(self, after_batch: int, upto_batch: int, most_bytes: int) -> pa.Table | None:
+        """All row messages of a range of batches, as landed; None when they are more than ``most_bytes`` in memory."""
+        parts: list[pa.RecordBatch] = []
+        taken = 0
+        for part in self._scan(_range(after_batch, upto_batch) & pc.field("kind").isin(ROW_KINDS), ROW_SCHEMA.names):
+            taken += part.nbytes
+            if taken > most_bytes:
+                return None
+            parts.append(part)
+        return pa.Table.from_batches(parts) if parts else ROW_SCHEMA.empty_table()
+
     def has_changes(
         self,
         after_batch: int,
@@ -175,7 +199,7 @@ class ChangeLog:
             _range(after_batch, upto_batch)
             & pc.field("relation_id").isin(list(relation_ids))
             & (pc.field("xid8") >= snapshot.xmin)
-            & pc.field("kind").isin(["I", "U", "D"])
+            & pc.field("kind").isin(ROW_KINDS)
         )
         return self._scan(chosen if narrower is None else chosen & narrower, columns)
 

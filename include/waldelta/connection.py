@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -67,7 +68,8 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
 def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Open an autocommit connection with the pinned session settings.
 
-    Raises SourceUnreachable or AuthenticationFailed, naming host, port and database but never the password.
+    Raises SourceUnreachable, AuthenticationFailed, or ConfigError for SSL settings that can't work; each names host,
+    port and database but never the password.
     """
     try:
         connection = psycopg.connect(_pinned(conninfo, application_name), autocommit=True)
@@ -145,12 +147,67 @@ def _check_kind(kind: str) -> None:
         raise ValueError(kind)
 
 
-def _connect_error(conninfo: str, err: Exception) -> SourceUnreachable | AuthenticationFailed:
+# What libpq or the server says, which error that is, and what to do; the first that fits.
+_REFUSALS: tuple[tuple[str, type[SourceUnreachable | AuthenticationFailed | ConfigError], str], ...] = (
+    (
+        r'file "[^"]*" does not exist|but not private key file|could not (read|load|open) .*(certificate|private key)',
+        ConfigError,
+        "{reason}: correct sslrootcert, sslcert, sslkey or sslmode in the connection's extra, or put the file there",
+    ),
+    (
+        r"server does not support SSL",
+        ConfigError,
+        "the connection asks for SSL, which this server doesn't offer: switch it on there, or change the extra's sslmode",
+    ),
+    (
+        r"certificate verify failed|server certificate for",
+        ConfigError,
+        "the server's certificate isn't trusted ({reason}): let the extra's sslrootcert name the authority that signed it",
+    ),
+    (
+        r"invalid \w+ value|invalid connection option",
+        ConfigError,
+        "{reason}: correct the connection's extra",
+    ),
+    (
+        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
+        AuthenticationFailed,
+        "its pg_hba.conf doesn't let user {user!r} in from here ({reason}): add a line, or, for hostssl, the extra's sslmode",
+    ),
+    (
+        r"authentication failed|no password supplied",
+        AuthenticationFailed,
+        "the server refused user {user!r}: check login and password of the connection",
+    ),
+    (
+        r'role "[^\n]*" does not exist',
+        AuthenticationFailed,
+        "role {user!r} does not exist: check the connection's login, or create the role",
+    ),
+    (
+        r'database "[^\n]*" does not exist',
+        AuthenticationFailed,
+        "database {database!r} does not exist: check the connection's database (Airflow calls it schema)",
+    ),
+)
+
+
+def _connect_error(conninfo: str, err: Exception) -> SourceUnreachable | AuthenticationFailed | ConfigError:
     where, text = describe(conninfo), str(err)
-    user = conninfo_to_dict(conninfo).get("user", "")
-    if "authentication failed" in text or "no password supplied" in text:
-        return AuthenticationFailed(f"{where} refused user {user!r}: check login and password of the connection")
-    if "does not exist" in text:
-        return AuthenticationFailed(f"{where}: role {user!r} or the database does not exist: check the connection")
-    reason = text.strip().splitlines()[-1].strip() if text.strip() else "no answer"
-    return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port, firewall and pg_hba.conf")
+    given, reason = conninfo_to_dict(conninfo), _reason(text)
+    for said, kind, remedy in _REFUSALS:
+        if re.search(said, text):
+            told = remedy.format(reason=reason, user=given.get("user", ""), database=given.get("dbname", ""))
+            return kind(f"{where}: {told}")
+    return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port and firewall")
+
+
+def _reason(text: str) -> str:
+    """What went wrong, of all that a driver says around it.
+
+    >>> _reason('connection failed: connection to server at "::1", port 5 failed: Connection refused\\n\\tIs the server …')
+    'Connection refused'
+    """
+    lines = text.strip().splitlines()
+    found = next((line for line in lines if " failed: " in line), lines[0] if lines else "")
+    return re.sub(r"^.*\b(failed|connect|bad): (?=\S)", "", found).strip() or "no answer"

@@ -31,6 +31,7 @@
      |    +-- LateWriter                 (retryable) a newer run has already committed
      +-- ApplyError                  changes that can't be merged into a target
      |    +-- SchemaChanged
+     |         +-- NeedsSync             only a new copy of the table is exact
      +-- QualityFailed               critical expectations failed; the data is landed and safe
      +-- StateError                  verbs called out of order
 
@@ -63,7 +64,7 @@ class SourceUnreachable(SourceError):
 
 
 class AuthenticationFailed(SourceError):
-    """The server refused user or password."""
+    """The server refused user, password, database or address."""
 
 
 class PrivilegeMissing(SourceError):
@@ -195,6 +196,10 @@ class ApplyError(WaldeltaError):
 
 class SchemaChanged(ApplyError):
     """The source table's columns no longer match the target's."""
+
+
+class NeedsSync(SchemaChanged):
+    """The source changed a table in a way that its stream doesn't tell; only a new copy of it is exact."""
 
 
 class QualityFailed(WaldeltaError):

@@ -1,15 +1,20 @@
-"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds no WAL back."""
+"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds no WAL back.
+
+It is moved when that frees a WAL file: each move is recorded durably, and smaller ones would free nothing.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.consume import SlotIdentity, confirmed_lsn, move_idle_slot
+from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.ledger import TableState
@@ -18,16 +23,22 @@ from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers
 from waldelta.recover import recover, slot_move
 from waldelta.server import read_position
-from waldelta.slot import check_health, read_slot
+from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, synced_states
 
 log = logging.getLogger(__name__)
 
+# A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task allows more.
+BUDGET_S = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us."""
+    """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us.
+
+    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file behind.
+    """
 
     has_work: bool
     reason: str
@@ -44,31 +55,47 @@ def look(job: Job) -> Look:
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     with job.connect("look") as connection, slot_lock(job):
-        check_health(read_slot(connection, source.slot), source.slot)
+        slot = check_health(read_slot(connection, source.slot), source.slot)
+        if warning := backlog_warning(slot, job.pipeline.slot_limits):
+            log.warning("%s", warning)
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
         standing = recover(connection, identity, ledger, change_log, server, job.run_id)
-        lag = max(0, server.flush_lsn - standing.confirmed)
+        stands = standing.confirmed
+        reason = None
         if behind := _behind(job, identity, change_log):
-            return Look(True, f"landed changes wait for {', '.join(behind)}", lag)
-        position, window = standing.confirmed, job.pipeline.batch.wal_window_mb << 20
-        while position < server.flush_lsn:
+            reason = f"landed changes wait for {', '.join(behind)}"
+        position, window = stands, job.pipeline.batch.wal_window_mb << 20
+        deadline = time.monotonic() + BUDGET_S
+        while reason is None and position < server.flush_lsn:
             upto = min(server.flush_lsn, position + window)
-            if _has_changes(connection, job, upto):
-                return Look(True, f"changes between {position} and {upto}", lag)
-            move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
+            reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
+            if reason is None and server.must_move(stands, upto):
+                move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
+                stands = upto
             position = upto
-        return Look(False, "no changes", lag, str(confirmed_lsn(connection, source.slot)))
+        moved_to = str(stands) if stands > standing.confirmed else None
+        return Look(reason is not None, reason or "no changes", max(0, server.flush_lsn - stands), moved_to)
 
 
-def _has_changes(connection: psycopg.Connection[tuple[Any, ...]], job: Job, upto: Lsn) -> bool:
-    connection.execute(f"set statement_timeout = {job.pipeline.batch.statement_timeout_s * 1000}".encode())
-    statement = call("peek", job.pipeline.source, upto, 1, "1")
+def _reason_to_run(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, span: tuple[Lsn, Lsn], timeout_s: float
+) -> str | None:
+    """Changes for us in a stretch of WAL, or more WAL than can be looked through in time; None when there is nothing."""
+    between = f"between {span[0]} and {span[1]}"
+    too_much = f"more WAL {between} than a look of {BUDGET_S:g} s goes through"
+    if timeout_s <= 0:
+        return too_much
+    timeout_ms = math.ceil(min(timeout_s, job.pipeline.batch.statement_timeout_s) * 1000)
+    statement = call("peek", job.pipeline.source, span[1], 1, "1")
     try:
-        return connection.execute(f"{statement} limit 1".encode()).fetchone() is not None
+        connection.execute(f"set statement_timeout = {timeout_ms}".encode())
+        found = connection.execute(f"{statement} limit 1".encode()).fetchone()
     except psycopg.errors.QueryCanceled:
-        # Too much WAL to look through in time; landing takes smaller bites until it goes.
-        return True
+        return too_much  # landing takes smaller bites until it goes
+    finally:
+        connection.execute("set statement_timeout = 0")
+    return f"changes {between}" if found is not None else None
 
 
 def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> list[str]:

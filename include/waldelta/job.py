@@ -53,16 +53,22 @@ class Job:
 
     def slot_identity(self) -> SlotIdentity:
         """The slot as the ledger knows it; raises SlotMissing before setup."""
-        return identity_of(self.pipeline.source.slot, self.ledger.slot_moves())
+        return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
 
     def first_batch(self) -> int:
         """The last batch of the slot's earlier lives: what another server or timeline sent is never applied again."""
-        return life_of(self.pipeline.source.slot, self.ledger.slot_moves()).batch or 0
+        return life_of(self.pipeline.source.slot, self.ledger.slot_lives()).batch or 0
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target since the slot's present life began: copies of an earlier one are stale."""
-        began = life_of(self.pipeline.source.slot, self.ledger.slot_moves()).at
-        return {name: state for name, state in self.ledger.table_states().items() if state.at >= began}
+        life = life_of(self.pipeline.source.slot, self.ledger.slot_lives())
+        return {name: state for name, state in self.ledger.table_states().items() if _is_of(state, life)}
+
+
+def _is_of(state: TableState, life: SlotMove) -> bool:
+    if state.incarnation is None:  # written before rows said so; the clock is all there is
+        return state.at >= life.at
+    return state.incarnation == life.incarnation
 
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:

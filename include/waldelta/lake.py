@@ -9,7 +9,9 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pyarrow.fs import FileSystem, FileType
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 
 from waldelta.errors import TargetNotWritable
 
@@ -65,21 +67,33 @@ def check_writable(root: str) -> None:
         ) from None
 
 
+def write_parquet(folder: str, table: pa.Table) -> None:
+    """Write a table as the one Parquet file of a folder, replacing what is there."""
+    remove_folder(folder)
+    files, path = _file_system(folder)
+    files.create_dir(path)
+    pq.write_table(table, f"{path}/part-0.parquet", filesystem=files)
+
+
 def remove_folder(uri: str) -> None:
     """Remove a folder and what is in it; nothing happens when it isn't there."""
     folder = local_path(uri)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    files, path = FileSystem.from_uri(_arrow_uri(uri))
+    files, path = _file_system(uri)
     if files.get_file_info(path).type != FileType.NotFound:
         files.delete_dir(path)
 
 
-def _arrow_uri(uri: str) -> str:
-    """Hadoop's schemes as Arrow names them."""
+def _file_system(uri: str) -> tuple[FileSystem, str]:
+    """Where a URI leads; Hadoop's schemes have other names in Arrow, and a local path is taken as it stands."""
+    folder = local_path(uri)
+    if folder is not None:
+        return LocalFileSystem(), str(folder)
     scheme, rest = uri.split("://", 1)
-    return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
+    files, path = FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}")
+    return files, path
 
 
 def _fsync(path: Path) -> None:

@@ -1,21 +1,22 @@
 """The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
 
 ``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync, ``batches`` the
-consistent cuts, ``runs`` what each run did. Rows are only ever added; the latest one counts.
+consistent cuts, ``runs`` what each run did. Rows are never changed; the latest one counts, and maintenance drops old ones
+that nothing depends on (``ledger_upkeep``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+import pyarrow.compute as pc
 
-from waldelta.lake import bookkeeping_uri, sync_commit
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger_table import LedgerTable
 
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -29,13 +30,13 @@ def now() -> datetime:
 class SlotMove:
     """Something done to the slot, or about to be done (``intent``); ``lsn`` is where it moves to.
 
-    ``incarnation`` is the slot's position right after its creation: a slot dropped and recreated under the same
-    name has another one.
+    ``incarnation`` names the slot's life: its position when that life began, numbered when an earlier life began at
+    the same place. A slot dropped and recreated under the same name has another one.
     """
 
     at: datetime
     run_id: str
-    event: str  # creating, created, adopted, intent, moved, dropped
+    event: str  # creating, created, adopted, intent, dropped
     slot: str
     system_identifier: str
     timeline: int
@@ -63,19 +64,24 @@ class ColumnState:
     type_name: str
     spark_type: str
     not_null: bool
+    # Names change, attribute numbers don't.
+    attnum: int = 0
 
 
 _COLUMN = pa.struct(
     [
         ("name", pa.string()), ("type_oid", pa.int64()), ("typmod", pa.int64()), ("type_name", pa.string()),
-        ("spark_type", pa.string()), ("not_null", pa.bool_()),
+        ("spark_type", pa.string()), ("not_null", pa.bool_()), ("attnum", pa.int64()),
     ]
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A target's sync: which snapshot its copy was taken from, and what its columns were."""
+    """A target's sync: which snapshot its copy was taken from, and what its columns were.
+
+    ``incarnation`` is that of the slot whose changes come on top; None in rows of versions that didn't record it.
+    """
 
     at: datetime
     run_id: str
@@ -92,6 +98,7 @@ class TableState:
     bytes: int = 0
     seconds: float = 0.0
     reason: str | None = None
+    incarnation: str | None = None
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -101,6 +108,7 @@ class TableState:
             ("relation_ids", pa.list_(pa.int64())), ("key_columns", pa.list_(pa.string())),
             ("columns", pa.list_(_COLUMN)), ("row_filter", pa.string()), ("rows", pa.int64()),
             ("bytes", pa.int64()), ("seconds", pa.float64()), ("reason", pa.string()),
+            ("incarnation", pa.string()),
         ]
     )  # fmt: skip
 
@@ -181,7 +189,10 @@ R = TypeVar("R", SlotMove, TableState, BatchCut, Run)
 
 
 class Ledger:
-    """Reads and appends the bookkeeping tables of one lake; every append is durable when it returns."""
+    """Reads and appends the bookkeeping tables of one lake; every append is durable when it returns.
+
+    Rows of one table come in the order in which they were appended, not in that of anybody's clock.
+    """
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
         self.root = root
@@ -194,15 +205,20 @@ class Ledger:
 
     def append(self, row: Row) -> None:
         """Add one row to its table, creating the table with the first."""
-        uri = bookkeeping_uri(self.root, row.table)
-        data = pa.Table.from_pylist([asdict(row)], schema=row.schema)
-        write_deltalake(uri, data, mode="append", storage_options=self._options)
-        table = DeltaTable(uri, storage_options=self._options)
-        sync_commit(uri, table.version())
+        self._table(type(row)).append(asdict(row))
 
     def slot_moves(self) -> list[SlotMove]:
         """All moves, oldest first."""
-        return list(self._read(SlotMove))
+        return self._read(SlotMove)
+
+    def slot_lives(self) -> list[SlotMove]:
+        """What was done to slots as a whole, oldest first: all events but ``intent``."""
+        return self._read(SlotMove, pc.field("event") != "intent")
+
+    def furthest_lsn(self, slot: str, incarnation: str) -> int:
+        """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row."""
+        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
+        return max((move.lsn for move in self._read(SlotMove, life)), default=0)
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target, by table name."""
@@ -210,29 +226,44 @@ class Ledger:
 
     def batches(self) -> list[BatchCut]:
         """All cuts, oldest first."""
-        return list(self._read(BatchCut))
+        return self._read(BatchCut)
+
+    def last_cut(self) -> BatchCut | None:
+        """The newest cut."""
+        return self._newest(BatchCut)
 
     def runs(self) -> list[Run]:
         """All events of runs, oldest first."""
-        return list(self._read(Run))
+        return self._read(Run)
+
+    def last_run(self) -> Run | None:
+        """The newest event of any run."""
+        return self._newest(Run)
 
     def run_result(self, run_id: str, verb: str = "consume") -> Run | None:
         """The latest event of a run."""
-        found = [run for run in self._read(Run) if run.run_id == run_id and run.verb == verb]
+        found = self._read(Run, (pc.field("run_id") == run_id) & (pc.field("verb") == verb))
         return found[-1] if found else None
 
-    def _read(self, kind: type[R]) -> Iterable[R]:
-        try:
-            table = DeltaTable(bookkeeping_uri(self.root, kind.table), storage_options=self._options)
-        except TableNotFoundError:
-            return []
-        rows = table.to_pyarrow_table().sort_by("at").to_pylist()
-        return [_build(kind, row) for row in rows]
+    def prune(self, kind: type[R], keep: Callable[[Sequence[R]], Sequence[bool]]) -> int:
+        """Drop the rows of one table that ``keep`` says no to; returns how many."""
+        return self._table(kind).prune(lambda rows: keep([_build(kind, row) for row in rows]))
+
+    def _read(self, kind: type[R], chosen: pc.Expression | None = None) -> list[R]:
+        return [_build(kind, row) for row in self._table(kind).read(chosen)]
+
+    def _newest(self, kind: type[R]) -> R | None:
+        row = self._table(kind).newest()
+        return _build(kind, row) if row is not None else None
+
+    def _table(self, kind: type[Row]) -> LedgerTable:
+        return LedgerTable(bookkeeping_uri(self.root, kind.table), kind.schema, self._options)
 
 
 def _build(kind: type[R], row: dict[str, Any]) -> R:
     nested: dict[str, type[ColumnState] | type[TargetCut]] = {"columns": ColumnState, "targets": TargetCut}
-    values = {f.name: row[f.name] for f in fields(kind)}
+    # A table written by an earlier version may lack a column that has a default.
+    values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
     for name, of in nested.items():
         if name in values:
             values[name] = [of(**item) for item in values[name] or []]

@@ -1,4 +1,4 @@
-"""Advisory locks on the source: one run at a time per slot, and one per target.
+"""Advisory locks on the source: one run at a time per slot, one per target, and one per keyed session of Spark Connect.
 
 Airflow's max_active_runs doesn't cover backfills and a pool only helps scheduling, so correctness rests on these.
 A lock lives on a connection of its own: it is gone when its holder is, whatever killed it.
@@ -54,6 +54,11 @@ def target_lock_name(root: str, table: TableId) -> LockName:
     return LockName(f"target {root.rstrip('/')} {table}")
 
 
+def session_lock_name(session_key: str) -> LockName:
+    """The lock that whoever reaches a Spark Connect session of a fixed key must hold."""
+    return LockName(f"session {session_key}")
+
+
 @dataclass(slots=True)
 class AdvisoryLock:
     """A lock that is held; ``check()`` before an effect that only its holder may have."""
@@ -90,6 +95,14 @@ def target_lock(job: Job, table: TableId | str) -> Iterator[AdvisoryLock]:
     table = TableId.parse(table) if isinstance(table, str) else table
     name = target_lock_name(job.pipeline.target.root, table)
     with advisory_lock(job.conninfo, name, f"waldelta lock {table}") as lock:
+        yield lock
+
+
+@contextmanager
+def session_lock(job: Job, session_key: str) -> Iterator[AdvisoryLock]:
+    """Hold the lock of a Connect session; raises LockHeld at once when another run has it."""
+    name = f"waldelta session {job.pipeline.source.slot}"
+    with advisory_lock(job.conninfo, session_lock_name(session_key), name) as lock:
         yield lock
 
 

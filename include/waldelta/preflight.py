@@ -91,6 +91,12 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
         yield problem("the server is a standby: point the connection at the primary, copies need its snapshots")
     if (level := server.settings["wal_level"]) != "logical":
         yield problem(f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the server")
+    if server.settings["server_encoding"] == "SQL_ASCII":
+        yield problem(
+            f"database {server.database} is in SQL_ASCII, which stores bytes without saying what text they are, so values "
+            "can't be read reliably: find out their real encoding, create a database of that encoding (create database … "
+            "encoding 'UTF8' template template0), and load a pg_dump --encoding of it there"
+        )
     if not server.can_replicate:
         yield problem(
             f"role {server.role!r} may not use replication slots: alter role {server.role} replication "

@@ -41,11 +41,12 @@ def recover(
     """
     _same_server(identity, server)
     confirmed = confirmed_lsn(connection, identity.slot)
-    _no_gap(identity, ledger, confirmed)
+    furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
+    _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch()
     if last is not None:
         # An intent is written once its batch is durable, so the furthest one counts where the last batch is empty.
-        landed_end = max(change_log.landed_end(last), _furthest(identity, ledger).value)
+        landed_end = max(change_log.landed_end(last), furthest.value)
         if landed_end > server.flush_lsn.value:
             raise SourceChanged(
                 f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at {server.flush_lsn}: it was "
@@ -78,18 +79,10 @@ def _same_server(identity: SlotIdentity, server: ServerPosition) -> None:
         )
 
 
-def _furthest(identity: SlotIdentity, ledger: Ledger) -> Lsn:
-    """The furthest position this pipeline ever meant to move the slot to."""
-    return Lsn(
-        max(m.lsn for m in ledger.slot_moves() if (m.slot, m.incarnation) == (identity.slot, identity.incarnation))
-    )
-
-
-def _no_gap(identity: SlotIdentity, ledger: Ledger, confirmed: Lsn) -> None:
-    highest = _furthest(identity, ledger)
-    if confirmed > highest:
+def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
+    if confirmed > furthest:
         raise SlotGap(
-            f"slot {identity.slot!r} stands at {confirmed}, beyond {highest}, the furthest this pipeline ever moved it: "
-            f"changes in {LsnRange(highest, confirmed)} were consumed by somebody else, or the slot was recreated; run "
+            f"slot {identity.slot!r} stands at {confirmed}, beyond {furthest}, the furthest this pipeline ever moved it: "
+            f"changes in {LsnRange(furthest, confirmed)} were consumed by somebody else, or the slot was recreated; run "
             f"teardown, setup and initial sync to start from a fresh copy"
         )

@@ -1,4 +1,4 @@
-"""Where the server stands: its identity, timeline, WAL position and next transaction id."""
+"""Where the server stands: its identity, timeline, WAL position and file size, and next transaction id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from waldelta.lsn import Lsn
 _POSITION = """
 select (select system_identifier::text from pg_control_system()),
        ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int,
-       pg_current_wal_flush_lsn()::text
+       pg_current_wal_flush_lsn()::text,
+       (select setting::bigint from pg_settings where name = 'wal_segment_size')
 """
 
 
@@ -25,6 +26,16 @@ class ServerPosition:
     timeline: int
     flush_lsn: Lsn
     next_xid8: int
+    wal_segment_size: int
+
+    def must_move(self, confirmed: Lsn, upto: Lsn) -> bool:
+        """Whether a slot at ``confirmed`` must move over what was read up to ``upto`` and holds nothing for us.
+
+        It must when that lets go of a whole WAL file, since the server keeps and removes nothing smaller, and when more
+        is to be read behind it, since every reading begins where the slot stands.
+        """
+        frees = upto.value // self.wal_segment_size > confirmed.value // self.wal_segment_size
+        return upto > confirmed and (frees or upto < self.flush_lsn)
 
 
 def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
@@ -35,4 +46,4 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
     xid = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     if row is None or xid is None:
         raise SourceError("the server didn't say where it stands")
-    return ServerPosition(row[0], row[1], Lsn.parse(row[2]), xid[0])
+    return ServerPosition(row[0], row[1], Lsn.parse(row[2]), xid[0], row[3])

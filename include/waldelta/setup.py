@@ -17,7 +17,7 @@ import tenacity
 
 from waldelta.change_log import ChangeLog
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SourceError, TableBusy
-from waldelta.finding import Finding, problem, warning
+from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.ledger import SlotMove, now
@@ -149,7 +149,8 @@ def apply_setup(conn: Connection, job: Job) -> SetupPlan:
 def teardown(conn: Connection, job: Job) -> list[str]:
     """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
 
-    A slot that existed before, publications without this pipeline's mark and the lake stay.
+    A slot that existed before, publications without this pipeline's mark and the lake stay. A slot that stays holds WAL,
+    so the last line says why it does and how to drop it.
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
@@ -172,7 +173,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-    return dropped
+        return dropped + _slot_that_stays(read_slot(conn, slot), moves)
 
 
 def run_statements(conn: Connection, statements: Sequence[Statement]) -> None:
@@ -269,13 +270,27 @@ def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Fin
 
 def _life(job: Job) -> list[SlotMove]:
     """What was done to the slot as a whole, oldest first."""
-    kinds = ("creating", "created", "adopted", "dropped")
-    return [m for m in job.ledger.slot_moves() if m.slot == job.pipeline.source.slot and m.event in kinds]
+    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
 
 
 def _made_here(moves: Sequence[SlotMove]) -> bool:
     """Whether the slot's present life began with its creation by this pipeline."""
     return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
+
+
+def _slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
+    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
+    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database:
+        return []
+    if moves and not _made_here(moves):
+        why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
+    else:
+        why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
+    line = (
+        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why}; unless somebody else "
+        f"reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
+    )
+    return [line]
 
 
 def _slot_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
@@ -316,13 +331,21 @@ def _ensure_slot(conn: Connection, job: Job) -> None:
 
 
 def _record(job: Job, slot: SlotState, event: str) -> None:
-    incarnation, lsn = str(slot.confirmed_flush_lsn), slot.confirmed_flush_lsn.value
+    incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
     # Batches of an earlier life stay in the change log; the new life begins behind them.
     behind = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
     job.ledger.append(
         SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
     )
     log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
+
+
+def _incarnation(job: Job, slot: SlotState) -> str:
+    """Where the slot's life begins; numbered when one began there before: a slot adopted again need not have moved."""
+    began = str(slot.confirmed_flush_lsn)
+    lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}
+    earlier = sum(life == began or life.startswith(f"{began}.") for life in lives)
+    return f"{began}.{earlier + 1}" if earlier else began
 
 
 # CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.

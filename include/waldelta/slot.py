@@ -18,8 +18,10 @@ from waldelta.errors import (
     SourceError,
     TransactionsStillOpen,
 )
+from waldelta.finding import size
 from waldelta.lsn import Lsn
 from waldelta.peek import reader_name
+from waldelta.pipeline_file import SlotLimits
 
 Connection = psycopg.Connection[Any]
 
@@ -107,6 +109,20 @@ def check_health(slot: SlotState | None, name: str) -> SlotState:
             "stop that reader, or give this pipeline a slot of its own"
         )
     return slot
+
+
+def backlog_warning(slot: SlotState, limits: SlotLimits) -> str | None:
+    """What is worth saying of the WAL that a slot holds back, with figures; None below the pipeline file's limits."""
+    limit = "critical_mb" if slot.retained_bytes > limits.critical_mb << 20 else "warn_mb"
+    bound: int = getattr(limits, limit)
+    if slot.retained_bytes <= bound << 20:
+        return None
+    left = f", and is lost after {size(slot.safe_wal_size)} more" if slot.safe_wal_size is not None else ""
+    return (
+        f"slot {slot.name!r} holds back {size(slot.retained_bytes)} of WAL{left}; slot_limits.{limit} is {bound}: run the "
+        f"pipeline more often, and look for transactions that stay open (restart_lsn {slot.restart_lsn}, "
+        f"confirmed_flush_lsn {slot.confirmed_flush_lsn})"
+    )
 
 
 def check_ours(slot: SlotState) -> None:

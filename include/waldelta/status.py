@@ -7,7 +7,7 @@ from typing import Any
 from waldelta.errors import SlotMissing
 from waldelta.job import Job
 from waldelta.server import read_position
-from waldelta.slot import read_slot
+from waldelta.slot import backlog_warning, read_slot
 from waldelta.watermark import last_cut
 
 
@@ -19,7 +19,7 @@ def read_status(job: Job) -> dict[str, Any]:
         slot = read_slot(connection, slot_name)
     states = job.table_states()
     cut = last_cut(job)
-    runs = job.ledger.runs()
+    run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server),
@@ -28,8 +28,8 @@ def read_status(job: Job) -> dict[str, Any]:
             for name, state in sorted(states.items())
         },
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
-        "last_run": None if not runs else {
-            "run_id": runs[-1].run_id, "verb": runs[-1].verb, "status": runs[-1].status, "at": runs[-1].at.isoformat(),
+        "last_run": None if run is None else {
+            "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
         },
     }  # fmt: skip
 
@@ -44,4 +44,5 @@ def _slot(job: Job, slot: Any, server: Any) -> dict[str, Any]:
         "confirmed_flush_lsn": str(slot.confirmed_flush_lsn),
         "lag_bytes": max(0, server.flush_lsn - slot.confirmed_flush_lsn),
         "retained_bytes": slot.retained_bytes,
+        "warning": backlog_warning(slot, job.pipeline.slot_limits),
     }

@@ -64,5 +64,4 @@ class Watermarks:
 
 def last_cut(job: Job) -> BatchCut | None:
     """The newest consistent cut."""
-    cuts = job.ledger.batches()
-    return cuts[-1] if cuts else None
+    return job.ledger.last_cut()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+import spark_jobs.stage as stage_module
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
+from spark_jobs.flow import consume
+from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, SchemaChanged, StateError
@@ -53,6 +58,14 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
 
 
+@pytest.fixture(params=["driver", "tasks"])
+def where_decoded(request, monkeypatch):
+    """A small range is decoded by the driver, a larger one by Spark's tasks; both must do the same."""
+    if request.param == "tasks":
+        monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
+    return request.param
+
+
 STATEMENTS = [
     f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff', '{{1,2}}', 1.5, true)",
     "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false from generate_series(2, 300) g",
@@ -68,7 +81,7 @@ STATEMENTS = [
 ]
 
 
-def test_every_kind_of_change_one_run_each(spark, database, job):
+def test_every_kind_of_change_one_run_each(spark, database, job, where_decoded):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])
     sync(spark, job)
@@ -79,7 +92,7 @@ def test_every_kind_of_change_one_run_each(spark, database, job):
         assert target_rows(spark, job) == source_rows(database), statement
 
 
-def test_every_kind_of_change_in_one_run(spark, database, job):
+def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
     """The same changes in one batch collapse to the same rows, in one commit; a second run changes nothing."""
     sync(spark, job)
     for statement in STATEMENTS:
@@ -142,13 +155,52 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
 
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
     """Partitioned by key the result is the same."""
-    monkeypatch.setattr("spark_jobs.apply.ROWS_PER_TASK", 1000)
+    monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
+    monkeypatch.setattr("spark_jobs.stage.ROWS_PER_TASK", 1000)
     sync(spark, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
     database.execute("update t set v = 'y' where id % 3 = 0")
     database.execute("delete from t where id % 5 = 0")
     run(spark, job)
     assert target_rows(spark, job) == source_rows(database)
+
+
+def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
+    """What the driver reads is bounded in bytes, not only in rows."""
+    monkeypatch.setattr("spark_jobs.stretch.SMALL_BYTES", 100_000)
+    staged = []
+    real = stage_module._stage_in_tasks
+    monkeypatch.setattr(stage_module, "_stage_in_tasks", lambda *given: staged.append(1) or real(*given))
+    sync(spark, job)
+    database.execute("insert into t(id, v) values (1, 'small')")
+    run(spark, job)
+    assert staged == []
+    database.execute(f"insert into t(id, big) select g, {BIG} from generate_series(2, 30) g")
+    run(spark, job)
+    assert staged == [1]
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):
+    """A run that died between its merge and its report leaves rows that nobody counted, checked or announced."""
+    sync(spark, job)
+    database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
+    drain(spark, job)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr("spark_jobs.apply.read_commit", killed)
+    with pytest.raises(Killed):
+        apply(spark, job)
+    monkeypatch.undo()
+    result = consume(spark, replace(job, run_id="the next"))
+    assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
+    again = consume(spark, replace(job, run_id="and another"))
+    assert not again.tables.get("public.t", TableResult()).changed
 
 
 def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark, database, job, monkeypatch):

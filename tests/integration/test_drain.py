@@ -48,7 +48,8 @@ def test_changes_land_once_and_the_slot_follows(spark, database, job):
     (landed,) = drained.batches
     counted = landed.transactions
     assert (counted.commits, counted.inserts, counted.updates, counted.deletes) == (3, 500, 10, 1)
-    assert confirmed_lsn(database.connection, job.pipeline.source.slot) == drained.end
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
+    assert drained.end >= Lsn(landed.end_lsn)
     assert drain(spark, job).batches == []
 
 
@@ -120,19 +121,6 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
         (f"{slot}_mismatch", job.pipeline.source.publications[0].name),
     )
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
-
-
-def test_a_look_moves_an_idle_slot_and_sees_changes(spark, database, job):
-    """Unpublished WAL is released without Spark; a published change is work."""
-    database.execute("create table unpublished as select g from generate_series(1, 10000) g")
-    before = confirmed_lsn(database.connection, job.pipeline.source.slot)
-    idle = look(job)
-    assert not idle.has_work
-    assert confirmed_lsn(database.connection, job.pipeline.source.slot) > before
-    assert Lsn.parse(idle.moved_to) > before
-    database.execute("insert into t values (1, 'a')")
-    assert look(job).has_work
-    assert look(job).reason.startswith("changes between")
 
 
 def test_a_reader_left_behind_is_ended(spark, database, job):

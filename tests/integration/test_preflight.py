@@ -6,6 +6,8 @@ and the application's UPDATE really fails.
 
 from __future__ import annotations
 
+import uuid
+
 import psycopg
 import pytest
 
@@ -381,3 +383,23 @@ def test_warnings(database, conn, lake):
     assert "inheritance children aren't published" in warnings
     assert "1 relations of schema public can't be published" in warnings
     assert "public.fast" in warnings
+
+
+def test_a_database_without_an_encoding(postgres, lake):
+    """SQL_ASCII takes any bytes: PostgreSQL can't convert them for us, and what they mean is anybody's guess."""
+    name = f"ascii_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
+        try:
+            with connect(postgres.conninfo(name), "test") as conn:
+                conn.execute(
+                    "create table public.t (id int primary key, v text); insert into public.t values (1, e'\\xff')"
+                )
+                with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
+                    conn.execute("select v from public.t")
+                job = job_for(postgres.conninfo(name), lake, {"name": "p", "tables": [T]})
+                with pytest.raises(PreflightFailed, match=f"database {name} is in SQL_ASCII.* encoding 'UTF8'"):
+                    apply_setup(conn, job)
+                assert conn.execute("select count(*) from pg_publication").fetchone() == (0,)
+        finally:
+            admin.execute(f"drop database {name} with (force)")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import uuid
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -249,9 +251,40 @@ def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, ta
     plan = apply_setup(conn, job)
     assert any("existed before" in w for w in plan.warnings)
     assert events(lake) == ["adopted"]
-    assert teardown(conn, job) == ["publication p"]
-    assert read_slot(conn, job.pipeline.source.slot) is not None
-    assert teardown(conn, job) == []
+    slot = job.pipeline.source.slot
+    dropped, stays = teardown(conn, job)
+    assert dropped == "publication p"
+    assert stays.startswith(f"slot {slot} stays and holds back ")
+    assert "it existed before setup" in stays
+    assert f"drop it: select pg_drop_replication_slot('{slot}')" in stays
+    assert read_slot(conn, slot) is not None
+    assert len(teardown(conn, job)) == 1
+
+
+@pytest.mark.parametrize("set_up_again", [False, True])
+def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(database, conn, lake, tables, set_up_again):
+    """Nothing tells any more that the slot is ours; left without a word it would fill the source's disk."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    apply_setup(conn, job)
+    shutil.rmtree(urlsplit(lake).path)
+    if set_up_again:
+        apply_setup(conn, job)
+    dropped, stays = teardown(conn, job)
+    assert dropped == "publication p"
+    assert stays.startswith(f"slot {job.pipeline.source.slot} stays and holds back ")
+    assert "bookkeeping" in stays
+
+
+def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, lake, tables):
+    """Slot names are unique on a server; that one is nobody's business here."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    slot = job.pipeline.source.slot
+    with connect(database.server.conninfo(), "test") as other:
+        create_slot(other, slot)
+        try:
+            assert teardown(conn, job) == []
+        finally:
+            other.execute("select pg_drop_replication_slot(%s)", (slot,))
 
 
 @pytest.mark.parametrize("dies_after", ["creating", "slot"])

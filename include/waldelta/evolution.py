@@ -1,0 +1,241 @@
+"""Schema evolution: how a target's columns follow the source's, from the Relation messages in a range of batches.
+
+The stream tells names and types only. What happened in between (a rename, or a drop and an add; a default for the
+rows that exist already) is read from the source's catalogs as they are now. Where these can't tell, or where an ALTER
+wrote rows anew without sending them, NeedsSync asks for a new copy: exact, if dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+
+from waldelta.errors import NeedsSync
+from waldelta.ledger import ColumnState, TableState
+from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.type_catalog import PgType, fetch
+from waldelta.type_map import target_type
+
+_TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
+# time, timestamp, timestamptz, timetz: more digits change no value.
+_WITH_DIGITS = frozenset({1083, 1114, 1184, 1266})
+_MAY_GROW = frozenset({_VARCHAR, _VARBIT}) | _WITH_DIGITS
+
+
+@dataclass(frozen=True, slots=True)
+class PresentColumn:
+    """A column as the source's catalogs have it now.
+
+    ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text); ``unsure`` when such rows
+    may hold values that no catalog tells: a default without a missing value, or a generated column.
+    """
+
+    attnum: int
+    missing: str | None
+    unsure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewColumn:
+    """A column of the target after an evolution: the old target's column it goes on from, or what it starts with."""
+
+    state: ColumnState
+    source: str | None
+    fill: str | None = None
+    same_type: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What becomes of a target's columns, and where in each relation's rows they stand (None: not there then)."""
+
+    columns: tuple[NewColumn, ...]
+    key_columns: tuple[str, ...]
+    dropped: tuple[str, ...]
+    positions: tuple[tuple[int | None, ...], ...]
+
+    def changes(self, state: TableState) -> bool:
+        """Whether the target has to change at all."""
+        return {c.state.name: c.state for c in self.columns} != {c.name: c for c in state.columns}
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether nothing but columns without a value for existing rows is added: no row needs to be written."""
+        kept = [c for c in self.columns if c.source is not None]
+        same = all(c.source == c.state.name and c.same_type for c in kept)
+        return same and not self.dropped and not any(c.fill is not None for c in self.columns)
+
+    def describe(self) -> str:
+        """What changes, by names."""
+        added = [c.state.name for c in self.columns if c.source is None]
+        renamed = [f"{c.source} to {c.state.name}" for c in self.columns if c.source not in (None, c.state.name)]
+        widened = [f"{c.state.name} to {c.state.type_name}" for c in self.columns if not c.same_type]
+        parts = [("added", added), ("dropped", list(self.dropped)), ("renamed", renamed), ("widened", widened)]
+        return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names)
+
+
+def read_present_columns(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[str, PresentColumn]:
+    """The columns of a target's relation by name; of a partitioned one, with what its leaves' old rows show."""
+    rows = fetch(connection, _COLUMNS, {"oids": list(relation_ids)})
+    return {
+        row.name: PresentColumn(row.attnum, row.missing[0] if row.missing else None, _is_unsure(row)) for row in rows
+    }
+
+
+def plan_evolution(
+    state: TableState,
+    relations: Sequence[Relation],
+    present: dict[str, PresentColumn],
+    types: dict[tuple[int, int], PgType],
+) -> Evolution:
+    """What it takes to apply rows that these relations describe, in their order.
+
+    ``types`` describes the types of the last one's columns. Raises NeedsSync when only a new copy is exact.
+    """
+    last = relations[-1]
+    attnums = _Attnums(state, present)
+    numbers = [attnums.of(relation) for relation in relations]
+    _check_continuous(state, numbers)
+    _check_types(state, relations, numbers)
+    held = {column.attnum: column for column in state.columns}
+    columns = tuple(
+        _new_column(state, held.get(number), column, present, types)
+        for number, column in zip(numbers[-1], last.columns, strict=True)
+    )
+    key = _key(state, dict(zip(numbers[-1], last.columns, strict=True)), numbers)
+    dropped = tuple(column.name for number, column in held.items() if number not in numbers[-1])
+    places = tuple(
+        tuple(there.index(number) if number in there else None for number in numbers[-1]) for there in numbers
+    )
+    return Evolution(columns, key, dropped, places)
+
+
+class _Attnums:
+    """Attribute numbers by name: only they tell a renamed column from a new one."""
+
+    def __init__(self, state: TableState, present: dict[str, PresentColumn]) -> None:
+        self._table = state.table_name
+        self.held = {column.name: column.attnum for column in state.columns}
+        self._present = {name: column.attnum for name, column in present.items()}
+
+    def of(self, relation: Relation) -> list[int]:
+        return [self._of(column.name) for column in relation.columns]
+
+    def _of(self, name: str) -> int:
+        held, present = self.held.get(name), self._present.get(name)
+        if held is None and present is None:
+            raise NeedsSync(
+                f"{self._table}: column {name!r} came and went, or was renamed, before its changes were applied"
+            )
+        if held is not None and present is not None and held != present:
+            raise NeedsSync(f"{self._table}: column {name!r} was dropped, and another one took its name")
+        return present if held is None else held  # type: ignore[return-value]
+
+
+def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
+    """A column that is there, isn't, and is there again can only be a mistaken identity."""
+    held = [column.attnum for column in state.columns]
+    for number in {n for one in numbers for n in one}:
+        there = [number in one for one in (held, *numbers)]
+        if sum(a != b for a, b in pairwise(there)) > 1:
+            raise NeedsSync(f"{state.table_name}: a column left the publication and came back")
+
+
+def _new_column(
+    state: TableState,
+    held: ColumnState | None,
+    column: RelationColumn,
+    present: dict[str, PresentColumn],
+    types: dict[tuple[int, int], PgType],
+) -> NewColumn:
+    pair = (column.type_oid, column.typmod)
+    new = ColumnState(
+        column.name, *pair, types[pair].name, target_type(types[pair]).spark,
+        held.not_null if held else False, held.attnum if held else present[column.name].attnum,
+    )  # fmt: skip
+    if held is None:
+        now = present[column.name]
+        if now.unsure:
+            raise NeedsSync(
+                f"{state.table_name}: column {column.name!r} was added with values that the stream doesn't send for rows that "
+                f"are there already"
+            )
+        return NewColumn(new, None, now.missing)
+    return NewColumn(new, held.name, same_type=held.spark_type == new.spark_type)
+
+
+def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Whether ALTER TYPE from one (oid, typmod) to another changes no value and writes no row.
+
+    As ATColumnChangeRequiresRewrite: limits that grow, and text kinds that share their storage.
+    """
+    if old == new:
+        return True
+    (old_oid, old_typmod), (new_oid, new_typmod) = old, new
+    if old_oid == new_oid == _NUMERIC:
+        return new_typmod == -1 or (
+            old_typmod != -1 and _scale(old_typmod) == _scale(new_typmod) and new_typmod > old_typmod
+        )
+    if old_oid == new_oid:
+        return old_oid in _MAY_GROW and (new_typmod == -1 or (old_typmod != -1 and new_typmod >= old_typmod))
+    return {old_oid, new_oid} == {_TEXT, _VARCHAR} and new_typmod == -1
+
+
+def _scale(typmod: int) -> int:
+    return (typmod - 4) & 0x7FF
+
+
+def _check_types(state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]) -> None:
+    """Every type that a column has had on the way must hold the same values."""
+    types = {column.attnum: [(column.type_oid, column.typmod)] for column in state.columns}
+    for relation, there in zip(relations, numbers, strict=True):
+        for number, column in zip(there, relation.columns, strict=True):
+            had = types.setdefault(number, [])
+            pair = (column.type_oid, column.typmod)
+            if had and not keeps_values(had[-1], pair):
+                raise NeedsSync(
+                    f"{state.table_name}: column {column.name!r} changed its type, which wrote its rows anew without sending them"
+                )
+            had.append(pair)
+
+
+def _key(state: TableState, last: dict[int, RelationColumn], numbers: Sequence[list[int]]) -> tuple[str, ...]:
+    key = [column.attnum for name in state.key_columns for column in state.columns if column.name == name]
+    flagged = {number for number, column in last.items() if column.is_key}
+    # Old rows carry the replica identity's columns only, so another identity is another key.
+    lost = any(set(key) - set(there) for there in numbers)
+    if lost or (flagged and not flagged.issuperset(key)):
+        raise NeedsSync(f"{state.table_name}: its replica identity changed")
+    return tuple(last[number].name for number in key)
+
+
+def _is_unsure(row: Any) -> bool:
+    if row.missing is not None:
+        return len(row.missing) > 1
+    return bool(row.has_default or row.is_generated)
+
+
+# A partitioned table has no rows, so what old rows show stands with its leaves.
+_COLUMNS = """
+with relation as (
+    select c.oid, c.relkind from pg_class c where c.oid = any(%(oids)s::oid[])
+),
+leaf as (
+    select r.oid as root, coalesce(t.relid, r.oid) as oid
+    from relation r
+    left join lateral pg_partition_tree(r.oid) t on t.isleaf and r.relkind = 'p'
+)
+select a.attname as name,
+       min(a.attnum)::int as attnum,
+       bool_or(a.atthasdef or coalesce(l.atthasdef, false)) as has_default,
+       bool_or(a.attgenerated <> '' or a.attidentity <> '') as is_generated,
+       array_agg(distinct (l.attmissingval::text::text[])[1]) filter (where l.atthasmissing) as missing
+from leaf
+join pg_attribute a on a.attrelid = leaf.root and a.attnum > 0 and not a.attisdropped
+left join pg_attribute l on l.attrelid = leaf.oid and l.attname = a.attname and not l.attisdropped
+group by a.attname
+"""

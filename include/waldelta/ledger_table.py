@@ -1,0 +1,142 @@
+"""One table of the ledger on disk: appended in a total order, read through a filter, kept in few files.
+
+Every append is a compare-and-swap on the table's Delta version, so whoever appends has seen the row before his own:
+``at`` always grows within a table, whatever the clocks of the machines say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import tenacity
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from waldelta.lake import sync_commit
+
+log = logging.getLogger(__name__)
+
+# A read opens every file that may hold what it looks for, at about a millisecond each.
+MOST_FILES = 64
+_ATTEMPTS = 20
+# File statistics hold timestamps in milliseconds, rounded down.
+_STATISTIC = timedelta(milliseconds=1)
+_ONLY_IF_UNCHANGED = CommitProperties(max_commit_retries=0)
+# A reader that opened the table before a rewrite still finds its files.
+_KEEP_FILES_HOURS = 24
+
+_again_when_changed = tenacity.retry(
+    retry=tenacity.retry_if_exception_type(CommitFailedError),
+    wait=tenacity.wait_random(0.01, 0.2),
+    stop=tenacity.stop_after_attempt(_ATTEMPTS),
+    reraise=True,
+)
+
+
+class LedgerTable:
+    """A small Delta table whose rows have an ``at``; written and read without a JVM."""
+
+    def __init__(self, uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
+        self.uri, self.schema = uri, schema
+        self._options = storage_options
+
+    @_again_when_changed
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a row behind all others, creating the table with the first; durable when it returns.
+
+        A row whose ``at`` isn't later than the newest row's gets one that is.
+        """
+        table = self._open()
+        if table is None:
+            self._create(row)
+            return
+        newest = self._newest_at(table)
+        if newest is not None and row["at"] < newest + _STATISTIC:
+            row = row | {"at": newest + _STATISTIC}
+        known = {field.name for field in table.schema().fields}
+        write_deltalake(
+            table,
+            pa.Table.from_pylist([row], schema=self.schema),
+            mode="append",
+            schema_mode=None if set(self.schema.names) <= known else "merge",
+            commit_properties=_ONLY_IF_UNCHANGED,
+        )
+        sync_commit(self.uri, table.version())
+        if len(table.file_uris()) > MOST_FILES:
+            self._compact(table)
+
+    def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
+        """The rows that a filter chooses, oldest first; files that can't hold any aren't opened."""
+        table = self._open()
+        return [] if table is None else _sorted(table, chosen).to_pylist()
+
+    def newest(self) -> dict[str, Any] | None:
+        """The row appended last."""
+        table = self._open()
+        at = self._newest_at(table) if table is not None else None
+        return _sorted(table, pc.field("at") >= at).to_pylist()[-1] if table is not None and at is not None else None
+
+    @_again_when_changed
+    def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
+        """Drop the rows that ``keep`` says no to, and leave one file; returns how many were dropped.
+
+        Rows that somebody appends meanwhile are judged with the others: then it is all done again.
+        """
+        table = self._open()
+        if table is None:
+            return 0
+        rows = _sorted(table)
+        kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
+        dropped = int(rows.num_rows - kept.num_rows)
+        if dropped:
+            write_deltalake(table, kept, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED)
+            sync_commit(self.uri, table.version())
+        elif len(table.file_uris()) > 1:
+            self._compact(table)
+        table.vacuum(_KEEP_FILES_HOURS, dry_run=False, enforce_retention_duration=False)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        return dropped
+
+    def _create(self, row: dict[str, Any]) -> None:
+        data = pa.Table.from_pylist([row], schema=self.schema)
+        try:
+            write_deltalake(
+                self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED
+            )
+        except DeltaError as err:
+            if self._open() is None:
+                raise
+            raise CommitFailedError("somebody else has created the table") from err
+        sync_commit(self.uri, 0)
+
+    def _compact(self, table: DeltaTable) -> None:
+        try:
+            table.optimize.compact(commit_properties=_ONLY_IF_UNCHANGED)
+        except DeltaError as err:
+            # Somebody else compacts, or appends: there will be a next time, and no row depends on it.
+            log.info("%s not compacted: %s", self.uri, err)
+            return
+        sync_commit(self.uri, table.version())
+
+    def _newest_at(self, table: DeltaTable) -> datetime | None:
+        actions = pa.table(table.get_add_actions(flatten=True))
+        if "max.at" not in actions.column_names:
+            return None
+        newest: datetime | None = pc.max(actions["max.at"]).as_py()
+        return newest
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.uri, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+
+def _sorted(table: DeltaTable, chosen: pc.Expression | None = None) -> pa.Table:
+    return table.to_pyarrow_dataset().to_table(filter=chosen).sort_by("at")

@@ -1,0 +1,50 @@
+"""Which rows of the ledger may go: what is older than promised and what no recovery, watermark or cut rests on.
+
+Each rule is pure: rows of one table in their order, and the moment before which rows are old, in; a verdict for each
+row out. Age alone never decides on a row that correctness needs, so a wrong clock can't lose any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from waldelta.ledger import BatchCut, Ledger, Run, SlotMove, TableState
+
+
+def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:
+    """Drop rows older than ``oldest`` that nothing needs, and compact; returns how many were dropped.
+
+    ``first_batch`` is the lowest batch that the change log still holds.
+    """
+    return (
+        ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest))
+        + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
+        + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
+        + ledger.prune(Run, lambda rows: keep_runs(rows, oldest))
+    )
+
+
+def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
+    """A slot's lives, and the furthest intent of each: recovery tells a gap by it."""
+    furthest = {(m.slot, m.incarnation): i for i, m in sorted(enumerate(moves), key=lambda pair: pair[1].lsn)}
+    needed = set(furthest.values())
+    return [move.at >= oldest or move.event != "intent" or i in needed for i, move in enumerate(moves)]
+
+
+def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
+    """Each target's latest state, and the latest of its complete copies."""
+    needed = set({state.table_name: i for i, state in enumerate(states)}.values())
+    needed |= set({state.table_name: i for i, state in enumerate(states) if state.status == "synced"}.values())
+    return [state.at >= oldest or i in needed for i, state in enumerate(states)]
+
+
+def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | None) -> list[bool]:
+    """The newest cut, which watermarks rest on, and those by which the change log's old batches will be told."""
+    held = [first_batch is not None and cut.batch >= first_batch for cut in cuts]
+    return [cut.at >= oldest or held[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
+
+
+def keep_runs(runs: Sequence[Run], oldest: datetime) -> list[bool]:
+    """The newest event; the others say what was done, for as long as promised."""
+    return [run.at >= oldest or i == len(runs) - 1 for i, run in enumerate(runs)]

@@ -1,0 +1,125 @@
+"""What a commit did to a target, from the target's own Delta log: rows by operation, and what no run has told yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from deltalake import DeltaTable
+
+from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
+from spark_jobs.merge import CommitTag
+from spark_jobs.result import RunResult
+from waldelta.consume import SlotIdentity
+from waldelta.errors import LateWriter
+from waldelta.job import Job
+from waldelta.lake import sync_commit
+from waldelta.ledger import Run, TableState, TargetCut
+from waldelta.watermark import apply_app_id, uri_of
+
+# As far back as commits are looked for; only maintenance and other people's commits come between.
+_NEWEST = 50
+
+
+def read_present(job: Job, state: TableState) -> TargetCut:
+    """The target as it stands, with nothing done to it."""
+    return TargetCut(state.table_name, state.generation, _open(job, state).version())
+
+
+def read_commit(job: Job, state: TableState, tag: CommitTag, counts: dict[str, int]) -> TargetCut:
+    """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't there.
+
+    ``counts`` are the staged net changes by action.
+    """
+    table = _open(job, state)
+    for entry in table.history(_NEWEST):
+        written = _metadata(entry)
+        if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
+            version = int(entry["version"])
+            sync_commit(uri_of(job, state.table_name), version)
+            effects = _effects(entry.get("operationMetrics", {}), counts)
+            return TargetCut(state.table_name, state.generation, version, truncated=tag.truncated, **effects)
+    if any(counts.values()):
+        raise LateWriter(f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again")
+    return TargetCut(state.table_name, state.generation, table.version())
+
+
+def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> TargetCut | None:
+    """What a run committed to the target and, killed right after it, never told; None when there is nothing such."""
+    found: TargetCut | None = None
+    for entry in _ours(_open(job, state), apply_app_id(identity, state)):
+        version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
+        if run_id is None or _told(job, run_id, state.table_name, version):
+            break
+        effects = _effects(entry.get("operationMetrics", {}), {})
+        truncated = bool(entry["waldelta"].get("truncated"))
+        this = TargetCut(state.table_name, state.generation, version, truncated=truncated, **effects)
+        found = this if found is None else add_cuts(found, this)
+    return found
+
+
+def add_cuts(one: TargetCut, other: TargetCut) -> TargetCut:
+    """Both cuts' effects, at the later version."""
+    return replace(
+        one,
+        version=max(one.version, other.version),
+        inserted=one.inserted + other.inserted,
+        updated=one.updated + other.updated,
+        deleted=one.deleted + other.deleted,
+        skipped=one.skipped + other.skipped,
+        truncated=one.truncated or other.truncated,
+    )
+
+
+def _open(job: Job, state: TableState) -> DeltaTable:
+    return DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
+
+
+def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
+    """The newest commits, as long as they are this writer's; mostly the first one answers, so one is read at first."""
+    for limit in (1, _NEWEST):
+        entries = [entry | {"waldelta": _metadata(entry)} for entry in table.history(limit)]
+        if not entries or entries[0]["waldelta"].get("app_id") != app_id:
+            return []
+    return [entry for entry in entries if entry["waldelta"].get("app_id") == app_id]
+
+
+def _metadata(entry: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found = json.loads(entry.get("userMetadata") or "{}").get("waldelta", {})
+    except (ValueError, AttributeError):  # somebody else's commit
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _told(job: Job, run_id: str, table: str, version: int) -> bool:
+    """Whether some run's result has the commit: mostly the run's own, after a kill perhaps a later one's."""
+    own = job.ledger.run_result(run_id, "consume")
+    return _tells(own, table, version) or any(_tells(run, table, version) for run in job.ledger.runs())
+
+
+def _tells(run: Run | None, table: str, version: int) -> bool:
+    if run is None or run.verb != "consume":
+        return False
+    told = RunResult.from_json(run.result).tables.get(table)
+    return told is not None and told.version is not None and told.version >= version
+
+
+def _effects(metrics: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
+    """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit.
+
+    A new row that found one at its key replaced it: Delta counts that as updated. Updates and deletes that found no
+    row are skipped, as PostgreSQL's subscriber does.
+    """
+    if "numTargetRowsInserted" not in metrics:  # an INSERT, not a MERGE
+        return {"inserted": int(metrics.get("numOutputRows", 0)), "skipped": counts.get(ACTION_SKIP, 0)}
+    inserted = int(metrics.get("numTargetRowsInserted", 0))
+    updated = int(metrics.get("numTargetRowsUpdated", 0))
+    deleted = int(metrics.get("numTargetRowsDeleted", 0))
+    new_rows = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPSERT, 0)
+    replaced = max(0, new_rows - inserted)
+    skipped = counts.get(ACTION_SKIP, 0) + max(0, counts.get(ACTION_UPDATE, 0) - (updated - replaced))
+    skipped += max(0, counts.get(ACTION_DELETE, 0) - deleted)
+    return {"inserted": inserted, "updated": updated, "deleted": deleted, "skipped": skipped}

@@ -1,0 +1,112 @@
+"""What a connection that fails is told as: its own error and remedy for each cause, by both drivers, without the password."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from demo.embedded_postgres import free_port
+from waldelta.connection import connect, connect_arrow
+from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
+
+pytestmark = pytest.mark.pg
+
+SECRET = "secret-7x9"
+# sslmode=prefer would ask twice, and the second answer would be the one that is told.
+PLAIN = {"sslmode": "disable", "password": SECRET}
+
+CASES = {
+    "wrong password": (PLAIN, AuthenticationFailed, "refused user 'postgres': check login and password"),
+    "no password": ({"sslmode": "disable", "password": ""}, AuthenticationFailed, "refused user 'postgres'"),
+    "role missing": ({"user": "waldelta_no_such"}, AuthenticationFailed, "role 'waldelta_no_such' does not exist"),
+    "database missing": (
+        {"user": "waldelta_trusted", "dbname": "waldelta_no_such"},
+        AuthenticationFailed,
+        "database 'waldelta_no_such' does not exist",
+    ),
+    "rejected by pg_hba.conf": ({"user": "waldelta_rejected"}, AuthenticationFailed, "pg_hba.conf doesn't let user"),
+    "not in pg_hba.conf": (
+        {"user": "waldelta_unlisted"},
+        AuthenticationFailed,
+        "pg_hba.conf doesn't let user 'waldelta_unlisted' in from here (FATAL:  no pg_hba.conf entry",
+    ),
+    "SSL wanted, not offered": ({"sslmode": "require"}, ConfigError, "asks for SSL, which this server doesn't offer"),
+    "sslrootcert missing": (
+        {"sslmode": "verify-full", "sslrootcert": "/nowhere/root.crt", "port": "ssl"},
+        ConfigError,
+        'root certificate file "/nowhere/root.crt" does not exist: correct sslrootcert',
+    ),
+    "sslmode misspelt": ({"sslmode": "requiered"}, ConfigError, 'invalid sslmode value: "requiered": correct'),
+    "refused": ({"port": "closed"}, SourceUnreachable, "can't be reached (Connection refused): check host, port"),
+    "unknown host": ({"host": "nowhere.invalid"}, SourceUnreachable, "nowhere.invalid"),
+}
+
+
+@pytest.fixture(scope="module")
+def doors(postgres):
+    """A cluster whose pg_hba.conf has every kind of answer."""
+    rules = (
+        "host all waldelta_rejected all reject\n"
+        "host all waldelta_trusted,waldelta_no_such all trust\n"
+        "host all postgres all scram-sha-256\n"
+        "local all all trust\n"
+    )
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        (path,) = admin.execute("show hba_file").fetchone()
+        before = Path(path).read_text()
+        admin.execute("create role waldelta_trusted login")
+        Path(path).write_text(rules)
+        try:
+            _reload(admin)
+            yield postgres
+        finally:
+            Path(path).write_text(before)
+            _reload(admin)
+            admin.execute("drop role waldelta_trusted")
+
+
+def _reload(admin: psycopg.Connection) -> None:
+    """Ask for new rules, and wait until the postmaster has read them."""
+    (before,) = admin.execute("select pg_conf_load_time()").fetchone()
+    admin.execute("select pg_reload_conf()")
+    while admin.execute("select pg_conf_load_time()").fetchone() == (before,):
+        admin.execute("select pg_sleep(0.02)")
+
+
+@pytest.fixture
+def speaks_ssl():
+    """A port whose server says yes to SSL and hangs up: the embedded server is built without it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(8)
+                    client.sendall(b"S")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+@pytest.mark.parametrize("changed, error, told", CASES.values(), ids=CASES)
+def test_each_cause_has_its_error(doors, speaks_ssl, changed, error, told, open_connection):
+    ports = {"ssl": str(speaks_ssl), "closed": str(free_port())}
+    given = changed | ({"port": ports[changed["port"]]} if "port" in changed else {})
+    conninfo = make_conninfo(doors.conninfo(), **given)
+    with pytest.raises(error) as caught:
+        open_connection(conninfo, "test")
+    assert type(caught.value) is error
+    assert told in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert doors.password not in str(caught.value)

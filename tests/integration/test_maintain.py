@@ -1,0 +1,84 @@
+"""Maintenance: old rows of the ledger go and nothing that a later run needs; tables in use are left for the next time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_jobs.compare import compare_target
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
+from tests.pipelines import pipeline_file
+from waldelta import ledger_upkeep
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger import BatchCut, Run, SlotMove, TableState
+from waldelta.locks import target_lock
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def pipeline(spark, database, lake):
+    database.execute("create table a(id int primary key, v text); create table b(id int primary key)")
+    made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
+    made.setup()
+    made.sync(spark)
+    return made
+
+
+def consume(spark, database, pipeline, *numbers):
+    for number in numbers:
+        database.execute(f"insert into a values ({number}, 'x')")
+        pipeline.consume(spark)
+
+
+def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
+    """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are still there."""
+    consume(spark, database, pipeline, 1, 2, 3)
+    ledger = pipeline.job().ledger
+    before = (ledger.table_states(), pipeline.job().slot_identity(), ledger.last_cut(), ledger.last_run())
+    real = ledger_upkeep.prune_ledger
+    monkeypatch.setattr(
+        "spark_jobs.maintain.prune_ledger", lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None)
+    )
+    assert pipeline.maintain(spark).status == "succeeded"
+    assert (ledger.table_states(), pipeline.job().slot_identity(), ledger.last_cut()) == before[:3]
+    for kind in (SlotMove, TableState, BatchCut):
+        assert len(DeltaTable(bookkeeping_uri(ledger.root, kind.table)).file_uris()) == 1
+    # What came after the pruning is the run of maintenance itself.
+    assert [run.run_id for run in ledger.runs()][:-1] == [before[3].run_id]
+    consume(spark, database, pipeline, 4)
+    job = pipeline.job()
+    for state in job.table_states().values():
+        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+def test_rows_within_retention_stay(spark, database, pipeline):
+    consume(spark, database, pipeline, 1, 2)
+    ledger = pipeline.job().ledger
+    before = (ledger.slot_moves(), ledger.batches(), ledger.runs())
+    done = pipeline.maintain(spark)
+    assert done.stages["ledger"].detail == "0 rows removed"
+    assert (ledger.slot_moves(), ledger.batches(), ledger.runs()[: len(before[2])]) == before
+    assert len(DeltaTable(bookkeeping_uri(ledger.root, Run.table)).file_uris()) == 2
+
+
+def test_a_table_in_use_is_left_and_named(spark, database, pipeline):
+    """The others are done, and so are the change log and the ledger; the run is green and says what it left."""
+    with target_lock(pipeline.job(), "public.a"):
+        done = pipeline.maintain(spark)
+    assert list(done.tables) == ["public.b"]
+    assert done.stages["targets"].detail.endswith("in use by other runs and left: public.a")
+    assert done.warnings == ["maintenance left out public.a: in use by another run"]
+    assert {stage.status for stage in done.stages.values()} == {"succeeded"}
+
+
+def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
+    """Nothing was done: that is worth a retry."""
+    job = pipeline.job()
+    with target_lock(job, "public.a"), target_lock(job, "public.b"), pytest.raises(RunFailed) as failed:
+        pipeline.maintain(spark)
+    assert failed.value.result.error["class"] == "LockHeld"
+    assert failed.value.result.error["retryable"]

@@ -1,0 +1,63 @@
+"""slot_limits: a slot that holds back much WAL is a warning with figures in log, summary and status."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_jobs.flow import land_stage
+from spark_jobs.result import RunResult, StageResult
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.idle import look
+from waldelta.pipeline_file import SlotLimits
+from waldelta.slot import backlog_warning, read_slot
+from waldelta.status import read_status
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    limits = {"warn_mb": 20, "critical_mb": 60}
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", slot_limits=limits))
+
+
+def hold_back(database, files: int) -> None:
+    for _ in range(files):
+        database.execute("insert into t values (1, 'x'); delete from t")
+        database.execute("select pg_switch_wal()")
+
+
+def test_figures_and_limits(database, job):
+    slot = job.pipeline.source.slot
+    assert backlog_warning(read_slot(database.connection, slot), job.pipeline.slot_limits) is None
+    hold_back(database, 3)
+    state = read_slot(database.connection, slot)
+    text = backlog_warning(state, job.pipeline.slot_limits)
+    assert text.startswith(f"slot {slot!r} holds back {state.retained_bytes >> 20} MB of WAL, and is lost after ")
+    assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
+    assert str(state.restart_lsn) in text
+    hold_back(database, 3)
+    text = backlog_warning(read_slot(database.connection, slot), job.pipeline.slot_limits)
+    assert "slot_limits.critical_mb is 60" in text
+    assert backlog_warning(read_slot(database.connection, slot), SlotLimits()) is None
+
+
+def test_a_look_and_status_tell(database, job, caplog):
+    """An idle pipeline starts no Spark, so the look has to say it."""
+    hold_back(database, 4)
+    with caplog.at_level(logging.WARNING):
+        look(job)
+    assert "holds back" in caplog.text
+    assert "slot_limits." in read_status(job)["slot"]["warning"]
+
+
+@pytest.mark.spark
+def test_a_run_says_it_in_its_summary(spark, database, job):
+    hold_back(database, 4)
+    result = RunResult("consume", "r")
+    land_stage(spark, job, result, StageResult("running", 0.0))
+    (warning,) = result.warnings
+    assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} holds back ")

@@ -1,0 +1,74 @@
+"""A slot's lives: what was copied under an earlier one is never taken for a copy of the present one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.integration.test_setup import job_for
+from waldelta.connection import connect
+from waldelta.ledger import TableState, now
+from waldelta.setup import apply_setup, teardown
+from waldelta.slot import create_slot
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database.conninfo, "test") as connection:
+        yield connection
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t (id int primary key)")
+    return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+
+
+def copied(job, at=None):
+    """What a sync records in the slot's present life."""
+    incarnation = job.slot_identity().incarnation
+    job.ledger.append(TableState(at or now(), "r", "public.t", 1, "synced", incarnation=incarnation))
+
+
+def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
+    """Its publications were dropped in between, so changes in between never came; the position doesn't tell."""
+    create_slot(conn, job.pipeline.source.slot)
+    apply_setup(conn, job)
+    first = job.slot_identity()
+    copied(job)
+    assert list(job.table_states()) == ["public.t"]
+    teardown(conn, job)
+    apply_setup(conn, job)
+    second = job.slot_identity()
+    assert job.table_states() == {}
+    assert second.incarnation == f"{first.incarnation}.2"
+    assert second.app_id != first.app_id
+    copied(job)
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert job.slot_identity().incarnation == f"{first.incarnation}.3"
+    assert job.table_states() == {}
+
+
+def test_a_clock_set_back_between_two_lives_revives_no_copy(conn, job):
+    """By the clock the copy of the first life is the younger one."""
+    apply_setup(conn, job)
+    copied(job, datetime(2100, 1, 1, tzinfo=UTC))
+    assert list(job.table_states()) == ["public.t"]
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert job.table_states() == {}
+    copied(job)
+    assert list(job.table_states()) == ["public.t"]
+
+
+def test_a_copy_recorded_by_an_earlier_version_counts_by_the_clock(conn, job):
+    apply_setup(conn, job)
+    job.ledger.append(TableState(now(), "r", "public.t", 1, "synced"))
+    assert list(job.table_states()) == ["public.t"]
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert job.table_states() == {}

@@ -1,0 +1,202 @@
+"""The ledger on a local disk: total order whatever the clocks say, filtered reads of few files, and what pruning keeps."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from waldelta import ledger_table
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger import BatchCut, Ledger, Run, SlotMove, TableState, TargetCut, now
+from waldelta.ledger_upkeep import keep_cuts, keep_moves, keep_states, prune_ledger
+
+DAY = timedelta(days=1)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+OLD = NOON - 100 * DAY
+
+
+def move(event: str, lsn: int, at: datetime = NOON, *, slot: str = "s", incarnation: str = "0/1") -> SlotMove:
+    return SlotMove(at, "r", event, slot, "1", 1, incarnation, lsn)
+
+
+def run(run_id: str, at: datetime = NOON, verb: str = "consume", status: str = "running") -> Run:
+    return Run(at, run_id, verb, status)
+
+
+def state(table: str, generation: int, status: str, at: datetime = NOON, **details) -> TableState:
+    return TableState(at, "r", table, generation, status, **details)
+
+
+def cut(batch: int, at: datetime = NOON) -> BatchCut:
+    return BatchCut(at, "r", batch, batch * 100, None, [TargetCut("t", 1, batch)])
+
+
+def files(ledger: Ledger, kind) -> int:
+    return len(DeltaTable(bookkeeping_uri(ledger.root, kind.table)).file_uris())
+
+
+@pytest.fixture
+def ledger(lake):
+    return Ledger(lake)
+
+
+def test_an_empty_ledger_has_nothing(ledger):
+    assert (ledger.slot_moves(), ledger.slot_lives(), ledger.table_states(), ledger.batches(), ledger.runs()) == (
+        [], [], {}, [], [],
+    )  # fmt: skip
+    assert (ledger.last_cut(), ledger.last_run(), ledger.run_result("r")) == (None, None, None)
+    assert ledger.furthest_lsn("s", "0/1") == 0
+    assert prune_ledger(ledger, NOON, None) == 0
+
+
+def test_the_row_appended_last_is_the_latest_though_a_clock_was_set_back(ledger):
+    """A run on a machine whose clock is behind must not be overruled by older rows."""
+    for number, at in enumerate((NOON, NOON - DAY, NOON - 2 * DAY, NOON)):
+        ledger.append(state("t", number, "synced", at))
+        ledger.append(run("r", at, status=str(number)))
+    assert ledger.table_states()["t"].generation == 3
+    assert [r.status for r in ledger.runs()] == ["0", "1", "2", "3"]
+    assert ledger.last_run().status == ledger.run_result("r").status == "3"
+    ats = [r.at for r in ledger.runs()]
+    assert ats == sorted(set(ats))
+
+
+def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
+    """Whoever loses the race appends behind the winner."""
+
+    def append(writer: int) -> None:
+        for number in range(8):
+            Ledger(ledger.root).append(run(f"{writer}-{number}", NOON))
+
+    writers = [threading.Thread(target=append, args=(writer,)) for writer in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    runs = ledger.runs()
+    assert sorted(r.run_id for r in runs) == sorted(f"{w}-{n}" for w in range(4) for n in range(8))
+    assert len({r.at for r in runs}) == 32
+    for writer in range(4):
+        assert [r.run_id for r in runs if r.run_id[0] == str(writer)] == [f"{writer}-{n}" for n in range(8)]
+
+
+def test_reads_filter(ledger):
+    """By slot and life, by run and verb, by newest; a long run id is found too."""
+    long = "manual__" + "x" * 300
+    for row in (
+        move("creating", 5, incarnation=""),
+        move("created", 10),
+        move("intent", 30),
+        move("intent", 20),
+        move("intent", 99, incarnation="0/2"),
+        move("intent", 77, slot="other"),
+        run("a"), run(long), run("a", verb="sync"), run("a", status="failed"),
+        cut(1), cut(2),
+    ):  # fmt: skip
+        ledger.append(row)
+    assert [m.event for m in ledger.slot_lives()] == ["creating", "created"]
+    assert ledger.furthest_lsn("s", "0/1") == 30
+    assert ledger.run_result("a").status == "failed"
+    assert ledger.run_result("a", "sync").verb == "sync"
+    assert ledger.run_result(long).run_id == long
+    assert ledger.last_cut().batch == 2
+    assert ledger.last_cut().targets == [TargetCut("t", 1, 2)]
+
+
+def test_a_table_never_has_many_files(ledger, monkeypatch):
+    """Reads stay fast without maintenance: every so many appends the files become one."""
+    monkeypatch.setattr(ledger_table, "MOST_FILES", 8)
+    for number in range(30):
+        ledger.append(run(f"r{number}"))
+        assert files(ledger, Run) <= 8
+    assert [r.run_id for r in ledger.runs()] == [f"r{n}" for n in range(30)]
+    assert ledger.run_result("r7").run_id == "r7"
+
+
+def test_a_table_of_an_earlier_version_is_read_and_goes_on(ledger):
+    """A column that was added since has its default in old rows."""
+    schema = pa.schema([field for field in TableState.schema if field.name != "incarnation"])
+    row = {k: v for k, v in asdict(state("t", 1, "synced")).items() if k != "incarnation"}
+    write_deltalake(bookkeeping_uri(ledger.root, "tables"), pa.Table.from_pylist([row], schema=schema))
+    assert ledger.table_states()["t"].incarnation is None
+    ledger.append(state("u", 1, "synced", incarnation="0/1"))
+    assert {name: s.incarnation for name, s in ledger.table_states().items()} == {"t": None, "u": "0/1"}
+
+
+def test_pruning_drops_what_is_old_and_leaves_one_file(ledger):
+    for number in range(6):
+        ledger.append(move("created" if number == 0 else "intent", number, OLD))
+        ledger.append(run(f"r{number}", OLD))
+        ledger.append(cut(number, OLD))
+        ledger.append(state("t", number, "synced", OLD))
+    ledger.append(run("new"))
+    assert prune_ledger(ledger, NOON - DAY, None) == 4 + 6 + 5 + 5
+    assert [m.lsn for m in ledger.slot_moves()] == [0, 5]
+    assert [r.run_id for r in ledger.runs()] == ["new"]
+    assert ledger.last_cut().batch == 5
+    assert ledger.table_states()["t"].generation == 5
+    assert [files(ledger, kind) for kind in (SlotMove, Run, BatchCut, TableState)] == [1, 1, 1, 1]
+    assert prune_ledger(ledger, NOON - DAY, None) == 0
+    ledger.append(run("next"))
+    assert [r.run_id for r in ledger.runs()] == ["new", "next"]
+
+
+def test_a_row_appended_while_rows_are_pruned_stays(ledger):
+    """The rewrite is a compare-and-swap too."""
+    ledger.append(run("old", OLD))
+    judged = []
+
+    def keep(rows):
+        if not judged:
+            ledger.append(run("meanwhile"))
+        judged.append([r.run_id for r in rows])
+        return [r.run_id != "old" for r in rows]
+
+    assert ledger.prune(Run, keep) == 1
+    assert judged == [["old"], ["old", "meanwhile"]]
+    assert [r.run_id for r in ledger.runs()] == ["meanwhile"]
+
+
+KEPT_MOVES = {
+    "the furthest intent of each life": (
+        [move("created", 1, OLD), move("intent", 9, OLD), move("intent", 5, OLD), move("intent", 3, OLD, incarnation="2")],
+        [True, True, False, True],
+    ),
+    "lives, whatever their age": (
+        [move("creating", 1, OLD, incarnation=""), move("adopted", 1, OLD), move("dropped", 1, OLD)],
+        [True, True, True],
+    ),
+    "young intents": ([move("created", 1, OLD), move("intent", 2), move("intent", 3)], [True, True, True]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moves, kept", KEPT_MOVES.values(), ids=KEPT_MOVES)
+def test_moves_that_recovery_rests_on_are_kept(moves, kept):
+    assert keep_moves(moves, NOON - DAY) == kept
+
+
+def test_the_latest_state_and_copy_of_each_target_are_kept():
+    states = [state("a", 1, "synced", OLD), state("a", 2, "synced", OLD), state("a", 3, "copying", OLD),
+              state("b", 1, "failed", OLD), state("c", 1, "copying"), state("c", 1, "synced")]  # fmt: skip
+    assert keep_states(states, NOON - DAY) == [False, True, True, True, True, True]
+
+
+def test_cuts_are_kept_as_long_as_the_change_log_needs_them():
+    """Maintenance tells by old cuts which batches may go, so they outlive those batches; the newest always stays."""
+    cuts = [cut(1, OLD), cut(2, OLD), cut(3, OLD), cut(4)]
+    assert keep_cuts(cuts, NOON - DAY, 3) == [False, False, True, True]
+    assert keep_cuts(cuts, NOON - DAY, None) == [False, False, False, True]
+    assert keep_cuts(cuts, NOON + DAY, None) == [False, False, False, True]
+
+
+def test_rows_with_a_clock_ahead_are_kept(ledger):
+    """They count as young; nothing needs them to be old."""
+    ledger.append(run("ahead", now() + 365 * DAY))
+    ledger.append(replace(run("next"), at=now()))
+    assert prune_ledger(ledger, now() + DAY, None) == 0
+    assert ledger.last_run().run_id == "next"
