@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.merge import CommitTag, insert_statement, merge_statement, tagged
 from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.reshape import reshape
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, StateError, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.locks import target_lock
+from waldelta.pipeline_file import SchemaPolicy
 from waldelta.watermark import Watermarks, apply_app_id, last_cut, synced_states, uri_of
 
 if TYPE_CHECKING:
@@ -34,10 +36,16 @@ BATCHES_PER_STEP = 2
 
 @dataclass
 class Applied:
-    """What an apply did: step by step, and the tables that failed."""
+    """What an apply did: step by step, the tables that failed, and why others have to be copied again."""
 
     steps: list[BatchCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    outdated: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every target got everything."""
+        return not self.failures and not self.outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,8 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     """Bring every synced target up to the last landed batch, publishing a cut whenever all of them got there.
 
     Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
-    it is named in ``failures`` and resumes from its own watermark.
+    it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
+    is named in ``outdated``.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -74,19 +83,22 @@ def apply(spark: SparkSession, job: Job) -> Applied:
         behind = all(watermark <= upto for watermark in watermarks.values())
         for state in states:
             name = state.table_name
-            if name in applied.failures:
+            if name in applied.failures or name in applied.outdated:
                 continue
             try:
                 cut = _apply_locked(run, state, (watermarks[name], upto))
                 if (before := untold.pop(name, None)) is not None:
                     cut = add_cuts(before, cut)
+            except NeedsSync as err:
+                log.warning("table=%s is to be copied again: %s", name, err)
+                applied.outdated[name] = str(err)
             except WaldeltaError as err:
                 log.error("table=%s not applied: %s", name, err)
                 applied.failures[name] = err
             else:
                 watermarks[name] = max(watermarks[name], upto)
                 cuts.append(cut)
-        applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and not applied.failures))
+        applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     return applied
 
 
@@ -176,12 +188,16 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     if batches[0] >= batches[1]:
         return read_present(job, state)
     with job.connect("apply") as connection:
-        plan = plan_target(connection, run.stretches.between(*batches), state)
+        plan = plan_target(connection, run.stretches.between(*batches), state, _policy(job, state))
     if not plan.volume.rows and not plan.truncated:
         return read_present(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
     staged = _staging_folder(job, state, tag.batch)
     try:
+        if plan.evolution is not None:
+            reshape(
+                run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
+            )
         counts = stage(run.spark, run.stretches.change_log, plan, staged)
         _merge(run, staged, plan, tag)
     except WaldeltaError:
@@ -191,6 +207,11 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     finally:
         remove_folder(staged)
     return read_commit(job, state, tag, counts)
+
+
+def _policy(job: Job, state: TableState) -> SchemaPolicy:
+    own = job.pipeline.target.tables.get(state.table_name)
+    return (own.schema_changes if own else None) or job.pipeline.target.schema_changes
 
 
 def _staging_folder(job: Job, state: TableState, batch: int) -> str:

@@ -4,6 +4,7 @@
 
     land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.consume)
     apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
+            and, when asked for, logical messages -> their own table           (messages)
     check   targets -> expectations -> Data Docs                               (quality)
     report  what the run did -> ledger, summary
 
@@ -37,8 +38,9 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     from spark_jobs.drain import drain
 
     with slot_lock(job) as lock:
+        source = job.pipeline.source
         with job.connect("health") as connection:
-            slot = check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
+            slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         if warning := backlog_warning(slot, job.pipeline.slot_limits):
             log.warning("%s", warning)
             result.warnings.append(f"when the run began, {warning}")
@@ -55,13 +57,36 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
     from spark_jobs.apply import apply
 
+    if job.pipeline.source.options.messages:
+        from spark_jobs.messages import write_messages
+
+        write_messages(spark, job)
     applied = apply(spark, job)
     for cut in applied.steps:
         result.add_cut(cut)
-    result.not_applied = sorted(applied.failures)
+    failures = applied.failures | _copy_again(spark, job, result, applied.outdated)
+    result.not_applied = sorted(failures)
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
-    if applied.failures:
-        raise _all_failures(applied.failures)
+    if failures:
+        raise _all_failures(failures)
+
+
+def _copy_again(
+    spark: SparkSession, job: Job, result: RunResult, outdated: Mapping[str, str]
+) -> dict[str, WaldeltaError]:
+    """Copy tables whose source changed in a way that the stream doesn't tell; returns those that failed."""
+    from spark_jobs.sync import sync
+
+    failures: dict[str, WaldeltaError] = {}
+    for name, reason in outdated.items():
+        try:
+            (copied,) = sync(spark, job, [name], reason)
+        except WaldeltaError as err:
+            failures[name] = err
+        else:
+            result.tables[name] = TableResult(rows=copied.rows, version=copied.version)
+            result.warnings.append(f"{reason}: it was copied again, {copied.rows:,} rows")
+    return failures
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

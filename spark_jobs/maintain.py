@@ -16,7 +16,8 @@ from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.ledger import now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.locks import target_lock
-from waldelta.watermark import Watermarks, synced_states, uri_of
+from waldelta.transactions import Prepared
+from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +77,9 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     safe = min((watermarks.of(state) for state in states), default=0)
     oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
     expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
+    if job.pipeline.source.options.messages:
+        expired = min(expired, messages_applied(job, identity))
+    expired = min([expired, *(p.batch - 1 for p in change_log.prepared() if _is_needed(p, expired))])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
     spark.sql(forget_statement(uri, expired)).collect()
@@ -89,6 +93,11 @@ def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult
     oldest = now() - max(timedelta(days=kept.keep_changes_days), timedelta(hours=kept.keep_versions_hours))
     change_log = job.change_log(job.slot_identity())
     stage.detail = f"{prune_ledger(job.ledger, oldest, change_log.lowest_batch())} rows removed"
+
+
+def _is_needed(prepared: Prepared, expired: int) -> bool:
+    """Whether a prepared transaction's changes may still be asked for once batches up to ``expired`` are gone."""
+    return prepared.batch <= expired and (prepared.decided_in is None or prepared.decided_in > expired)
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.change_log import ChangeLog, Volume
+from waldelta.change_log import ChangeLog, Stream, Volume
 from waldelta.ledger import TableState
 from waldelta.visibility import Snapshot
 
@@ -24,22 +24,22 @@ class Stretch:
         self.change_log, self.batches, self._messages = change_log, batches, messages
 
     @cached_property
-    def timeline(self) -> pa.Table:
-        """Relation, type and truncate messages, in stream order."""
-        return self.change_log.timeline(*self.batches)
+    def stream(self) -> Stream:
+        """Its transactions in commit order, and what its relations looked like."""
+        return self.change_log.stream(*self.batches)
 
     @cached_property
     def _rows(self) -> pa.Table | None:
         """All row messages, or None when they are too many to be read here."""
         if self._messages > SMALL_ROWS:
             return None
-        return self.change_log.rows(*self.batches, most_bytes=SMALL_BYTES)
+        return self.change_log.rows(self.stream, SMALL_BYTES)
 
     def volume(self, state: TableState) -> Volume:
         """How much of it waits for one target."""
         snapshot = Snapshot.parse(state.snapshot)
         if (rows := self.rows_of(state)) is None:
-            return self.change_log.volume(*self.batches, state.relation_ids, snapshot)
+            return self.change_log.volume(self.stream, state.relation_ids, snapshot)
         unseen = ~snapshot.sees(rows["xid8"].to_numpy())
         return Volume(int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen])))
 

@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
-import pyarrow as pa
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, arrow_buffer, u1, u2, u4
+from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, copy_out, u1, u2, u4
 
 _I, _U, _D, _K, _O, _N = (ord(letter) for letter in "IUDKON")
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
@@ -73,7 +72,7 @@ class Columns(Sequence[ArrowArray]):
         if k not in self._values:
             kind = self._kinds[k]
             valid = (kind == _TEXT) | (kind == _BINARY)
-            self._values[k] = _copy_out(self._messages, self._starts[k], self._ends[k], valid)
+            self._values[k] = copy_out(self._messages, self._starts[k], self._ends[k], valid)
         return self._values[k]
 
 
@@ -202,23 +201,6 @@ class _Walk:
             at = start + length
             places.kinds[k, into], places.starts[k, into], places.ends[k, into] = kind, start, at
         return at, bad
-
-
-def _copy_out(messages: Messages, starts: Positions, ends: Positions, valid: Mask) -> ArrowArray:
-    """The values between ``starts`` and ``ends`` as an array of their own."""
-    kind, width = (pa.large_binary(), np.int64) if messages.is_large else (pa.binary(), np.int32)
-    count = len(starts)
-    if count == 0:
-        return pa.array([], kind)
-    # An array over the same bytes whose even elements are the values and whose odd ones lie between them.
-    offsets = np.empty(2 * count, width)
-    offsets[0::2], offsets[1::2] = starts, ends
-    woven = pa.Array.from_buffers(kind, 2 * count - 1, [None, arrow_buffer(offsets), messages.buffer])
-    values = woven.take(np.arange(0, 2 * count, 2))
-    if valid.all():
-        return values
-    bits = arrow_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, count, [bits, *values.buffers()[1:]])
 
 
 def _explain(messages: Messages, row: int, column_count: int, streamed: bool) -> DecodeError:
