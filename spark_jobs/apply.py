@@ -17,7 +17,7 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, StateError, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
@@ -96,6 +96,15 @@ def apply(spark: SparkSession, job: Job) -> Applied:
                 cuts.append(cut)
         applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     return applied
+
+
+def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
+    if isinstance(err, NeedsSync) and _policy(job, state) == "evolve":
+        log.warning("table=%s is to be copied again: %s", state.table_name, err)
+        applied.outdated[state.table_name] = str(err)
+    else:
+        log.error("table=%s not applied: %s", state.table_name, err)
+        applied.failures[state.table_name] = err
 
 
 def _unreported(run: _Run, states: Sequence[TableState], failures: dict[str, WaldeltaError]) -> dict[str, TargetCut]:

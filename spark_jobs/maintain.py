@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from spark_jobs.flow import Stage, run_stages
-from spark_jobs.merge import forget_statement, path
+from spark_jobs.identifier import path
+from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunResult, StageResult, TableResult
 from waldelta.errors import LockHeld
 from waldelta.job import Job

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.merge import path, quote
+from spark_jobs.identifier import path, quote
 from spark_jobs.task_error import first_line, named_error
 from waldelta.catalog import PublishedTable
 from waldelta.copy import METADATA_COLUMNS
