@@ -118,6 +118,11 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         _close(sibling)
 
 
+def has_siblings(spark: SparkSession) -> bool:
+    """Whether more sessions beside this one can be had; a Connect session made by hand doesn't say where from."""
+    return not _is_connect(spark) or "SPARK_REMOTE" in os.environ
+
+
 def _is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from spark_jobs.session import sibling_session
+from spark_jobs.session import has_siblings, sibling_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ class SessionPool:
     """The given session and as many siblings as ``pieces`` of work call for; ends them when it is left."""
 
     def __init__(self, spark: SparkSession, pieces: int) -> None:
-        self._first, self._size = spark, max(1, min(pieces, MOST_AT_ONCE))
+        self._first, self._size = spark, max(1, min(pieces, MOST_AT_ONCE)) if has_siblings(spark) else 1
         self._free: SimpleQueue[SparkSession] = SimpleQueue()
         self._leave = ExitStack()
 
