@@ -14,6 +14,7 @@ from spark_jobs.drain import drain
 from spark_jobs.maintain import run_maintain
 from spark_jobs.messages import write_messages
 from spark_jobs.sync import sync
+from tests.integration.test_drain import land_only
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError
@@ -477,3 +478,27 @@ def test_types_without_a_binary_reader_are_refused_at_setup(database, lake):
     assert "column i is of type interval, which can't be read in binary format" in problems
     assert "column a is of type integer[]" in problems
     assert "column id" not in problems
+
+
+def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, lake):
+    """The next run advances the slot over it; its commit brings it, not the whole transaction again."""
+    job = make_job(database, lake, PREPARED)
+    sync(spark, job)
+    with database.connect() as a:
+        a.execute(rows(1, 3))
+        a.execute(f"prepare transaction 'small {database.name}'")
+        a.commit()
+        a.execute(rows(1, 2000, "u"))
+        a.execute(f"prepare transaction 'large {database.name}'")
+        a.commit()
+    land_only(spark, job, 1)
+    run(spark, job)
+    database.execute(f"commit prepared 'large {database.name}'")
+    database.execute(f"commit prepared 'small {database.name}'")
+    (landed,) = run(spark, job).batches
+    assert (landed.transactions.prepares, landed.transactions.prepared_commits, landed.transactions.changes) == (
+        0,
+        2,
+        0,
+    )
+    assert_same(spark, job, database)
