@@ -62,6 +62,7 @@ CASES = {
     "streamed, prepared, never decided": ({1: "S7 7r E7 p7 r"}, 0, "1.4"),
     "streamed and prepared before the range": ({1: "S7 7r E7 r p7", 2: "K7 r"}, 1, "1.1 2.1"),
     "prepared twice under one name": ({1: "b7 r P7 r7", 2: "b7 r P7 K7"}, 0, "2.1"),
+    "streamed once more after it was prepared": ({1: "S7 7r E7 p7", 2: "S7 7r E7 r K7"}, 1, "2.3 1.1"),
     "two prepared, committed in the other order": ({1: "b7 r P7 b9 r P9 K9 K7"}, 0, "1.4 1.1"),
     "batches without any control message beside one that has": ({1: "r", 2: "S7 7r E7 c7", 3: "r"}, 0, "1.0 2.1 3.0"),
     "a message outside any transaction between chunks": ({1: "S7 7r E7 r S7 7r E7 c7"}, 0, "1.3 1.1 1.5"),
