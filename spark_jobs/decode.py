@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import DELETE, INSERT, EventShape, collapse, event_schema, net_schema
+from spark_jobs.collapse_copies import PLACE, collapse_copies
 from waldelta.copy import RAW_TYPE, raw_map
 from waldelta.errors import ApplyError
 from waldelta.pgoutput.relation import Relation
@@ -67,8 +68,11 @@ class DecodePlan:
 
     @property
     def net_schema(self) -> pa.Schema:
-        """The Arrow schema of typed net changes."""
-        return net_schema(self.shape, [kind.arrow for kind in self.types]).append(pa.field("raw", RAW_TYPE))
+        """The Arrow schema of typed net changes; ``raw`` and ``base_raw`` hold what the types of ``c`` and ``b`` can't."""
+        fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
+        if not self.shape.key:
+            fields += [pa.field(PLACE, pa.int64()), pa.field("base_raw", RAW_TYPE)]
+        return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
 
 
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
@@ -94,16 +98,28 @@ def _decode_version(
     rows = decode_rows(changes["data"], len(relation.columns))
     position = {column.name: k for k, column in enumerate(relation.columns)}
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
-    for k, i in enumerate(plan.shape.key):
+    identity = plan.shape.identity
+    if not plan.shape.key:
+        _check_whole_rows(rows)
+    for k, i in enumerate(identity):
         columns[f"o{k}"] = _old_key(rows, position[plan.names[i]])
     for i, (name, column) in enumerate(zip(plan.shape.values, plan.names, strict=True)):
-        columns[name] = rows.new[position[column]] if i not in plan.shape.key else _new_key(rows, position[column])
+        columns[name] = rows.new[position[column]] if i not in identity else _new_key(rows, position[column])
     for i in plan.shape.toastable:
         flags = rows.unchanged[position[plan.names[i]]]
-        columns[f"u{i}"] = pa.array(np.zeros(len(rows), bool) if i in plan.shape.key else flags)
+        columns[f"u{i}"] = pa.array(np.zeros(len(rows), bool) if i in identity else flags)
     columns["lsn"] = changes["commit_lsn"]
     columns["commit_ts"] = changes["commit_ts"]
     return pa.table(columns, schema=plan.event_schema)
+
+
+def _check_whole_rows(rows: Rows) -> None:
+    """Without a key only the whole old row tells which row was changed."""
+    if ((rows.op != INSERT) & (rows.old_kind != ord("O"))).any():
+        raise ApplyError(
+            "an update or delete came for a table without a key, and without its whole old row: give the table a primary "
+            "key or REPLICA IDENTITY FULL, then sync it again"
+        )
 
 
 def _new_key(rows: Rows, k: int) -> pa.Array:
@@ -133,15 +149,24 @@ def collapse_events(events: pa.Table, plan: DecodePlan, *, base_is_empty: bool) 
             at = events.schema.get_field_index(name)
             field = pa.field(name, plan.types[i].arrow)
             events = events.set_column(at, field, _typed_key(events[name], plan.types[i], plan.names[i], present))
-    net = collapse(events, plan.shape, base_is_empty=base_is_empty)
+    if not plan.shape.key:
+        net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
+        net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")
+    else:
+        net = collapse(events, plan.shape, base_is_empty=base_is_empty)
+    texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
+    return _typed(net, plan, texts, "raw").cast(plan.net_schema)
+
+
+def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: str) -> pa.Table:
+    """Bring columns of text, named by the position of their type, into the target's types."""
     raws: dict[str, pa.Array] = {}
-    for i in set(range(len(plan.names))) - set(plan.shape.key):
-        value, raw = plan.types[i].from_text(_one_array(net[f"c{i}"]))
-        at = net.schema.get_field_index(f"c{i}")
-        net = net.set_column(at, pa.field(f"c{i}", plan.types[i].arrow), value)
+    for i, name in columns.items():
+        value, raw = plan.types[i].from_text(_one_array(net[name]))
+        net = net.set_column(net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value)
         if raw is not None and raw.null_count < len(raw):
             raws[plan.names[i]] = raw
-    return net.append_column(pa.field("raw", RAW_TYPE), raw_map(raws, len(net))).cast(plan.net_schema)
+    return net.append_column(pa.field(raw_name, RAW_TYPE), raw_map(raws, len(net)))
 
 
 def _typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:
