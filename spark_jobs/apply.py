@@ -20,6 +20,7 @@ from spark_jobs.merge import (
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
 from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.reread import reread
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
@@ -191,8 +192,9 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
     staged = _staging_folder(job, state, tag.batch)
     try:
-        counts = stage(run.spark, run.stretches.change_log, plan, staged)
-        tag = _merge(run, f"parquet.`{staged}`", plan, replace(tag, counts=counts))
+        changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
+        changes = reread(job, run.stretches.change_log, plan, changes)
+        tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
     except WaldeltaError:
         raise
     except Exception as err:

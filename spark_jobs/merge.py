@@ -26,6 +26,8 @@ LSN, COMMIT_TS, RAW = "_wd_lsn", "_wd_commit_ts", "_wd_raw"
 
 # In a commit's counts: of a table without a key, the staged updates and deletes that found a row in the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
+# And of rows that came without all of their values: those completed from the source, and those that couldn't be.
+REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"

@@ -10,7 +10,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, CommitTag
+from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, QUARANTINED_ROWS, REREAD_ROWS, CommitTag
 from spark_jobs.result import RunResult
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter
@@ -63,6 +63,8 @@ def _cut(
         state.generation,
         version,
         truncated=truncated,
+        reread=counts.get(REREAD_ROWS, 0),
+        quarantined=counts.get(QUARANTINED_ROWS, 0),
         **_effects(entry.get("operationMetrics", {}), counts),
     )
 
@@ -76,6 +78,8 @@ def add_cuts(one: TargetCut, other: TargetCut) -> TargetCut:
         updated=one.updated + other.updated,
         deleted=one.deleted + other.deleted,
         skipped=one.skipped + other.skipped,
+        reread=one.reread + other.reread,
+        quarantined=one.quarantined + other.quarantined,
         truncated=one.truncated or other.truncated,
     )
 

@@ -182,6 +182,11 @@ class ChangeLog:
         parts = self._rows_of(after_batch, upto_batch, relation_ids, snapshot, ["xid8"], chosen)
         return any(not snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).all() for part in parts)
 
+    def xids(self, after_batch: int, upto_batch: int, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
+        """The top-level transactions that brought row messages of these relations in a range of batches."""
+        parts = self._rows_of(after_batch, upto_batch, relation_ids, snapshot, ["xid8"])
+        return {xid for part in parts for xid in part["xid8"].unique().to_pylist()}
+
     def has_truncates(self, after_batch: int, upto_batch: int) -> bool:
         """Whether a range of batches holds any TRUNCATE."""
         return "T" in self.timeline(after_batch, upto_batch)["kind"].to_pylist()
