@@ -1,4 +1,4 @@
-"""Row messages per second that one core decodes, casts included: ``python benchmarks/decode.py [rows] [batch]``.
+"""Row messages per second that one core decodes, casts included, beside pypgoutput on the same bytes.
 
 The table is ``orders(id bigint primary key, customer_id int, status text, amount numeric(12,2), note text,
 updated_at timestamptz)``; half of the messages are inserts, 40% updates, 10% deletes.
@@ -6,18 +6,27 @@ updated_at timestamptz)``; half of the messages are inserts, 40% updates, 10% de
 
 from __future__ import annotations
 
+import importlib.util
 import struct
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 
+from spark_jobs.stretch import split_by_relation
 from waldelta.catalog import PgType
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.type_map import target_type
 
 ROWS, BATCH = 1_000_000, 50_000
 ROUNDS = 3
+RELATION, RELATIONS = 16400, 200
+# A peer, not a dependency: its decoder is fetched when the benchmark runs, and needs the standard library alone.
+PEER, PEER_ROWS = "pypgoutput==0.0.3", 100_000
 ORDERS = [
     PgType(20, -1, "bigint"),
     PgType(23, -1, "integer"),
@@ -33,11 +42,12 @@ def value(text: str | None) -> bytes:
     return b"n" if text is None else b"t" + struct.pack("!I", len(text)) + text.encode()
 
 
-def message(n: int) -> bytes:
+def message(n: int, relation_id: int = RELATION) -> bytes:
     """The n-th change."""
     key = value(str(n))
+    relation = struct.pack("!I", relation_id)
     if n % 10 == 9:
-        return b"D" + struct.pack("!I", 16400) + b"K" + struct.pack("!H", 6) + key + b"n" * 5
+        return b"D" + relation + b"K" + struct.pack("!H", 6) + key + b"n" * 5
     new = [
         key,
         value(str(n * 7919 % 100_000)),
@@ -47,7 +57,7 @@ def message(n: int) -> bytes:
         value(f"2026-01-{n % 28 + 1:02} {n % 24:02}:{n % 60:02}:17.{n % 1_000_000:06}+00"),
     ]
     kind = b"I" if n % 10 < 5 else b"U"
-    return kind + struct.pack("!I", 16400) + b"N" + struct.pack("!H", 6) + b"".join(new)
+    return kind + relation + b"N" + struct.pack("!H", 6) + b"".join(new)
 
 
 def decode(batch: pa.Array) -> int:
@@ -62,13 +72,54 @@ def main(row_count: int = ROWS, batch_rows: int = BATCH) -> None:
     """Print the best of some rounds."""
     data = pa.array([message(n) for n in range(row_count)], pa.binary())
     batches = [data.slice(first, batch_rows) for first in range(0, row_count, batch_rows)]
+    seconds = _best(lambda: [decode(batch) for batch in batches])
+    rate = row_count / seconds
+    print(f"{rate:,.0f} row messages/s on one core ({row_count:,} in {seconds:.2f} s, {batch_rows:,} a batch)")
+    peer = _peer_rate([message(n) for n in range(PEER_ROWS)])
+    print(f"{peer:,.0f} row messages/s by {PEER} on the same bytes, without casts: ours are {rate / peer:.0f}x as many")
+    many = _many_relations(row_count)
+    print(f"{RELATIONS} relations in one batch: {many / seconds:.2f}x the time of one")
+
+
+def _best(action: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(ROUNDS):
-        begin = time.process_time()
-        for batch in batches:
-            decode(batch)
-        best = min(best, time.process_time() - begin)
-    print(f"{row_count / best:,.0f} row messages/s on one core ({row_count:,} in {best:.2f} s, {batch_rows:,} a batch)")
+        began = time.process_time()
+        action()
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def _many_relations(row_count: int) -> float:
+    """Seconds for as many messages of many relations, one after the other, as a batch holds them."""
+    ids = [RELATION + n * 7919 % RELATIONS for n in range(row_count)]
+    data = [message(n, relation_id) for n, relation_id in enumerate(ids)]
+    rows = pa.table({"relation_id": pa.array(ids, pa.int64()), "data": pa.array(data, pa.binary())})
+
+    def run() -> None:
+        for part in split_by_relation(rows).values():
+            decode(part["data"].combine_chunks())
+
+    return _best(run)
+
+
+def _peer_rate(messages: list[bytes]) -> float:
+    decoders = _peer()
+    kinds = {ord("I"): decoders.Insert, ord("U"): decoders.Update, ord("D"): decoders.Delete}
+    return len(messages) / _best(lambda: [kinds[message[0]](message) for message in messages])
+
+
+def _peer() -> ModuleType:
+    folder = Path(__file__).resolve().parent.parent / ".cache" / "pypgoutput"
+    module = folder / "pypgoutput" / "decoders.py"
+    if not module.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PEER]
+        subprocess.run(pip, check=True)
+    spec = importlib.util.spec_from_file_location("pypgoutput_decoders", module)
+    decoders = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = decoders
+    spec.loader.exec_module(decoders)
+    return decoders
 
 
 if __name__ == "__main__":

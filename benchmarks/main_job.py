@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,7 +149,7 @@ def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000) ->
                 bench.backlog(changes)
                 raw = bench.measure(f"pg_recvlogical ({label})", lambda: _recvlogical(bench))
                 bench.measure(f"COPY of a peek ({label})", lambda: _drain_copy(bench, PEEK), raw)
-                bench.measure(f"consume {label}", lambda: _with_reader_memory(lambda: bench.job("consume")), raw)
+                bench.measure(f"consume {label}", lambda: _with_reader_memory(bench, lambda: bench.job("consume")), raw)
             for label in ("first", "warm"):
                 bench.backlog(small)
                 bench.measure(f"{small:,} changes, three tasks on the warm server ({label})", lambda: _tasks(bench))
@@ -165,7 +165,7 @@ def _tasks(bench: Bench) -> dict:
     """Land, apply and check, each in a process of its own as Airflow's tasks are."""
     seconds = {}
     run_id = f"tasks-{time.time_ns()}"
-    for stage in ("land", "apply", "check"):
+    for stage in ("land", "apply", "check,report"):
         began = time.perf_counter()
         bench.job("consume", "--run-id", run_id, "--stage", stage)
         seconds[stage] = round(time.perf_counter() - began, 2)
@@ -206,22 +206,32 @@ def _recvlogical(bench: Bench) -> dict:
     return {}
 
 
-def _with_reader_memory(action: Callable[[], dict]) -> dict:
-    with _peak_memory("pyspark") as peak:
+def _with_reader_memory(bench: Bench, action: Callable[[], dict]) -> dict:
+    with _peak_memory(bench.server.port) as peak:
         result = action()
-    return _stages(result) | {"python_worker_peak_mb": round(peak["mb"]), "changes": result.get("changes", 0)}
+    return (
+        _stages(result)
+        | {f"{who}_peak_mb": round(mb) for who, mb in peak.items()}
+        | {"changes": result.get("changes", 0)}
+    )
 
 
 @contextmanager
-def _peak_memory(name: str) -> Iterator[dict[str, float]]:
-    """The largest resident set of any Python worker while the block runs."""
-    peak, done = {"mb": 0.0}, threading.Event()
+def _peak_memory(port: int) -> Iterator[dict[str, float]]:
+    """The largest resident sets of Spark's Python workers while the block runs: of the one that reads the slot, and of others."""
+    peak, done = {"slot_reader": 0.0, "python_worker": 0.0}, threading.Event()
+    readers: set[int] = set()
 
     def watch() -> None:
-        while not done.wait(0.1):
-            for process in psutil.process_iter(["cmdline", "memory_info"]):
-                if f"{name}.daemon" in " ".join(process.info["cmdline"] or ()) and process.info["memory_info"]:
-                    peak["mb"] = max(peak["mb"], process.info["memory_info"].rss / 1e6)
+        while not done.wait(0.05):
+            for process in psutil.process_iter(["cmdline"]):
+                with suppress(psutil.Error):
+                    if "pyspark.daemon" not in " ".join(process.info["cmdline"] or ()):
+                        continue
+                    if any(c.raddr and c.raddr.port == port for c in process.net_connections("tcp")):
+                        readers.add(process.pid)
+                    who = "slot_reader" if process.pid in readers else "python_worker"
+                    peak[who] = max(peak[who], process.memory_info().rss / 1e6)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -21,16 +21,18 @@ from spark_jobs.merge import (
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
+from spark_jobs.reshape import reshape
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, StateError, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.locks import target_lock
+from waldelta.pipeline_file import SchemaPolicy
 from waldelta.watermark import Watermarks, apply_app_id, last_cut, synced_states, uri_of
 
 if TYPE_CHECKING:
@@ -44,10 +46,16 @@ BATCHES_PER_STEP = 2
 
 @dataclass
 class Applied:
-    """What an apply did: step by step, and the tables that failed."""
+    """What an apply did: step by step, the tables that failed, and why others have to be copied again."""
 
     steps: list[BatchCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    outdated: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every target got everything."""
+        return not self.failures and not self.outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,8 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     """Bring every synced target up to the last landed batch, publishing a cut whenever all of them got there.
 
     Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
-    it is named in ``failures`` and resumes from its own watermark.
+    it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
+    is named in ``outdated``.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -84,20 +93,28 @@ def apply(spark: SparkSession, job: Job) -> Applied:
         behind = all(watermark <= upto for watermark in watermarks.values())
         for state in states:
             name = state.table_name
-            if name in applied.failures:
+            if name in applied.failures or name in applied.outdated:
                 continue
             try:
                 cut = _apply_locked(run, state, (watermarks[name], upto))
                 if (before := untold.pop(name, None)) is not None:
                     cut = add_cuts(before, cut)
             except WaldeltaError as err:
-                log.error("table=%s not applied: %s", name, err)
-                applied.failures[name] = err
+                _give_up(job, state, err, applied)
             else:
                 watermarks[name] = max(watermarks[name], upto)
                 cuts.append(cut)
-        applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and not applied.failures))
+        applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     return applied
+
+
+def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
+    if isinstance(err, NeedsSync) and _policy(job, state) == "evolve":
+        log.warning("table=%s is to be copied again: %s", state.table_name, err)
+        applied.outdated[state.table_name] = str(err)
+    else:
+        log.error("table=%s not applied: %s", state.table_name, err)
+        applied.failures[state.table_name] = err
 
 
 def _unreported(run: _Run, states: Sequence[TableState], failures: dict[str, WaldeltaError]) -> dict[str, TargetCut]:
@@ -186,12 +203,18 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     if batches[0] >= batches[1]:
         return read_present(job, state)
     with job.connect("apply") as connection:
-        plan = plan_target(connection, run.stretches.between(*batches), state)
+        plan = plan_target(connection, run.stretches.between(*batches), state, _policy(job, state))
     if not plan.volume.rows and not plan.truncated:
         return read_present(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
     staged = _staging_folder(job, state, tag.batch)
     try:
+        if plan.evolution is not None:
+            reshape(
+                run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
+            )
+            evolved = [column.state for column in plan.evolution.columns]
+            plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         changes = reread(job, run.stretches.change_log, plan, changes)
         tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
@@ -202,6 +225,11 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     finally:
         remove_folder(staged)
     return read_commit(job, state, tag)
+
+
+def _policy(job: Job, state: TableState) -> SchemaPolicy:
+    own = job.pipeline.target.tables.get(state.table_name)
+    return (own.schema_changes if own else None) or job.pipeline.target.schema_changes
 
 
 def _staging_folder(job: Job, state: TableState, batch: int) -> str:
@@ -215,7 +243,8 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTa
     """Commit the net changes; returns the tag they were committed under."""
     uri, keep_metadata = uri_of(run.job, plan.state.table_name), run.job.pipeline.target.metadata_columns
     names = plan.decode.names
-    columns = [CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns]
+    by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
+    columns = [by_name[name] for name in names]
     found = {}
     if not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}:
         counted = run.spark.sql(count_statement(uri, source, columns, metadata_columns=keep_metadata)).collect()

@@ -84,7 +84,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--interval-end", type=datetime.fromisoformat)
     parser.add_argument("--tables", type=lambda text: text.split(","), help="sync: these tables, comma-separated")
     parser.add_argument("--reason", help="sync: why, for the ledger")
-    parser.add_argument("--stage", help="run one stage of the verb only")
+    parser.add_argument(
+        "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"
+    )
     parser.add_argument("--result", type=Path, help="write the result as JSON to this file")
     parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
     parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
@@ -138,16 +140,17 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
     key = _session_key(pipeline, options)
-    with nullcontext(None) if options.stage == "report" else open_session(name, job, key) as spark:
+    with nullcontext(None) if options.stage == ["report"] else open_session(name, job, key) as spark:
+        cause: BaseException | None = None
         try:
             result = _runner(options)(spark, job)
         except RunFailed as failed:
-            result = failed.result
-    result.print_summary(stage=options.stage)
+            result, cause = failed.result, failed.__cause__
+    result.print_summary(stage=options.stage[0] if options.stage else None)
     if options.result is not None:
         result.write(options.result)
-    if result.error is not None and (options.stage is None or result.status == "failed"):
-        log.error("%s: %s", result.error["class"], result.error["message"])
+    if cause is not None:
+        log.error("%s: %s", type(cause).__name__, cause)
         raise SystemExit(1)
 
 
@@ -166,7 +169,8 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
     """What one of whose sessions may run at a time: a stage of a verb on a slot."""
-    return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{options.verb}:{options.stage or 'all'}"
+    stages = ",".join(options.stage or ["all"])
+    return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{options.verb}:{stages}"
 
 
 def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:

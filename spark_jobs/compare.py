@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.merge import quote
+from spark_jobs.identifier import quote
 from waldelta.catalog import PublishedTable, TableId, read_published_tables
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import SchemaChanged, StateError

@@ -1,7 +1,7 @@
-"""Great Expectations' HTML reports of one pipeline: where they lie, how they are named, kept and pruned.
+"""Great Expectations' HTML reports of one pipeline: where they lie, how they are named, listed, kept and pruned.
 
-The folder holds the site and, in ``.results``, the validation results that its index is made from. All files are
-readable by their owner only: a report may show values of rows that failed.
+The folder holds the pages, our own index of them and, in ``.results``, the validation results they are made from. All
+files are readable by their owner only: a report may show values of rows that failed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_jobs.expectation_import import import_great_expectations
+from spark_jobs.verdict import TableVerdict
 from waldelta.errors import ConfigError
 from waldelta.lake import bookkeeping_uri, encode_segment, local_path
 from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
+from waldelta.report_page import static_index
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
@@ -76,7 +80,7 @@ def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
 
 def open_context(folder: Path) -> EphemeralDataContext:
     """A context whose site and kept results lie in the folder; nothing else is written, nothing is sent."""
-    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import_great_expectations()
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig
 
@@ -117,11 +121,33 @@ def keep_result(
 
 
 def build_site(context: EphemeralDataContext, identifiers: Sequence[ValidationResultIdentifier]) -> None:
-    """Write the pages of the given results, and the index of all; called once per run.
+    """Write the pages of the given results; called once per run.
 
-    This is what UpdateDataDocsAction does, which would write the index again for every table.
+    This is what UpdateDataDocsAction does, which would write an index after every table.
     """
-    context.build_data_docs(site_names=[SITE], resource_identifiers=list(identifiers))
+    context.build_data_docs(site_names=[SITE], resource_identifiers=list(identifiers), build_index=False)
+
+
+def list_reports(
+    folder: Path, pipeline: PipelineFile, run_id: str, at: datetime, verdicts: Sequence[TableVerdict]
+) -> Path:
+    """Put a run's pages on the list, write the index anew and return it."""
+    for verdict in verdicts:
+        page = verdict.page.relative_to(folder).as_posix()
+        missed = {severity: tuple(map(str, verdict.failed(severity))) for severity in ("critical", "warning")}
+        entry = ReportEntry(
+            at, pipeline.pipeline, run_id, verdict.table, verdict.version, len(verdict.outcomes),
+            missed["critical"], missed["warning"], page,
+        )  # fmt: skip
+        add_entry(folder, entry)
+    return _write_index(folder, pipeline)
+
+
+def _write_index(folder: Path, pipeline: PipelineFile) -> Path:
+    index = folder / "index.html"
+    draft = folder / f".index.{os.getpid()}"
+    draft.write_text(static_index(pipeline.pipeline, checked_runs(read_entries(folder))), encoding="utf-8")
+    return draft.replace(index)
 
 
 def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
@@ -131,14 +157,17 @@ def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
     return folder.joinpath("validations", *parts)
 
 
-def drop_old_results(context: EphemeralDataContext, keep: int) -> int:
-    """Drop the results of all but the last ``keep`` runs; their pages go when the site is next built."""
+def drop_old_results(context: EphemeralDataContext, folder: Path, keep: int) -> int:
+    """Drop the results of all but the last ``keep`` runs, their pages and their places on the list."""
     store = context.stores[_KEPT]
     identifiers = store.list_keys()
     runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
     old = set(runs[keep:])
     for identifier in identifiers:
         if (identifier.run_id.run_time, identifier.run_id.run_name) in old:
+            page = page_path(folder, identifier)
+            page.unlink(missing_ok=True)
+            remove_entry(folder, page.relative_to(folder).as_posix())
             store.remove_key(identifier)
     return len(old)
 
@@ -150,9 +179,9 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
         return 0
     with private_files():
         context = open_context(folder)
-        dropped = drop_old_results(context, pipeline.quality.keep_reports if keep is None else keep)
+        dropped = drop_old_results(context, folder, pipeline.quality.keep_reports if keep is None else keep)
         if dropped:
-            build_site(context, context.stores[_KEPT].list_keys()[:1])
+            _write_index(folder, pipeline)
     return dropped
 
 

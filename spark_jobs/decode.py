@@ -9,7 +9,7 @@ less work, and no nested columns between tasks (Spark's writer of Arrow batches 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,35 +19,18 @@ import pyarrow.compute as pc
 
 from spark_jobs.collapse import DELETE, INSERT, EventShape, collapse, event_schema, net_schema
 from spark_jobs.collapse_copies import PLACE, collapse_copies
+from spark_jobs.versions import RelationVersion
+from waldelta.change_log import place_columns
 from waldelta.copy import RAW_TYPE, raw_map
-from waldelta.errors import ApplyError
+from waldelta.errors import ApplyError, DecodeError
 from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
+from waldelta.transactions import SEQ_BITS, Segments
 from waldelta.type_map import TargetType
+from waldelta.types.wire_format import text_of
 from waldelta.visibility import Snapshot
 
-# A message's place in the whole stream: its batch, then its number within the batch.
-SEQ_BITS = 40
-
-CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "commit_lsn", "commit_ts", "data")
-
-
-def order_of(batch: int, seq: int) -> int:
-    """The place of a message in the stream of all batches."""
-    return (batch << SEQ_BITS) | seq
-
-
-def split_order(place: int) -> tuple[int, int]:
-    """The batch and number of a place in the stream."""
-    return place >> SEQ_BITS, place & ((1 << SEQ_BITS) - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class RelationVersion:
-    """What a relation's messages look like from one place in the stream on."""
-
-    since: int
-    relation: Relation
+CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +41,14 @@ class DecodePlan:
     names: tuple[str, ...]
     types: tuple[TargetType, ...]
     versions: tuple[RelationVersion, ...]
+    # Where each column stands in the rows of each version; None: it wasn't there yet, and existing rows got the fill.
+    positions: tuple[tuple[int | None, ...], ...]
+    fills: tuple[bytes | None, ...]
     snapshot: Snapshot
+    segments: Segments
     truncated_at: int = -1
+    # What types the columns have in binary format, by wire_name().
+    wire_names: tuple[str, ...] = ()
 
     @property
     def event_schema(self) -> pa.Schema:
@@ -77,40 +66,98 @@ class DecodePlan:
 
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
     """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't hold already."""
-    place = (changes["batch"].to_numpy().astype(np.int64) << SEQ_BITS) | changes["seq"].to_numpy()
-    relation_id = changes["relation_id"].to_numpy()
-    wanted = (place > plan.truncated_at) & ~plan.snapshot.sees(changes["xid8"].to_numpy())
-    for relation in sorted({v.relation.relation_id for v in plan.versions}):
-        versions = [v for v in plan.versions if v.relation.relation_id == relation]
-        ends = [*(v.since for v in versions[1:]), np.iinfo(np.int64).max]
-        for version, end in zip(versions, ends, strict=True):
-            chosen = wanted & (relation_id == relation) & (place > version.since) & (place < end)
-            if chosen.all():
-                yield _decode_version(changes, place, version.relation, plan)
-            elif chosen.any():
-                part = changes.filter(pa.array(chosen))
-                yield _decode_version(part, place[chosen], version.relation, plan)
+    batch, seq, streamed_xid = place_columns(changes)
+    landed, is_streamed = (batch << SEQ_BITS) | seq, streamed_xid >= 0
+    place = plan.segments.places(batch, seq, streamed_xid)
+    relation_id, xid8 = changes["relation_id"].to_numpy(), changes["xid8"].to_numpy()
+    wanted = (place >= 0) & (place > plan.truncated_at) & ~plan.snapshot.sees(xid8)
+    described = np.zeros(len(place), np.bool_)
+    for version, positions in zip(plan.versions, plan.positions, strict=True):
+        chosen = wanted & (relation_id == version.relation.relation_id) & version.describes(landed, is_streamed, xid8)
+        described |= chosen
+        for streamed in (False, True):
+            of_format = chosen & (is_streamed == streamed)
+            if of_format.all():
+                yield _decode_version(changes, place, (version.relation, positions), plan, streamed=streamed)
+            elif of_format.any():
+                part = changes.filter(pa.array(of_format))
+                yield _decode_version(part, place[of_format], (version.relation, positions), plan, streamed=streamed)
+    _check_described(changes, wanted & ~described)
+
+
+def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) -> None:
+    """No row is left out because nothing says what its columns are."""
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise DecodeError(
+            "row", "relation_id", 1,
+            f"no Relation message before it: relation {changes['relation_id'][row]}, message {changes['seq'][row]} of batch "
+            f"{changes['batch'][row]}",
+        )  # fmt: skip
 
 
 def _decode_version(
-    changes: pa.RecordBatch, place: npt.NDArray[np.int64], relation: Relation, plan: DecodePlan
+    changes: pa.RecordBatch,
+    place: npt.NDArray[np.int64],
+    described: tuple[Relation, tuple[int | None, ...]],
+    plan: DecodePlan,
+    *,
+    streamed: bool,
 ) -> pa.Table:
-    rows = decode_rows(changes["data"], len(relation.columns))
-    position = {column.name: k for k, column in enumerate(relation.columns)}
+    relation, positions = described
+    wire_names = {at: name for at, name in zip(positions, plan.wire_names, strict=True) if at is not None}
+
+    def to_text(k: int, values: pa.Array) -> pa.Array:
+        # A column that the target doesn't have any more: nobody asks for its values.
+        return text_of(values, wire_names[k]) if k in wire_names else pa.nulls(len(values), pa.binary())
+
+    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text)
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
     identity = plan.shape.identity
     if not plan.shape.key:
         _check_whole_rows(rows)
     for k, i in enumerate(identity):
-        columns[f"o{k}"] = _old_key(rows, position[plan.names[i]])
-    for i, (name, column) in enumerate(zip(plan.shape.values, plan.names, strict=True)):
-        columns[name] = rows.new[position[column]] if i not in identity else _new_key(rows, position[column])
+        columns[f"o{k}"] = _identity_value(rows, plan, positions, i, _old_key)
+    for i, name in enumerate(plan.shape.values):
+        if i in identity:
+            columns[name] = _identity_value(rows, plan, positions, i, _new_key)
+        elif (at := positions[i]) is None:
+            columns[name] = _filled(plan.fills[i], len(rows))
+        else:
+            columns[name] = rows.new[at]
     for i in plan.shape.toastable:
-        flags = rows.unchanged[position[plan.names[i]]]
-        columns[f"u{i}"] = pa.array(np.zeros(len(rows), bool) if i in identity else flags)
-    columns["lsn"] = changes["commit_lsn"]
-    columns["commit_ts"] = changes["commit_ts"]
+        at = positions[i]
+        never = np.zeros(len(rows), bool)
+        columns[f"u{i}"] = pa.array(never if i in identity or at is None else rows.unchanged[at])
+    columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
     return pa.table(columns, schema=plan.event_schema)
+
+
+def _identity_value(
+    rows: Rows, plan: DecodePlan, positions: tuple[int | None, ...], i: int, read: Callable[[Rows, int], pa.Array]
+) -> pa.Array:
+    at = positions[i]
+    if at is not None:
+        return read(rows, at)
+    if plan.shape.key:  # planned so: a relation without the key's columns can't be followed
+        raise ApplyError("a change came without its key: sync this table again; was its replica identity changed?")
+    return _filled(plan.fills[i], len(rows))
+
+
+def _filled(value: bytes | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.binary()) if value is None else pa.repeat(pa.scalar(value, pa.binary()), count)
+
+
+def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
+    """Commit position and time; those of streamed and prepared transactions were unknown when they were landed."""
+    lsn, at = changes["commit_lsn"], changes["commit_ts"]
+    if segments.is_plain:
+        return lsn, at
+    stretch = segments.find(*place_columns(changes))
+    own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)
+    own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
+    times = pa.array(segments.commit_ts_us(stretch, own_at)).cast(at.type)
+    return pa.array(segments.commit_lsn(stretch, own_lsn)), times
 
 
 def _check_whole_rows(rows: Rows) -> None:

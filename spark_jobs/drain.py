@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_jobs.land import create_change_log, land
-from waldelta.change_log import ChangeLog, Landed
+from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import PeekTimeout
 from waldelta.job import Job
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound
+from waldelta.peek import PeekBound, most_changes
 from waldelta.recover import recover, slot_move
 from waldelta.server import ServerPosition, read_position
+from waldelta.tally import Landed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +92,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
             began = time.monotonic()
             stands = _consume_one(connection, job, identity, landed, stands)
             drained.end = stands
-            if landed.rows < job.pipeline.batch.max_changes:  # the peek wasn't cut off: all of the window was read
+            if not _was_cut_off(job, landed):  # all of the window was read
                 drained.end = max(stands, upto)
                 if server.must_move(stands, upto):
                     stands = _pass_over(connection, job, identity, upto)
@@ -111,7 +112,7 @@ def _land_one(
 ) -> Landed:
     upto, batch, timeout_s = bite
     began = time.monotonic()
-    bound = PeekBound(upto, job.pipeline.batch.max_changes, timeout_s, server.next_xid8)
+    bound = PeekBound(upto, _limit(job), timeout_s, server.next_xid8)
     land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
     landed = change_log.landed(batch)
     drained.seconds_landing += time.monotonic() - began
@@ -124,7 +125,7 @@ def _consume_one(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, landed: Landed, stands: Lsn
 ) -> Lsn:
     """Move the slot past the batch; returns where it stands then."""
-    if not landed.transactions.commits:
+    if not landed.end_lsn:
         return stands
     end = Lsn(landed.end_lsn)
     move = slot_move(identity, job.run_id, end.value, landed.batch)
@@ -136,6 +137,16 @@ def _pass_over(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identi
     """Move the slot over WAL that was read and holds nothing for us; returns where it stands then."""
     move_idle_slot(connection, job.pipeline.source.slot, job.ledger, slot_move(identity, job.run_id, upto.value))
     return upto
+
+
+def _was_cut_off(job: Job, landed: Landed) -> bool:
+    """Whether the peek ended at its number of changes, before the end of its window."""
+    limit = _limit(job)
+    return limit is not None and landed.rows >= limit
+
+
+def _limit(job: Job) -> int | None:
+    return most_changes(job.pipeline.source, job.pipeline.batch.max_changes)
 
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:

@@ -14,9 +14,9 @@ from spark_jobs.filter_condition import (
     UNBOUNDED,
     TranslationError,
     column_family,
-    quote_column,
     translate_filter,
 )
+from spark_jobs.identifier import quote
 from spark_jobs.own_suites import OwnSuiteFile, Severity
 from waldelta.ledger import ColumnState, TableState
 
@@ -98,7 +98,7 @@ def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> It
             kwargs = {"column": _gx_name(column.name)}
             yield PlannedExpectation("expect_column_values_to_not_be_null", kwargs, "critical", "catalog", meaning)
         else:
-            condition = f"{quote_column(column.name)} is not null"
+            condition = f"{quote(column.name)} is not null"
             yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
 
 
@@ -112,7 +112,7 @@ def _held_somewhere(
         )
         return
     key = column.name.replace("\\", "\\\\").replace("'", "\\'")
-    condition = f"({quote_column(column.name)} is not null or coalesce(map_contains_key({RAW_COLUMN}, '{key}'), false))"
+    condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW_COLUMN}, '{key}'), false))"
     yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
 
 

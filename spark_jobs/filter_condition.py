@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sqlglot
 from sqlglot import exp
 
+from spark_jobs.identifier import quote
 from waldelta.ledger import ColumnState
 
 RAW_COLUMN = "_wd_raw"
@@ -62,11 +63,6 @@ class _Operand:
     family: str
     column: str | None = None
     digits: tuple[int, int] = (19, 0)  # before and after the decimal point
-
-
-def quote_column(name: str) -> str:
-    """A column's name as Spark SQL takes it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def column_family(column: ColumnState) -> str | None:
@@ -238,7 +234,7 @@ class _Translation:
         if family is None and comparable:
             raise TranslationError(f"a comparison of type {self.columns[name].type_name}")
         self.used.add(name)
-        sql = quote_column(name)
+        sql = quote(name)
         # Trailing blanks of character(n) don't count when it is compared.
         sql = f"rtrim({sql})" if comparable and family == "bpchar" else sql
         return _Operand(sql, family or "other", name, _column_digits(self.columns[name]))

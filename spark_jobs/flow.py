@@ -4,20 +4,20 @@
 
     land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.consume)
     apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
+            and, when asked for, logical messages -> their own table           (messages)
     check   targets -> expectations -> Data Docs                               (quality)
     report  what the run did -> ledger, summary
+
+A stage imports its modules itself: in Airflow each is a process, and shouldn't wait for what the others need.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
-from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, describe_error
-from spark_jobs.sync import sync
+from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.job import Job
@@ -37,9 +37,12 @@ log = logging.getLogger(__name__)
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position."""
+    from spark_jobs.drain import drain
+
     with slot_lock(job) as lock:
+        source = job.pipeline.source
         with job.connect("health") as connection:
-            slot = check_health(read_slot(connection, job.pipeline.source.slot), job.pipeline.source.slot)
+            slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         if warning := backlog_warning(slot, job.pipeline.slot_limits):
             log.warning("%s", warning)
             result.warnings.append(f"when the run began, {warning}")
@@ -54,6 +57,12 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
+    from spark_jobs.apply import apply
+
+    if job.pipeline.source.options.messages:
+        from spark_jobs.messages import write_messages
+
+        write_messages(spark, job)
     applied = apply(spark, job)
     for cut in applied.steps:
         result.add_cut(cut)
@@ -63,9 +72,29 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 f"{name}: {table.quarantined} rows came without values that the source no longer has; they are in the "
                 f"lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
             )
+    failures = applied.failures | _copy_again(spark, job, result, applied.outdated)
+    result.not_applied = sorted(failures)
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
-    if applied.failures:
-        raise _all_failures(applied.failures)
+    if failures:
+        raise _all_failures(failures)
+
+
+def _copy_again(
+    spark: SparkSession, job: Job, result: RunResult, outdated: Mapping[str, str]
+) -> dict[str, WaldeltaError]:
+    """Copy tables whose source changed in a way that the stream doesn't tell; returns those that failed."""
+    from spark_jobs.sync import sync
+
+    failures: dict[str, WaldeltaError] = {}
+    for name, reason in outdated.items():
+        try:
+            (copied,) = sync(spark, job, [name], reason)
+        except WaldeltaError as err:
+            failures[name] = err
+        else:
+            result.tables[name] = TableResult(rows=copied.rows, version=copied.version)
+            result.warnings.append(f"{reason}: it was copied again, {copied.rows:,} rows")
+    return failures
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -76,11 +105,16 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult, tables: Sequence[str]) -> None:
     from spark_jobs.quality import check
 
+    result.passed = []
+    fine = set(result.tables) - set(result.not_applied)
     if not job.pipeline.quality.enabled:
+        result.passed = sorted(fine)
         stage.detail = "switched off"
         return
-    report = check(spark, job.pipeline, job.ledger, job.run_id, tables)
+    versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
+    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, versions)
     result.report, result.failed_expectations = report.location, list(report.failures)
+    result.passed = sorted(fine - set(report.failed_tables))
     stage.detail = report.summary
     report.raise_if_critical()
 
@@ -103,16 +137,18 @@ CONSUME: dict[str, Stage] = {
     "check": check_stage,
     "report": report_stage,
 }
+# What a stage builds on; without it the stage is left out. What apply did to the other tables is worth checking.
+_BUILDS_ON = {"apply": {"land"}, "check": {"land", "sync"}}
 
 
-def consume(spark: SparkSession, job: Job, only: str | None = None) -> RunResult:
-    """Run the stages of a CDC run, or one of them; a failed check doesn't keep the report from being made.
+def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) -> RunResult:
+    """Run the stages of a CDC run, or some of them; a failed check doesn't keep the report from being made.
 
     A run's stages may be run by several processes one after the other: each continues the result in the ledger.
     """
     if job.run_type == "backfill":
         raise StateError("backfill runs replay from the change log; this version can't yet: run the DAG as scheduled")
-    result = _continued(job, "consume", fresh=only in (None, "land"))
+    result = _continued(job, "consume", fresh=only is None or "land" in only)
     return run_stages(spark, job, result, CONSUME, only)
 
 
@@ -121,9 +157,10 @@ def run_sync(
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
-    only: str | None = None,
+    only: Collection[str] | None = None,
 ) -> RunResult:
     """Copy tables that were never copied, or the given ones, then check them."""
+    from spark_jobs.sync import sync
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         copied = sync(spark, job, tables, reason)
@@ -131,7 +168,7 @@ def run_sync(
             result.tables[str(done.table)] = TableResult(rows=done.rows, version=done.version)
         stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
 
-    result = _continued(job, "sync", fresh=only in (None, "sync"))
+    result = _continued(job, "sync", fresh=only is None or "sync" in only)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
 
@@ -148,15 +185,19 @@ def run_validate(spark: SparkSession, job: Job) -> RunResult:
 
 
 def run_stages(
-    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: str | None
+    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: Collection[str] | None
 ) -> RunResult:
-    """Run stages in order, or one of them, and record the result in the ledger; a failure raises RunFailed then.
+    """Run stages in order, or some of them, and record the result in the ledger; a failure raises RunFailed then.
 
-    After a failure only the report is still made: what the run did until then is worth knowing.
+    After a failure the stages that don't build on what failed still run: what the run did is checked and reported. A
+    run stays failed whatever succeeds after a failed stage, also in another process.
     """
-    failure: Exception | None = None
-    for name in [only] if only is not None else list(stages):
-        if failure is not None and name != "report":
+    if unknown := sorted(set(only or ()) - set(stages)):
+        raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+    failures: dict[str, Exception] = {}
+    chosen = [name for name in stages if only is None or name in only]
+    for name in chosen:
+        if failures.keys() & _BUILDS_ON.get(name, set()):
             continue
         try:
             with result.stage(name) as progress:
@@ -164,13 +205,13 @@ def run_stages(
                 stages[name](spark, job, result, progress)
         except Exception as err:
             log.error("stage %s failed: %s", name, err)
-            failure = failure or err
-    result.error = describe_error(failure) if failure is not None else None
-    finished = only is None or only == list(stages)[-1]
-    result.status = "failed" if failure is not None else "succeeded" if finished else "running"
+            failures[name] = err
+    result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
+    finished = chosen[-1:] == list(stages)[-1:]
+    result.status = "failed" if result.error is not None else "succeeded" if finished else "running"
     result.record(job)
-    if failure is not None:
-        raise RunFailed(result) from failure
+    if failures:
+        raise RunFailed(result) from next(iter(failures.values()))
     return result
 
 

@@ -16,7 +16,7 @@ from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
-from spark_jobs.filter_condition import quote_column
+from spark_jobs.identifier import quote
 
 _METADATA_PREFIX = "_wd_"
 
@@ -105,7 +105,7 @@ class ExpectTargetColumnsToMatch(BatchExpectation):
 
 def column_differences(recorded: dict[str, str], held: dict[str, str]) -> list[str]:
     """Each column that is missing, of another type, or not recorded; names as Great Expectations lists them."""
-    expected = {quote_column(n) if "." in n else n: _simple(type_name) for n, type_name in recorded.items()}
+    expected = {quote(n) if "." in n else n: _simple(type_name) for n, type_name in recorded.items()}
     missing = [f"{name} is missing" for name in expected if name not in held]
     changed = [f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t]
     added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(_METADATA_PREFIX)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from spark_jobs.task_error import named_error
 from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter
 from waldelta.peek import LANDING_SCHEMA, PeekBound, peek
@@ -45,6 +46,7 @@ def land(
 ) -> None:
     """Peek up to ``bound`` in one Spark task and append what came as ``batch``; durable when it returns.
 
+    Raises what the task raised: SlotInUse, PeekTimeout, DecodeError (nothing is landed then, the slot keeps everything).
     Delta skips an append whose batch is already there, silently: raises LateWriter when the commit isn't ours.
     """
 
@@ -61,19 +63,23 @@ def land(
             }
         }
     )
-    (
-        spark.range(0, 1, 1, 1)
-        .mapInArrow(read, _DDL)
-        .select(F.lit(batch).cast("bigint").alias("batch"), "*")
-        .write.format("delta")
-        .mode("append")
-        .partitionBy("batch")
-        .option("txnAppId", change_log.app_id)
-        .option("txnVersion", batch)
-        .option("userMetadata", metadata)
-        .option("parquet.block.size", _ROW_GROUP_BYTES)
-        .save(change_log.uri)
-    )
+    try:
+        (
+            spark.range(0, 1, 1, 1)
+            .mapInArrow(read, _DDL)
+            .select(F.lit(batch).cast("bigint").alias("batch"), "*")
+            .write.format("delta")
+            .mode("append")
+            .partitionBy("batch")
+            .option("txnAppId", change_log.app_id)
+            .option("txnVersion", batch)
+            .option("userMetadata", metadata)
+            .option("parquet.block.size", _ROW_GROUP_BYTES)
+            .save(change_log.uri)
+        )
+    except Exception as err:
+        # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
+        raise named_error(err) or err from err
     change_log.make_durable()
     if not change_log.has_commit(metadata):
         raise LateWriter(f"batch {batch} of slot {source.slot!r} was landed by another run: run again")

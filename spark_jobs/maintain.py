@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from spark_jobs.flow import Stage, run_stages
-from spark_jobs.merge import forget_statement, path
+from spark_jobs.identifier import path
+from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunResult, StageResult, TableResult
 from waldelta.errors import LockHeld
 from waldelta.job import Job
@@ -15,7 +16,8 @@ from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.ledger import now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.locks import target_lock
-from waldelta.watermark import Watermarks, synced_states, uri_of
+from waldelta.transactions import Prepared
+from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,11 +77,19 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     safe = min((watermarks.of(state) for state in states), default=0)
     oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
     expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
+    if job.pipeline.source.options.messages:
+        expired = min(expired, messages_applied(job, identity))
+    expired = min([expired, *(p.batch - 1 for p in change_log.prepared() if _is_needed(p, expired))])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
     spark.sql(forget_statement(uri, expired)).collect()
     spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
     stage.detail = f"batches up to {expired} removed"
+
+
+def _is_needed(prepared: Prepared, expired: int) -> bool:
+    """Whether a prepared transaction's changes may still be asked for once batches up to ``expired`` are gone."""
+    return prepared.batch <= expired and (prepared.decided_in is None or prepared.decided_in > expired)
 
 
 def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

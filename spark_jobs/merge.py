@@ -18,6 +18,7 @@ from spark_jobs.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
+from spark_jobs.identifier import path, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,16 +111,6 @@ def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
     finally:
         for key in settings:
             spark.conf.unset(key)
-
-
-def quote(name: str) -> str:
-    """An identifier for Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def path(uri: str) -> str:
-    """A Delta table by its location."""
-    return f"delta.{quote(uri)}"
 
 
 def _new_value(i: int, name: str, shape: EventShape) -> str:

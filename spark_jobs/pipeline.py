@@ -68,7 +68,7 @@ class Pipeline:
         """Land, consume, apply and check everything up to the server's present position."""
         from spark_jobs.flow import consume
 
-        return consume(spark, self.job(run_id), stage)
+        return consume(spark, self.job(run_id), None if stage is None else [stage])
 
     def validate(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Check every target's expectations now."""

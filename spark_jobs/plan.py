@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.decode import DecodePlan, RelationVersion, order_of, split_order
+from spark_jobs.decode import DecodePlan
 from spark_jobs.stretch import Stretch
+from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
-from waldelta.change_log import ChangeLog, Volume
-from waldelta.errors import SchemaChanged
+from waldelta.change_log import Stream, Volume
+from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
+from waldelta.evolution import Evolution, plan_evolution, plan_ignoring, read_present_columns, unchanged
 from waldelta.ledger import TableState
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pipeline_file import SchemaPolicy
 from waldelta.type_catalog import PgType, read_types
 from waldelta.type_map import target_type
+from waldelta.types.wire_format import wire_name
 from waldelta.visibility import Snapshot
 
 # Values of these types have no TOAST table, so they are always sent.
@@ -41,96 +47,140 @@ class TargetPlan:
     rows: pa.Table | None
     # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which ones move a key.
     may_move: bool
+    # What has to happen to the target's columns first; None: nothing.
+    evolution: Evolution | None
 
 
-def plan_target(connection: psycopg.Connection[Any], stretch: Stretch, state: TableState) -> TargetPlan:
-    """Read the relation's versions and truncations in the range; raises SchemaChanged when the columns differ."""
-    timeline, batches = stretch.timeline, stretch.batches
+def plan_target(
+    connection: psycopg.Connection[Any], stretch: Stretch, state: TableState, policy: SchemaPolicy
+) -> TargetPlan:
+    """Read the relation's versions and truncations in the range, and what becomes of the target's columns.
+
+    Raises SchemaChanged when the columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new
+    copy would be exact.
+    """
+    stream = stretch.stream
     snapshot = Snapshot.parse(state.snapshot)
+    _check_prepared(stream, state, snapshot)
     volume = stretch.volume(state)
-    versions = _versions(timeline, state)
-    names = tuple(column.name for column in state.columns)
-    _check_not_recreated(timeline, state)
-    if volume.rows:
-        _check_versions(stretch.change_log, state, batches, versions)
-    pairs = {(column.type_oid, column.typmod) for column in state.columns}
-    types = _types(connection, state, pairs)
+    _check_not_recreated(stream, state)
+    versions = _bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
+    evolution = _evolution(connection, state, [version.relation for version in versions], policy)
+    columns = [column.state for column in evolution.columns]
+    names = tuple(column.name for column in columns)
+    types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
     shape = EventShape(
         column_count=len(names),
-        key=tuple(names.index(name) for name in state.key_columns),
-        toastable=tuple(i for i, column in enumerate(state.columns) if column.spark_type not in _FIXED_SIZE),
+        key=tuple(names.index(name) for name in evolution.key_columns),
+        toastable=tuple(i for i, column in enumerate(columns) if column.spark_type not in _FIXED_SIZE),
     )
-    truncated_at = _last_truncate(timeline, state, snapshot)
+    truncated_at = _last_truncate(stream, state, snapshot)
     decode = DecodePlan(
         shape,
         names,
-        tuple(target_type(types[(column.type_oid, column.typmod)]) for column in state.columns),
+        tuple(target_type(types[(column.type_oid, column.typmod)]) for column in columns),
         tuple(versions),
+        evolution.positions,
+        tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
         snapshot,
+        stream.segments,
         truncated_at,
+        tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
-    return TargetPlan(state, batches, volume, decode, truncated_at >= 0, stretch.rows_of(state), may_move)
+    return TargetPlan(
+        state, stretch.batches, volume, decode, truncated_at >= 0, stretch.rows_of(state), may_move,
+        evolution if evolution.changes(state) else None,
+    )  # fmt: skip
 
 
-def _versions(timeline: pa.Table, state: TableState) -> list[RelationVersion]:
-    rows = [row for row in timeline.to_pylist() if row["kind"] == "R" and row["relation_id"] in state.relation_ids]
-    return [RelationVersion(order_of(row["batch"], row["seq"]), read_relation(row["data"])) for row in rows]
+def _bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
+    """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
+    if len(versions) <= 1:
+        return list(versions)
+    found = [
+        version
+        for version in versions
+        if stretch.change_log.has_changes(stretch.stream, [version.relation.relation_id], snapshot, version.describes)
+    ]
+    return sorted(found, key=attrgetter("since"))
 
 
-def _last_truncate(timeline: pa.Table, state: TableState, snapshot: Snapshot) -> int:
+def _evolution(
+    connection: psycopg.Connection[Any], state: TableState, relations: Sequence[Relation], policy: SchemaPolicy
+) -> Evolution:
+    if not relations:
+        return unchanged(state)
+    _check_not_renamed(state, relations[-1])
+    if policy == "ignore":
+        return plan_ignoring(state, relations)
+    present = read_present_columns(connection, state.relation_ids)
+    types = _types(connection, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
+    try:
+        evolution = plan_evolution(state, relations, present, types)
+    except NeedsSync as err:
+        if policy == "fail":
+            raise SchemaChanged(_waits(state, str(err).removeprefix(f"{state.table_name}: "))) from None
+        raise
+    if policy == "fail" and evolution.changes(state):
+        raise SchemaChanged(_waits(state, f"its columns changed ({evolution.describe()})"))
+    return evolution
+
+
+def _waits(state: TableState, what: str) -> str:
+    return (
+        f"{state.table_name}: {what}; its changes wait in the change log: sync this table again (initial sync with "
+        f"tables={state.table_name}), or let it follow by itself with schema_changes: evolve"
+    )
+
+
+def _check_not_renamed(state: TableState, relation: Relation) -> None:
+    name = str(TableId(relation.schema, relation.name))
+    if name != state.table_name:
+        raise SchemaChanged(
+            f"{state.table_name} is called {name} on the source now, and its changes wait in the change log: name {name} in the "
+            f"pipeline file, run setup and sync it, then remove the target of the old name"
+        )
+
+
+def _check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
+    """A transaction committed in the range must have its changes in the log, unless the copy holds them."""
+    for lost in stream.segments.missing:
+        if not snapshot.sees(np.array([lost.xid8])).all():
+            raise ApplyError(
+                f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch {lost.decided_in}, but the change "
+                f"log doesn't hold its changes: sync this table again (initial sync with tables={state.table_name})"
+            )
+
+
+def _last_truncate(stream: Stream, state: TableState, snapshot: Snapshot) -> int:
     """The place of the last TRUNCATE of this target that its copy doesn't reflect, or -1."""
     found = -1
-    for row in timeline.filter(pc.equal(timeline["kind"], "T")).to_pylist():
-        unseen = not snapshot.sees(pa.array([row["xid8"]]).to_numpy()).all()
-        if unseen and set(read_truncate(row["data"]).relation_ids) & set(state.relation_ids):
-            found = max(found, order_of(row["batch"], row["seq"]))
+    for row, place in stream.of_kind("T"):
+        if place <= found or snapshot.sees(np.array([row["xid8"]])).all():
+            continue
+        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+        if set(truncated.relation_ids) & set(state.relation_ids):
+            found = place
     return found
 
 
-def _check_not_recreated(timeline: pa.Table, state: TableState) -> None:
+def _check_not_recreated(stream: Stream, state: TableState) -> None:
     """A table dropped and created again has another oid, so its changes would pass by unseen."""
-    for row in timeline.filter(pc.equal(timeline["kind"], "R")).to_pylist():
-        relation = read_relation(row["data"])
+    for row, place in stream.of_kind("R"):
+        if place < 0:
+            continue
+        relation = read_relation(row["data"], streamed=row["streamed_xid"] is not None)
         same_name = str(TableId(relation.schema, relation.name)) == state.table_name
         if (
             same_name
             and relation.relation_id not in state.relation_ids
             and relation.relation_id > max(state.relation_ids)
         ):
-            raise SchemaChanged(
+            raise NeedsSync(
                 f"{state.table_name} was dropped and created again on the source: sync this table again (initial sync with "
                 f"tables={state.table_name})"
             )
-
-
-def _check_versions(
-    change_log: ChangeLog, state: TableState, batches: tuple[int, int], versions: list[RelationVersion]
-) -> None:
-    """Every version that brings rows the copy doesn't hold must have the target's columns."""
-    snapshot = Snapshot.parse(state.snapshot)
-    ends = [*(version.since for version in versions[1:]), order_of(batches[1] + 1, 0)]
-    for version, end in zip(versions, ends, strict=True):
-        difference = _difference(state, version.relation)
-        if difference and change_log.has_changes(
-            *batches, state.relation_ids, snapshot, between=(split_order(version.since), split_order(end))
-        ):
-            raise SchemaChanged(
-                f"{state.table_name}: its columns changed ({difference}); its changes wait in the change log: sync this "
-                f"table again (initial sync with tables={state.table_name})"
-            )
-
-
-def _difference(state: TableState, relation: Relation) -> str:
-    expected = {c.name: (c.type_oid, c.typmod) for c in state.columns}
-    found = {c.name: (c.type_oid, c.typmod) for c in relation.columns}
-    added, dropped = sorted(found.keys() - expected.keys()), sorted(expected.keys() - found.keys())
-    changed = sorted(n for n in found.keys() & expected.keys() if found[n] != expected[n])
-    flagged = {c.name for c in relation.columns if c.is_key}
-    # Old rows carry the replica identity's columns only, so another identity is another key.
-    other_key = sorted(flagged) if flagged and not flagged.issuperset(state.key_columns) else []
-    parts = [("added", added), ("dropped", dropped), ("of another type", changed), ("replica identity now", other_key)]
-    return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names)
 
 
 def _types(

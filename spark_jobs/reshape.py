@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +32,17 @@ def reshape(
     job: Job,
     state: TableState,
     evolution: Evolution,
-    types: dict[str, TargetType],
+    column_types: Sequence[TargetType],
     commit: tuple[str, int, str],
-) -> TableState:
-    """Bring a target and its state in the ledger from one set of columns to the next; returns the new state.
+) -> None:
+    """Bring a target and its state in the ledger from one set of columns to the next.
 
-    ``commit`` is the writer's app id, the batch, and a folder to stage values in. Columns without a value for the rows
+    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and a folder to stage values in. Columns without a value for the rows
     that exist cost a change of metadata; anything else writes the table anew, so that no reader sees a half state.
     A run killed in between finds its commit and only records the state.
     """
     uri = uri_of(job, state.table_name)
+    types = {column.state.name: kind for column, kind in zip(evolution.columns, column_types, strict=True)}
     app_id, batch, staged = commit
     metadata = {"verb": "reshape", "app_id": app_id, "batch": batch, "columns": [c.state.name for c in evolution.columns],
                 "change": evolution.describe()}  # fmt: skip
@@ -61,7 +63,6 @@ def reshape(
         key_columns=list(evolution.key_columns), reason=f"columns changed: {evolution.describe()}",
     )  # fmt: skip
     job.ledger.append(evolved)
-    return evolved
 
 
 def _target_column(column: NewColumn, evolution: Evolution, types: dict[str, TargetType]) -> TargetColumn:

@@ -76,6 +76,8 @@ class RunResult:
     lag_bytes: int = 0
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
+    not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
+    passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
 

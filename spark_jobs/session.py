@@ -7,50 +7,20 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.errors import ConfigError
 from waldelta.locks import session_lock
+from waldelta.spark_settings import SETTINGS, driver_memory, jars, local_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from waldelta.job import Job
 
-# The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
-JARS_VARIABLE = "WALDELTA_JARS"
-_DEFAULT_JARS = Path(__file__).resolve().parent.parent / ".cache" / "jars"
-
-SETTINGS: dict[str, str] = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.catalogImplementation": "in-memory",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    # A late second attempt at the same task would read the slot twice.
-    "spark.speculation": "false",
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
-}
 # Settings that a session of somebody else's Connect server takes too.
 _SESSION_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.execution.arrow.maxRecordsPerBatch")
 _IDS_PER_KEY = 10_000
-_JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
-
-
-def jars() -> list[Path]:
-    """The Delta jars on this machine; raises ConfigError when there are none."""
-    folder = Path(os.environ.get(JARS_VARIABLE, _DEFAULT_JARS))
-    found = sorted(folder.glob("*.jar"))
-    if not found:
-        raise ConfigError(f"no Delta jars in {folder}: run `make setup`, or point {JARS_VARIABLE} at them")
-    return found
 
 
 def spark_session(master: str = "local[*]", *, name: str = "waldelta", session_key: str | None = None) -> SparkSession:
@@ -129,22 +99,42 @@ def _close(spark: SparkSession) -> None:
     spark.stop()
 
 
+@contextmanager
+def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
+    """One more session beside this one, with temporary views of its own; ``number`` tells several apart.
+
+    Over Connect its id follows from the first one's, so that a later run interrupts what a killed one left there.
+    """
+    if not _is_connect(spark):
+        yield spark.newSession()
+        return
+    sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{spark.session_id}:{number}")
+    try:
+        yield sibling
+    except BaseException:
+        sibling.interruptAll()
+        raise
+    finally:
+        _close(sibling)
+
+
+def has_siblings(spark: SparkSession) -> bool:
+    """Whether more sessions beside this one can be had; a Connect session made by hand doesn't say where from."""
+    return not _is_connect(spark) or "SPARK_REMOTE" in os.environ
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def _classic_session(master: str, name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
     if "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", ""):
         return builder.getOrCreate()
-    cores = os.cpu_count() or 2
-    builder = (
-        builder.master(master)
-        .config("spark.jars", ",".join(str(jar) for jar in jars()))
-        .config("spark.driver.extraJavaOptions", _JVM_FLAGS)
-        .config("spark.driver.memory", os.environ.get("WALDELTA_DRIVER_MEMORY", "3g"))
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", str(max(2, cores)))
-    )
-    for key, value in SETTINGS.items():
+    own = {"spark.jars": ",".join(str(jar) for jar in jars()), "spark.driver.memory": driver_memory()}
+    builder = builder.master(master)
+    for key, value in (SETTINGS | local_settings() | own).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

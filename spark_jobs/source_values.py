@@ -66,7 +66,7 @@ def read_values(job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Tabl
         absent = _read(connection, lookup, keys, values, lacking & ~values.missing)
         if absent.any():
             # Decoded is not the same as visible.
-            xids = change_log.xids(*plan.batches, plan.state.relation_ids, plan.decode.snapshot)
+            xids = change_log.xids(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
             wait_until_visible(connection, xids, VISIBLE_TIMEOUT_S)
             absent = _read(connection, lookup, keys, values, absent)
         _give_up(values, absent, "the source has no row with this key any more")

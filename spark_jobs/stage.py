@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_jobs.changes import read_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
 from spark_jobs.plan import TargetPlan
@@ -63,11 +64,8 @@ def _stage_here(rows: pa.Table, plan: TargetPlan, folder: str) -> tuple[dict[str
 def _stage_in_tasks(
     spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str
 ) -> tuple[dict[str, int], bool]:
-    after, upto = plan.batches
     changes = (
-        spark.read.format("delta")
-        .load(change_log.uri)
-        .where((F.col("batch") > after) & (F.col("batch") <= upto))
+        read_changes(spark, change_log, plan.decode.segments)
         .where(F.col("relation_id").isin(plan.state.relation_ids) & F.col("kind").isin(*ROW_KINDS))
         .where(F.col("xid8") >= plan.decode.snapshot.xmin)
         .select(*CHANGE_COLUMNS)

@@ -6,9 +6,8 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from waldelta.change_log import ChangeLog, Volume
+from waldelta.change_log import ChangeLog, Stream, Volume
 from waldelta.ledger import TableState
 from waldelta.visibility import Snapshot
 
@@ -24,22 +23,22 @@ class Stretch:
         self.change_log, self.batches, self._messages = change_log, batches, messages
 
     @cached_property
-    def timeline(self) -> pa.Table:
-        """Relation, type and truncate messages, in stream order."""
-        return self.change_log.timeline(*self.batches)
+    def stream(self) -> Stream:
+        """What counts of it, in commit order, and its relation, type, truncate and control messages."""
+        return self.change_log.stream(*self.batches)
 
     @cached_property
     def _rows(self) -> pa.Table | None:
         """All row messages, or None when they are too many to be read here."""
         if self._messages > SMALL_ROWS:
             return None
-        return self.change_log.rows(*self.batches, most_bytes=SMALL_BYTES)
+        return self.change_log.rows(self.stream, SMALL_BYTES)
 
     def volume(self, state: TableState) -> Volume:
         """How much of it waits for one target."""
         snapshot = Snapshot.parse(state.snapshot)
         if (rows := self.rows_of(state)) is None:
-            return self.change_log.volume(*self.batches, state.relation_ids, snapshot)
+            return self.change_log.volume(self.stream, state.relation_ids, snapshot)
         unseen = ~snapshot.sees(rows["xid8"].to_numpy())
         return Volume(int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen])))
 
@@ -47,7 +46,22 @@ class Stretch:
         """One target's row messages, when all of them are few enough to be read here."""
         if self._rows is None:
             return None
-        return self._rows.filter(pc.is_in(self._rows["relation_id"], value_set=pa.array(state.relation_ids)))
+        parts = [self._by_relation[oid] for oid in state.relation_ids if oid in self._by_relation]
+        return pa.concat_tables(parts) if parts else self._rows.slice(0, 0)
+
+    @cached_property
+    def _by_relation(self) -> dict[int, pa.Table]:
+        return {} if self._rows is None else split_by_relation(self._rows)
+
+
+def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
+    """Row messages by relation, each in the order of the log: sorted once, so that many relations cost no more than one."""
+    relation_id = rows["relation_id"].to_numpy()
+    order = np.argsort(relation_id, kind="stable")
+    sorted_rows, sorted_ids = rows.take(pa.array(order)), relation_id[order]
+    starts = np.flatnonzero(np.concatenate([[True], sorted_ids[1:] != sorted_ids[:-1]])) if len(order) else []
+    ends = [*starts[1:], len(order)]
+    return {int(sorted_ids[a]): sorted_rows.slice(a, b - a) for a, b in zip(starts, ends, strict=True)}
 
 
 class Stretches:

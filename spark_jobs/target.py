@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.merge import path, quote
+from spark_jobs.identifier import path, quote
 from spark_jobs.task_error import first_line, named_error
 from waldelta.catalog import PublishedTable
 from waldelta.copy import METADATA_COLUMNS
@@ -164,7 +164,12 @@ def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
 
 
 def _schema_option(existing: StructType | None, wanted: StructType) -> str | None:
-    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes all nullable."""
+    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes all nullable.
+
+    Tried on Delta 4.4: overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is refused
+    afterwards, CREATE OR REPLACE with other columns at a path too. createOrReplace can bring a CHECK constraint in the same
+    commit, which is no NOT NULL in the schema and asks more of every writer.
+    """
     held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
     added = {field.name: field.dataType for field in wanted.fields}
     if held == added:

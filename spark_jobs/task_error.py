@@ -14,6 +14,8 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
     """The error that a task raised, if it is one of ours."""
     for name, message in _NAMED.findall(str(err)):
         kind = getattr(errors, name, None)
+        if kind is errors.DecodeError and (read := errors.DecodeError.parse(message.strip())) is not None:
+            return read
         if isinstance(kind, type) and issubclass(kind, errors.WaldeltaError):
             try:
                 return kind(message.strip())

@@ -53,7 +53,7 @@ def write_pipeline(pipelines: Path, lake: str) -> WritePipeline:
 
     def write(name: str, more: str = "", text: str = PIPELINE) -> Path:
         path = pipelines / f"{name}.yml"
-        path.write_text(text.format(name=name, root=lake, more=more))
+        path.write_text(text.format(name=name, root=f"{lake}/{name}", more=more))
         return path
 
     return write

@@ -46,7 +46,16 @@ class Database:
         """One more connection."""
         return psycopg.connect(self.conninfo, **options)
 
+    def restart(self, mode: str = "immediate") -> None:
+        """Stop the server and start it again, with a new connection of its own."""
+        self.connection.close()
+        self.server.stop(mode)
+        self.server.start()
+        self.connection = self.connect(autocommit=True)
+
     def close(self) -> None:
+        for (gid,) in self.execute("select gid from pg_prepared_xacts where database = %s", (self.name,)):
+            self.execute(f"rollback prepared '{gid}'")
         for (name,) in self.execute("select slot_name from pg_replication_slots where database = %s", (self.name,)):
             self.execute(
                 "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (name,)
@@ -59,14 +68,16 @@ class Database:
 def database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """A fresh database; AIRFLOW_CONN_TEST_SOURCE points at it."""
     name = f"t_{uuid.uuid4().hex[:12]}"
+    # Each statement with a connection of its own: a test may restart the server.
     with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        made = Database(postgres, name)
-        monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", made.uri)
-        try:
-            yield made
-        finally:
-            made.close()
+    made = Database(postgres, name)
+    monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", made.uri)
+    try:
+        yield made
+    finally:
+        made.close()
+        with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
             admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 

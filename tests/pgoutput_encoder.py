@@ -87,3 +87,46 @@ def _value(value) -> bytes:
         return b"u"
     raw = value.encode() if isinstance(value, str) else bytes(value)
     return (b"b" if isinstance(value, Binary) else b"t") + struct.pack("!I", len(raw)) + raw
+
+
+def stream_start(xid: int, first: bool = True) -> bytes:
+    return b"S" + struct.pack("!IB", xid, first)
+
+
+def stream_stop() -> bytes:
+    return b"E"
+
+
+def stream_commit(xid: int, commit_lsn: int, end_lsn: int, commit_ts_us: int) -> bytes:
+    return b"c" + struct.pack("!IBqqq", xid, 0, commit_lsn, end_lsn, commit_ts_us - EPOCH_US)
+
+
+def stream_abort(xid: int, subxid: int, abort_lsn: int | None = None, abort_ts_us: int = EPOCH_US) -> bytes:
+    """With ``abort_lsn`` as protocol version 4 sends it."""
+    more = b"" if abort_lsn is None else struct.pack("!qq", abort_lsn, abort_ts_us - EPOCH_US)
+    return b"A" + struct.pack("!II", xid, subxid) + more
+
+
+def begin_prepare(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> bytes:
+    return b"b" + _prepared(lsn, end_lsn, ts_us, xid, gid)
+
+
+def prepare(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> bytes:
+    return b"P\0" + _prepared(lsn, end_lsn, ts_us, xid, gid)
+
+
+def stream_prepare(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> bytes:
+    return b"p\0" + _prepared(lsn, end_lsn, ts_us, xid, gid)
+
+
+def commit_prepared(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> bytes:
+    return b"K\0" + _prepared(lsn, end_lsn, ts_us, xid, gid)
+
+
+def rollback_prepared(prepare_end_lsn: int, end_lsn: int, prepare_ts_us: int, ts_us: int, xid: int, gid: str) -> bytes:
+    times = (prepare_ts_us - EPOCH_US, ts_us - EPOCH_US)
+    return b"r\0" + struct.pack("!qqqqI", prepare_end_lsn, end_lsn, *times, xid) + gid.encode() + b"\0"
+
+
+def _prepared(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> bytes:
+    return struct.pack("!qqqI", lsn, end_lsn, ts_us - EPOCH_US, xid) + gid.encode() + b"\0"

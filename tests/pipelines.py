@@ -9,12 +9,14 @@ from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
 
 
-def pipeline_file(lake: str, slot: str, tables: list[str] | None = None, **overrides) -> PipelineFile:
-    """A pipeline on the test database; ``overrides`` replace top-level keys."""
+def pipeline_file(
+    lake: str, slot: str, tables: list[str] | None = None, options: dict | None = None, **overrides
+) -> PipelineFile:
+    """A pipeline on the test database; ``options`` are the source's, ``overrides`` replace top-level keys."""
     publication = {"name": f"{slot}_pub", "tables": [{"name": t} for t in tables or ["public.t"]]}
     document = {
         "pipeline": slot,
-        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication]},
+        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication], "options": options or {}},
         "target": {"root": lake},
         "quality": {"enabled": False},
     }
@@ -27,7 +29,9 @@ def bare_slot(database, pipeline: PipelineFile) -> Job:
     source = pipeline.source
     tables = ", ".join(entry.name for entry in source.publications[0].tables)
     database.execute(f"create publication {source.publications[0].name} for table {tables}")
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (source.slot,))
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", (source.slot, source.options.two_phase)
+    )
     position, lsn = read_position(database.connection), confirmed_lsn(database.connection, source.slot)
     job.ledger.append(
         SlotMove(

@@ -5,9 +5,10 @@ Spark appends to it and decodes it (spark_jobs); this module reads back what a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,51 +18,38 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.lake import CHANGES, bookkeeping_uri, sync_commit
+from waldelta.pgoutput.control import CONTROL_KINDS, read_control
+from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
+from waldelta.tally import COLUMNS, Landed, Tally
+from waldelta.transactions import (
+    SEQ_BITS,
+    Bools,
+    Ints,
+    Landmark,
+    Prepared,
+    Segments,
+    prepared_transactions,
+    resolve,
+)
 from waldelta.visibility import Snapshot
 
-XID_MASK = 0xFFFFFFFF
 ROW_KINDS = ("I", "U", "D")
 # Of a row message, what it takes to decode it.
 ROW_SCHEMA = pa.schema(
     [
         ("batch", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("relation_id", pa.int64()),
-        ("xid8", pa.int64()), ("commit_lsn", pa.int64()), ("commit_ts", pa.timestamp("us", "UTC")),
-        ("data", pa.binary()), ("moves", pa.bool_()),
+        ("xid8", pa.int64()), ("streamed_xid", pa.int64()), ("commit_lsn", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")), ("data", pa.binary()), ("moves", pa.bool_()),
     ]
 )  # fmt: skip
+_TIMELINE = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "data"]
+_TIMELINE_SCHEMA = pa.schema(
+    [pa.field("batch", pa.int64()), *(ENVELOPE_SCHEMA.field(name) for name in _TIMELINE if name != "batch")]
+)
+_PLACE = ["batch", "seq", "streamed_xid"]
 
-# A batch, and a message's number within it.
-Place = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Transactions:
-    """What two readings of the same WAL must agree on: complete transactions, not bytes (facts: these may differ)."""
-
-    commits: int = 0
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
-    truncates: int = 0
-    xid_sum: int = 0
-    end_lsn_sum: int = 0
-
-    @property
-    def changes(self) -> int:
-        """Row changes and truncates."""
-        return self.inserts + self.updates + self.deletes + self.truncates
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """One batch as the lake holds it."""
-
-    batch: int
-    rows: int
-    transactions: Transactions
-    end_lsn: int
-    commit_ts: datetime | None
-    by_relation: dict[int, dict[str, int]] = field(default_factory=dict)
+# Narrows rows by their place as landed, whether they were streamed, and their transaction.
+Chooser = Callable[[Ints, Bools, Ints], Bools]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +58,32 @@ class Volume:
 
     rows: int
     moves: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A range of batches in commit order; ``timeline`` are its relation, type, truncate and control messages.
+
+    The timeline also has those of earlier batches in which a transaction was prepared that the range commits.
+    """
+
+    timeline: pa.Table
+    segments: Segments
+
+    @cached_property
+    def places(self) -> Ints:
+        """The place in commit order of each message of the timeline, -1 for those that don't count."""
+        return self.segments.places(*place_columns(self.timeline))
+
+    def of_kind(self, kind: str) -> list[tuple[dict[str, Any], int]]:
+        """Messages of one kind, each with its place in commit order."""
+        chosen = pc.equal(self.timeline["kind"], kind)
+        rows = self.timeline.filter(chosen).to_pylist()
+        return list(zip(rows, self.places[chosen.to_numpy()].tolist(), strict=True))
+
+    def has_truncates(self) -> bool:
+        """Whether any TRUNCATE in the range counts."""
+        return any(place >= 0 for _, place in self.of_kind("T"))
 
 
 class ChangeLog:
@@ -131,82 +145,102 @@ class ChangeLog:
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch hold."""
-        tally = _Tally(batch)
-        columns = ["kind", "relation_id", "xid8", "lsn", "end_lsn", "commit_ts"]
-        for part in self._scan(pc.field("batch") == batch, columns):
+        tally = Tally(batch, landmarks(self.timeline(batch - 1, batch)))
+        for part in self._scan(pc.field("batch") == batch, list(COLUMNS)):
             tally.add(part)
         return tally.landed()
 
     def timeline(self, after_batch: int, upto_batch: int) -> pa.Table:
-        """Relation, type and truncate messages of a range of batches, in stream order."""
-        chosen = _range(after_batch, upto_batch) & pc.field("timeline")
-        columns = ["batch", "seq", "kind", "relation_id", "xid8", "data"]
-        parts = list(self._scan(chosen, columns))
-        if not parts:
-            return pa.table({name: [] for name in columns})
-        return pa.Table.from_batches(parts).sort_by([("batch", "ascending"), ("seq", "ascending")])
+        """Relation, type, truncate and control messages of a range of batches, in the order of the log."""
+        return self._timeline(_range(after_batch, upto_batch))
 
-    def volume(self, after_batch: int, upto_batch: int, relation_ids: Sequence[int], snapshot: Snapshot) -> Volume:
+    def stream(self, after_batch: int, upto_batch: int) -> Stream:
+        """A range of batches in commit order."""
+        timeline = self.timeline(after_batch, upto_batch)
+        segments = resolve(landmarks(timeline), after_batch, upto_batch)
+        if segments.missing:
+            # Prepared before the range, committed in it.
+            earlier = self._timeline(_range(0, after_batch) & pc.field("kind").isin(CONTROL_KINDS))
+            segments = resolve([*landmarks(earlier), *landmarks(timeline)], after_batch, upto_batch)
+            batches = sorted({part.batch for part in segments.older})
+            timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
+        return Stream(timeline, segments)
+
+    def prepared(self) -> list[Prepared]:
+        """Every prepared transaction in the log, with the batch that decided it."""
+        return prepared_transactions(landmarks(self._timeline(pc.field("kind").isin(CONTROL_KINDS))))
+
+    def volume(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> Volume:
         """How many row messages of these relations a range of batches holds that the snapshot doesn't see."""
         rows, moves = 0, False
-        for part in self._rows_of(after_batch, upto_batch, relation_ids, snapshot, ["xid8", "moves"]):
+        for part in self._rows_of(stream.segments, relation_ids, snapshot, ["xid8", "moves"]):
             unseen = ~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))
             rows += int(unseen.sum())
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
         return Volume(rows, moves)
 
-    def rows(self, after_batch: int, upto_batch: int, most_bytes: int) -> pa.Table | None:
-        """All row messages of a range of batches, as landed; None when they are more than ``most_bytes`` in memory."""
+    def rows(self, stream: Stream, most_bytes: int) -> pa.Table | None:
+        """All row messages of a range of batches that count; None when they are more than ``most_bytes`` in memory."""
         parts: list[pa.RecordBatch] = []
         taken = 0
-        for part in self._scan(_range(after_batch, upto_batch) & pc.field("kind").isin(ROW_KINDS), ROW_SCHEMA.names):
+        for part in self._scan(covering(stream.segments) & pc.field("kind").isin(ROW_KINDS), ROW_SCHEMA.names):
             taken += part.nbytes
             if taken > most_bytes:
                 return None
             parts.append(part)
-        return pa.Table.from_batches(parts) if parts else ROW_SCHEMA.empty_table()
+        rows = pa.Table.from_batches(parts) if parts else ROW_SCHEMA.empty_table()
+        if stream.segments.is_plain:
+            return rows
+        return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
     def has_changes(
-        self,
-        after_batch: int,
-        upto_batch: int,
-        relation_ids: Sequence[int],
-        snapshot: Snapshot,
-        between: tuple[Place, Place] | None = None,
+        self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot, chosen: Chooser | None = None
     ) -> bool:
         """Whether a range of batches holds row messages of these relations that the snapshot doesn't see.
 
-        ``between`` narrows it to a stretch of the stream, given as (batch, number).
+        ``chosen`` narrows it to some rows, by their places as landed, whether they were streamed, and their xid8.
         """
-        chosen = _after(between[0]) & ~_after(between[1]) if between else None
-        parts = self._rows_of(after_batch, upto_batch, relation_ids, snapshot, ["xid8"], chosen)
-        return any(not snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).all() for part in parts)
+        columns = ["xid8"] if chosen is None else ["xid8", *_PLACE]
+        for part in self._rows_of(stream.segments, relation_ids, snapshot, columns):
+            xid8 = part["xid8"].to_numpy(zero_copy_only=False)
+            unseen = ~snapshot.sees(xid8)
+            if chosen is not None:
+                batch, seq, streamed_xid = place_columns(part)
+                unseen &= chosen((batch << SEQ_BITS) | seq, streamed_xid >= 0, xid8)
+            if unseen.any():
+                return True
+        return False
 
-    def xids(self, after_batch: int, upto_batch: int, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
-        """The top-level transactions that brought row messages of these relations in a range of batches."""
-        parts = self._rows_of(after_batch, upto_batch, relation_ids, snapshot, ["xid8"])
+    def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
+        """The top-level transactions that brought row messages of these relations."""
+        parts = self._rows_of(segments, relation_ids, snapshot, ["xid8"])
         return {xid for part in parts for xid in part["xid8"].unique().to_pylist()}
-
-    def has_truncates(self, after_batch: int, upto_batch: int) -> bool:
-        """Whether a range of batches holds any TRUNCATE."""
-        return "T" in self.timeline(after_batch, upto_batch)["kind"].to_pylist()
 
     def _rows_of(
         self,
-        after_batch: int,
-        upto_batch: int,
+        segments: Segments,
         relation_ids: Sequence[int],
         snapshot: Snapshot,
         columns: list[str],
-        narrower: pc.Expression | None = None,
     ) -> Iterator[pa.RecordBatch]:
+        """Row messages that count."""
         chosen = (
-            _range(after_batch, upto_batch)
+            covering(segments)
             & pc.field("relation_id").isin(list(relation_ids))
             & (pc.field("xid8") >= snapshot.xmin)
             & pc.field("kind").isin(ROW_KINDS)
         )
-        return self._scan(chosen if narrower is None else chosen & narrower, columns)
+        if segments.is_plain:
+            yield from self._scan(chosen, columns)
+            return
+        for part in self._scan(chosen, [*dict.fromkeys([*columns, *_PLACE])]):
+            yield part.filter(pa.array(segments.places(*place_columns(part)) >= 0))
+
+    def _timeline(self, chosen: pc.Expression) -> pa.Table:
+        parts = list(self._scan(chosen & pc.field("timeline"), _TIMELINE))
+        if not parts:
+            return _TIMELINE_SCHEMA.empty_table()
+        return pa.Table.from_batches(parts).sort_by([("batch", "ascending"), ("seq", "ascending")])
 
     def _scan(self, chosen: pc.Expression, columns: list[str]) -> Iterator[pa.RecordBatch]:
         table = self._open()
@@ -227,53 +261,26 @@ class ChangeLog:
         return DeltaTable(self.uri, storage_options=self._options)
 
 
-class _Tally:
-    """Adds up record batches without holding them."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._rows = 0
-        self._kinds: dict[str, int] = {}
-        self._by_relation: dict[int, dict[str, int]] = {}
-        self._xid_sum = self._lsn_sum = self._end = 0
-        self._commit_ts: datetime | None = None
-
-    def add(self, part: pa.RecordBatch) -> None:
-        self._rows += part.num_rows
-        for item in pc.value_counts(part["kind"]).to_pylist():
-            self._kinds[item["values"]] = self._kinds.get(item["values"], 0) + item["counts"]
-        grouped = pa.Table.from_batches([part]).group_by(["relation_id", "kind"]).aggregate([([], "count_all")])
-        for row in grouped.to_pylist():
-            if row["relation_id"] is not None and row["kind"] in "IUD":
-                kinds = self._by_relation.setdefault(row["relation_id"], {})
-                kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count_all"]
-        commits = part.filter(pc.equal(part["kind"], "C"))
-        if commits.num_rows:
-            self._xid_sum += int((commits["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object))
-            self._lsn_sum += int(commits["lsn"].to_numpy(zero_copy_only=False).astype(np.int64).sum(dtype=object))
-            self._end = max(self._end, pc.max(commits["end_lsn"]).as_py())
-            latest = pc.max(commits["commit_ts"]).as_py()
-            self._commit_ts = latest if self._commit_ts is None else max(self._commit_ts, latest)
-
-    def landed(self) -> Landed:
-        kinds = self._kinds
-        return Landed(
-            batch=self._batch,
-            rows=self._rows,
-            transactions=Transactions(
-                commits=kinds.get("C", 0), inserts=kinds.get("I", 0), updates=kinds.get("U", 0),
-                deletes=kinds.get("D", 0), truncates=kinds.get("T", 0), xid_sum=self._xid_sum,
-                end_lsn_sum=self._lsn_sum,
-            ),
-            end_lsn=self._end,
-            commit_ts=self._commit_ts,
-            by_relation=self._by_relation,
-        )  # fmt: skip
+def landmarks(timeline: pa.Table) -> list[Landmark]:
+    """The control messages of a timeline, read."""
+    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(CONTROL_KINDS))).to_pylist()
+    return [Landmark(row["batch"], row["seq"], row["xid8"], read_control(row["data"])) for row in rows]
 
 
-def _after(place: Place) -> pc.Expression:
-    batch, seq = place
-    return (pc.field("batch") > batch) | ((pc.field("batch") == batch) & (pc.field("seq") > seq))
+def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
+    """Batch, number, and the xid in front (-1: none) of messages."""
+    batch, seq = (np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq"))
+    streamed = pc.fill_null(rows["streamed_xid"], -1).to_numpy(zero_copy_only=False)
+    return batch, seq, np.asarray(streamed, np.int64)
+
+
+def covering(segments: Segments) -> pc.Expression:
+    """The range of batches, and the earlier parts that it commits."""
+    chosen = _range(segments.after, segments.upto)
+    for part in segments.older:
+        seq = pc.field("seq")
+        chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
+    return chosen
 
 
 def _range(after_batch: int, upto_batch: int) -> pc.Expression:

@@ -8,31 +8,54 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from waldelta.change_log import Transactions
 from waldelta.errors import ConsumeMismatch, SlotStuck
 from waldelta.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.peek import call
+from waldelta.peek import call, whole
 from waldelta.pipeline_file import Source
+from waldelta.tally import PreparedRows, Transactions
 
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
+_KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
+# In the order of the fields of Transactions: 67 Commit, 80 Prepare, 75 Commit Prepared, 114 Rollback Prepared, 73 Insert,
+# 85 Update, 68 Delete, 84 Truncate, 77 Message.
 _TALLY = """
     count(*) filter (where kind = 67),
+    count(*) filter (where kind = 80),
+    count(*) filter (where kind = 75),
+    count(*) filter (where kind = 114),
     count(*) filter (where kind = 73),
     count(*) filter (where kind = 85),
     count(*) filter (where kind = 68),
     count(*) filter (where kind = 84),
-    coalesce(sum(xid::text::bigint) filter (where kind = 67), 0),
-    coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind = 67), 0)
+    count(*) filter (where kind = 77),
+    coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
+    coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
+"""
+
+# The first row adds up everything but the rows of transactions prepared here, the others are these rows.
+_TALLY_PREPARED = """
+with changes as materialized ({changes}),
+     prepared as (select distinct xid from changes where kind = 80)
+select null, {tally}
+from changes
+where kind not in (73, 85, 68, 84, 77) or xid not in (select xid from prepared)
+union all
+select xid::text::bigint, {tally}
+from changes
+where kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared)
+group by xid
 """
 
 
@@ -88,10 +111,11 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
 
 def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
     keep = _copy_slot(connection, source.slot)
-    inner = call("get", source, Lsn(move.lsn), None, "lsn, xid, get_byte(data, 0) as kind")
-    row = connection.execute(f"select {_TALLY} from ({inner}) as changes").fetchone()  # noqa: S608 - all literals quoted
-    consumed = Transactions(*(int(value) for value in row or ()))
-    if consumed != landed:
+    # Without streaming: what is counted is the same whatever the peek's chunks looked like.
+    inner = call("get", whole(source), Lsn(move.lsn), None, _KIND)
+    consumed = _count(connection, inner, two_phase=source.options.two_phase)
+    rolled_back = _rolled_back(connection, [rows.xid for rows in (*consumed.in_prepared, *landed.in_prepared)])
+    if consumed.without(rolled_back) != landed.without(rolled_back):
         kept = _keep_copy(connection, source.slot, keep)
         raise ConsumeMismatch(
             f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}; the slot {kept!r} "
@@ -99,6 +123,44 @@ def _get_verified(connection: Connection, source: Source, move: SlotMove, landed
         )
     connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed
+
+
+def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
+    """What the server gives away, added up there; rows of prepared transactions one transaction each."""
+    if not two_phase:
+        row = connection.execute(f"select {_TALLY} from ({changes}) as changes").fetchone()  # noqa: S608 - all literals quoted
+        return _transactions(row or ())
+    found = connection.execute(_TALLY_PREPARED.format(changes=changes, tally=_TALLY)).fetchall()
+    total = next(row for row in found if row[0] is None)
+    in_prepared = [
+        PreparedRows(int(row[0]), *(int(value) for value in row[5:10])) for row in found if row[0] is not None
+    ]
+    return replace(_transactions(total[1:]), in_prepared=tuple(sorted(in_prepared)))
+
+
+def _transactions(sums: Sequence[Any]) -> Transactions:
+    counts: list[Any] = [int(value) for value in sums]
+    return Transactions(*counts)
+
+
+def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
+    """Those of some recent transactions that were rolled back.
+
+    Of a prepared transaction that is rolled back before, or while, it is decoded, pgoutput sends all its rows, some or none, as
+    it happens to notice.
+    """
+    if not xids:
+        return set()
+    rows = connection.execute(
+        """
+        select x
+        from unnest(%s::bigint[]) as x,
+             lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next) as s
+        where pg_xact_status((next - (next - x) %% (1::bigint << 32))::text::xid8) = 'aborted'
+        """,
+        (list(xids),),
+    )
+    return {int(xid) for (xid,) in rows.fetchall()}
 
 
 def _copy_slot(connection: Connection, slot: str) -> str:

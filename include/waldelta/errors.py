@@ -40,6 +40,7 @@ Messages are lower case without a final dot, name the object and say what to do 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 
@@ -80,7 +81,7 @@ class PreflightFailed(SourceError):
 
 
 class LockHeld(SourceError):
-    """Another run holds the advisory lock of this slot or target."""
+    """Another run holds the advisory lock of this slot, target or session."""
 
     retryable = True
 
@@ -158,6 +159,12 @@ class DecodeError(WaldeltaError):
         self.message, self.field, self.offset, self.detail = message, field, offset, detail
         text = f"malformed {message} message: {field} at byte {offset}"
         super().__init__(f"{text}: {detail}" if detail else text)
+
+    @classmethod
+    def parse(cls, text: str) -> DecodeError | None:
+        """The error whose text this is, as a task of another process printed it."""
+        found = re.fullmatch(r"malformed (.*?) message: (.*?) at byte (-?\d+)(?:: (.*))?", text, re.DOTALL)
+        return cls(found[1], found[2], int(found[3]), found[4] or "") if found else None
 
     def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, int, str]]:
         return (DecodeError, (self.message, self.field, self.offset, self.detail))

@@ -8,13 +8,13 @@ wrote rows anew without sending them, NeedsSync asks for a new copy: exact, if d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import psycopg
 
-from waldelta.errors import NeedsSync
+from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.ledger import ColumnState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.type_catalog import PgType, fetch
@@ -112,6 +112,31 @@ def plan_evolution(
         tuple(there.index(number) if number in there else None for number in numbers[-1]) for there in numbers
     )
     return Evolution(columns, key, dropped, places)
+
+
+def unchanged(state: TableState) -> Evolution:
+    """The target keeps its columns; no rows come."""
+    return Evolution(tuple(NewColumn(c, c.name) for c in state.columns), tuple(state.key_columns), (), ())
+
+
+def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution:
+    """The target keeps its columns whatever happens: new ones are left out, those that are gone come as NULL.
+
+    Raises SchemaChanged when the key is among them, or a type holds other values now.
+    """
+    places = []
+    for relation in relations:
+        there = {column.name: k for k, column in enumerate(relation.columns)}
+        if lost := [name for name in state.key_columns if name not in there]:
+            raise SchemaChanged(f"{state.table_name}: its key lost {', '.join(lost)}: sync this table again")
+        for column in state.columns:
+            now = relation.columns[there[column.name]] if column.name in there else None
+            if now and not keeps_values((column.type_oid, column.typmod), (now.type_oid, now.typmod)):
+                raise SchemaChanged(
+                    f"{state.table_name}: column {column.name!r} changed its type: sync this table again"
+                )
+        places.append(tuple(there.get(column.name) for column in state.columns))
+    return replace(unchanged(state), positions=tuple(places))
 
 
 class _Attnums:

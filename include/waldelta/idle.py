@@ -20,12 +20,12 @@ from waldelta.job import Job
 from waldelta.ledger import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.peek import call, end_old_readers
+from waldelta.peek import call, end_old_readers, whole
 from waldelta.recover import recover, slot_move
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.visibility import Snapshot
-from waldelta.watermark import Watermarks, synced_states
+from waldelta.watermark import Watermarks, messages_applied, synced_states
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def look(job: Job) -> Look:
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     with job.connect("look") as connection, slot_lock(job):
-        slot = check_health(read_slot(connection, source.slot), source.slot)
+        slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         if warning := backlog_warning(slot, job.pipeline.slot_limits):
             log.warning("%s", warning)
         server = read_position(connection)
@@ -87,7 +87,8 @@ def _reason_to_run(
     if timeout_s <= 0:
         return too_much
     timeout_ms = math.ceil(min(timeout_s, job.pipeline.batch.statement_timeout_s) * 1000)
-    statement = call("peek", job.pipeline.source, span[1], 1, "1")
+    # Without streaming: an open transaction alone is no work, however large.
+    statement = call("peek", whole(job.pipeline.source), span[1], 1, "1")
     try:
         connection.execute(f"set statement_timeout = {timeout_ms}".encode())
         found = connection.execute(f"{statement} limit 1".encode()).fetchone()
@@ -104,7 +105,10 @@ def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> list[str
     if last is None:
         return []
     watermarks = Watermarks(job, identity)
-    return [state.table_name for state in synced_states(job) if _is_behind(watermarks, change_log, state, last)]
+    behind = [state.table_name for state in synced_states(job) if _is_behind(watermarks, change_log, state, last)]
+    if job.pipeline.source.options.messages and messages_applied(job, identity) < last:
+        behind.append("the table of messages")
+    return behind
 
 
 def _is_behind(watermarks: Watermarks, change_log: ChangeLog, state: TableState, last: int) -> bool:
@@ -114,6 +118,7 @@ def _is_behind(watermarks: Watermarks, change_log: ChangeLog, state: TableState,
         # Apply says by name that this target is gone; the slot's work must not wait for it.
         return True
     snapshot = Snapshot.parse(state.snapshot)
-    return applied < last and (
-        change_log.has_changes(applied, last, state.relation_ids, snapshot) or change_log.has_truncates(applied, last)
-    )
+    if applied >= last:
+        return False
+    stream = change_log.stream(applied, last)
+    return change_log.has_changes(stream, state.relation_ids, snapshot) or stream.has_truncates()

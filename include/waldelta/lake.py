@@ -19,6 +19,7 @@ from waldelta.errors import TargetNotWritable
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 CHANGES = "changes"
+MESSAGES = "messages"
 
 
 def target_uri(root: str, schema: str, table: str) -> str:
@@ -27,7 +28,7 @@ def target_uri(root: str, schema: str, table: str) -> str:
 
 
 def bookkeeping_uri(root: str, name: str) -> str:
-    """URI of one of the pipeline's own tables: changes, batches, tables, slot_moves, runs, quarantine."""
+    """URI of one of the pipeline's own tables: changes, messages, batches, tables, slot_moves, runs, quarantine."""
     return f"{root}/{BOOKKEEPING}/{name}"
 
 

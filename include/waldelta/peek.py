@@ -18,19 +18,20 @@ from psycopg import sql
 from waldelta.connection import connect, connect_arrow
 from waldelta.errors import PeekTimeout, SlotInUse, SourceError
 from waldelta.lsn import Lsn
+from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
-from waldelta.pipeline_file import Source
+from waldelta.pipeline_file import Options, Source
 
 # Arrow batches of about this size keep the reading process small whatever the backlog.
 BATCH_BYTES = 8 << 20
 OLD_BACKEND_TIMEOUT_S = 30
-# Messages that say what the columns of later messages are.
-TIMELINE_KINDS = ("R", "Y", "T")
+# Messages that say what the columns of later messages are, and which messages count.
+TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
 
 LANDING_SCHEMA = pa.schema(
     [
         *ENVELOPE_SCHEMA,
-        # True for relation, type and truncate messages: so few that whole row groups without any are skipped.
+        # True for TIMELINE_KINDS: so few that whole row groups without any are skipped.
         pa.field("timeline", pa.bool_()),
         # True for an update whose key changed (it carries its old key).
         pa.field("moves", pa.bool_()),
@@ -38,14 +39,45 @@ LANDING_SCHEMA = pa.schema(
 )
 
 
+# Every call streams an open transaction again from its beginning, so its chunks would be landed again and again, to count
+# never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. The server has collected the whole answer anyway.
+_COMPLETE = """
+with changes as materialized ({changes})
+select lsn, xid, data
+from changes
+where xid not in (
+    select xid from changes where get_byte(data, 0) = 83
+    except
+    select xid from changes where get_byte(data, 0) in (99, 112)
+)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class PeekBound:
-    """Up to where one peek reads: WAL position, number of changes, and time."""
+    """Up to where one peek reads: WAL position, number of changes (None: any), and time."""
 
     upto_lsn: Lsn
-    upto_nchanges: int
+    upto_nchanges: int | None
     statement_timeout_s: int
     next_xid8: int
+
+
+def protocol_version(options: Options) -> int:
+    """The lowest version of the protocol that has what the options ask for."""
+    if options.streaming == "parallel":
+        return 4
+    if options.two_phase:
+        return 3
+    return 2 if options.streaming == "on" else 1
+
+
+def most_changes(source: Source, limit: int) -> int | None:
+    """How many changes one call may bring at the most: no limit while open transactions are streamed.
+
+    A call that ends within a streamed transaction would end at the same place again and again.
+    """
+    return limit if source.options.streaming == "off" else None
 
 
 def plugin_options(source: Source) -> list[str]:
@@ -55,7 +87,13 @@ def plugin_options(source: Source) -> list[str]:
     """
     names = ",".join('"' + p.name.replace('"', '""') + '"' for p in source.publications)
     chosen = source.options
-    options = {"proto_version": "1", "publication_names": names}
+    options = {"proto_version": str(protocol_version(chosen)), "publication_names": names}
+    if chosen.streaming != "off":
+        options["streaming"] = chosen.streaming
+    if chosen.two_phase:
+        options["two_phase"] = "true"
+    if chosen.messages:
+        options["messages"] = "true"
     if chosen.binary:
         options["binary"] = "true"
     if chosen.origin != "any":
@@ -80,7 +118,9 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
 
     end_old_readers(conninfo, source.slot)
     statement = call("peek", source, bound.upto_lsn, bound.upto_nchanges, "lsn, xid, data")
-    envelope = Envelope(bound.next_xid8)
+    if source.options.streaming != "off":
+        statement = _COMPLETE.format(changes=statement)
+    envelope = Envelope(bound.next_xid8, protocol_version(source.options))
     try:
         with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
@@ -93,7 +133,10 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:
-    """The text of a call of ``pg_logical_slot_{peek,get}_binary_changes``; every value is a quoted literal."""
+    """The text of a call of ``pg_logical_slot_{peek,get}_binary_changes``; every value is a quoted literal.
+
+    ``whole(source)`` instead of a source keeps open transactions out of the answer.
+    """
     function = {"peek": "pg_logical_slot_peek_binary_changes", "get": "pg_logical_slot_get_binary_changes"}[verb]
     template = sql.SQL("select {select} from pg_catalog.{function}({slot}, {lsn}::pg_lsn, {nchanges}, {options})")
     return template.format(
@@ -104,6 +147,11 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
         nchanges=sql.Literal(upto_nchanges),
         options=sql.SQL(", ").join(map(sql.Literal, plugin_options(source))),
     ).as_string()
+
+
+def whole(source: Source) -> Source:
+    """The source read without streaming: every transaction comes once, when it is complete, and in one piece."""
+    return source.model_copy(update={"options": source.options.model_copy(update={"streaming": "off"})})
 
 
 def end_old_readers(conninfo: str, slot: str) -> None:
@@ -136,6 +184,9 @@ def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
     kind = enveloped.column("kind")
     timeline = pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS))
     old_key = pc.equal(pc.binary_slice(data, 5, 6), b"K")
+    streamed = pc.is_valid(enveloped.column("streamed_xid"))
+    if pc.any(streamed).as_py():
+        old_key = pc.if_else(streamed, pc.equal(pc.binary_slice(data, 9, 10), b"K"), old_key)
     moves = pc.and_(pc.equal(kind, "U"), old_key)
     return pa.RecordBatch.from_arrays([*enveloped.columns, timeline, moves], schema=LANDING_SCHEMA)
 

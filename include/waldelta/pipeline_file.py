@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from waldelta.errors import ConfigError
 
+SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]
 TableName = Annotated[str, Field(description="schema-qualified name, as PostgreSQL prints it: public.flights")]
 
@@ -90,19 +91,26 @@ class Options(_Model):
     """Options of the pgoutput plugin and of consumption."""
 
     binary: bool = False
-    streaming: Literal["off", "on"] = "off"
+    streaming: Literal["off", "on", "parallel"] = "off"
     two_phase: bool = False
     origin: Literal["any", "none"] = "any"
     messages: bool = False
     acknowledge: Literal["get", "advance"] = "get"
 
+    @field_validator("streaming", mode="before")
+    @classmethod
+    def _yaml_boolean(cls, value: object) -> object:
+        # YAML reads a bare on or off as a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
     @model_validator(mode="after")
-    def _spoken_here(self) -> Self:
-        # Accepted in silence, they would fill the change log with messages that apply can't read.
-        asked = {"binary": self.binary, "streaming": self.streaming == "on", "two_phase": self.two_phase,
-                 "messages": self.messages}  # fmt: skip
-        if unknown := [name for name, on in asked.items() if on]:
-            raise ValueError(f"{', '.join(unknown)}: this version reads protocol version 1 in text only; leave it out")
+    def _tell_apart(self) -> Self:
+        if self.messages and self.streaming != "off":
+            # pgoutput writes the top-level transaction's xid in front of a streamed message, whatever savepoint it is in.
+            raise ValueError(
+                "messages and streaming exclude each other: PostgreSQL doesn't say to which savepoint a streamed message "
+                "belongs, so one that was rolled back couldn't be left out; set streaming to off"
+            )
         return self
 
 
@@ -133,6 +141,9 @@ class TargetTable(_Model):
     """How one target table is kept."""
 
     mode: Literal["mirror"] = "mirror"
+    schema_changes: SchemaPolicy | None = Field(
+        None, description="what to do when the source's columns change, for this table"
+    )
 
 
 class Target(_Model):
@@ -142,6 +153,11 @@ class Target(_Model):
         description="URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${NAME}: from the environment"
     )
     tables: dict[str, TargetTable] = {}
+    schema_changes: SchemaPolicy = Field(
+        "evolve",
+        description="evolve: the target follows, copied again where the stream doesn't tell; fail: it stops; ignore: it "
+        "keeps its columns",
+    )
     metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
 
     @field_validator("root")

@@ -16,7 +16,7 @@ from waldelta.publication import Mark, PublicationState, PublicationTable
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState, check_ours
 from waldelta.source_facts import TIMEOUTS, Facts, ServerFacts
-from waldelta.table_preflight import judge_table
+from waldelta.table_preflight import judge_binary, judge_table
 
 MIN_VERSION = 150000
 
@@ -31,6 +31,8 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
             findings += _scope(entry, state, facts)
             for table in _members(state, facts):
                 findings += judge_table(state, table, facts)
+                if pipeline.source.options.binary:
+                    findings += judge_binary(state, table, facts)
     findings += _column_lists(wanted.values(), facts)
     return list(dict.fromkeys(findings))
 
@@ -103,6 +105,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             f"(on Amazon RDS: grant rds_replication to {server.role})"
         )
     yield from _free_slots(pipeline, server, slot_exists)
+    yield from _options(pipeline, server)
     if server.behind_pooler:
         yield problem(
             "a connection pooler answers instead of the server: snapshots and locks need whole sessions; point the "
@@ -126,6 +129,22 @@ def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) 
             f"more ({what}): drop unused slots, or alter system set max_replication_slots = {total + needed - free} "
             "and restart"
         )
+
+
+def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
+    """Options that this server's pgoutput doesn't have; it would say so at the first call only."""
+    chosen = pipeline.source.options
+    for asked, since, name in (
+        (chosen.streaming == "on", 14, "streaming: on"),
+        (chosen.streaming == "parallel", 16, "streaming: parallel"),
+        (chosen.two_phase, 15, "two_phase: true"),
+        (chosen.origin != "any", 16, f"origin: {chosen.origin}"),
+    ):
+        if asked and server.version < since * 10_000:
+            yield problem(
+                f"source.options.{name} needs PostgreSQL {since} or later, this is {server.settings.get('server_version')}: "
+                "leave it out, or upgrade the server"
+            )
 
 
 def _server_warnings(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:

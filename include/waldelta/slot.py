@@ -10,6 +10,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from waldelta.errors import (
+    ConfigError,
     PrivilegeMissing,
     SlotForeign,
     SlotInUse,
@@ -89,9 +90,11 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
     )
 
 
-def check_health(slot: SlotState | None, name: str) -> SlotState:
-    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost or SlotInUse.
+def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = None) -> SlotState:
+    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse or ConfigError.
 
+    ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a call with the option would
+    turn it on for good.
     A reader that an earlier attempt of ours left behind doesn't count as use: whoever holds the slot's lock ends it.
     """
     if slot is None:
@@ -102,6 +105,11 @@ def check_health(slot: SlotState | None, name: str) -> SlotState:
             f"slot {name!r} is lost ({slot.invalidation_reason or 'wal_status=lost'}): changes since "
             f"{slot.confirmed_flush_lsn} are gone; run teardown, setup and the initial sync again, and raise "
             "max_slot_wal_keep_size or run more often"
+        )
+    if two_phase is not None and slot.two_phase != two_phase:
+        raise ConfigError(
+            f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says otherwise: "
+            "correct source.options.two_phase, or run teardown, setup and the initial sync, which makes the slot anew"
         )
     if slot.active and slot.active_by != reader_name(name)[:63]:
         raise SlotInUse(

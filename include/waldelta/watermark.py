@@ -9,7 +9,7 @@ from waldelta.catalog import TableId
 from waldelta.consume import SlotIdentity
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.lake import target_uri
+from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.ledger import BatchCut, TableState
 
 
@@ -65,3 +65,23 @@ class Watermarks:
 def last_cut(job: Job) -> BatchCut | None:
     """The newest consistent cut."""
     return job.ledger.last_cut()
+
+
+def messages_app_id(identity: SlotIdentity) -> str:
+    """Delta's txnAppId of the table of logical messages."""
+    return f"{identity.app_id}:messages"
+
+
+def messages_uri(job: Job) -> str:
+    """Where the table of logical messages is."""
+    return bookkeeping_uri(job.pipeline.target.root, MESSAGES)
+
+
+def messages_applied(job: Job, identity: SlotIdentity) -> int:
+    """The last batch whose logical messages are in their table."""
+    floor = job.first_batch()
+    try:
+        table = DeltaTable(messages_uri(job), storage_options=job.storage_options)
+    except TableNotFoundError:
+        return floor
+    return max(floor, table.transaction_version(messages_app_id(identity)) or 0)

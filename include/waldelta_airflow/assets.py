@@ -34,15 +34,25 @@ def pipeline_alias(pipeline: PipelineFile) -> AssetAlias:
 
 
 def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The ``extra`` of the event of each target that a run changed, by table name."""
+    """The ``extra`` of the event of each target that a run changed and that is fine, by table name."""
     bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
     return {
         table: {**{name: int(counts.get(name) or 0) for name in _COUNTS}, "truncated": _truncated(counts)}
         | {key: counts[key] for key in ("rows", "version") if counts.get(key) is not None}
         | bounds
         for table, counts in (result.get("tables") or {}).items()
-        if _changed(counts)
+        if _changed(counts) and _fine(result, table)
     }
+
+
+def left_out(result: Mapping[str, Any]) -> list[str]:
+    """The targets that a run changed but that get no event: not all of their changes are there, or a check failed."""
+    tables = result.get("tables") or {}
+    return sorted(table for table, counts in tables.items() if _changed(counts) and not _fine(result, table))
+
+
+def _fine(result: Mapping[str, Any], table: str) -> bool:
+    return table in (result.get("passed") or ()) and table not in (result.get("not_applied") or ())
 
 
 def _changed(counts: Mapping[str, Any]) -> bool:

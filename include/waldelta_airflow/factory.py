@@ -60,9 +60,15 @@ def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
 
 
 def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
-    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other consumed."""
+    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other consumed; with one
+    lake, each would apply the other's changes too."""
     slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
-    for what, remedy in ((f"pipeline {pipeline.pipeline!r}", "rename one"), (slot, "give each its own slot")):
+    alone = (
+        (f"pipeline {pipeline.pipeline!r}", "rename one"),
+        (slot, "give each its own slot"),
+        (f"target.root {pipeline.target.root!r}", "give each a root of its own"),
+    )
+    for what, remedy in alone:
         if what in taken:
             raise ConfigError(f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}")
         taken[what] = path

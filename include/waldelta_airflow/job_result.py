@@ -16,7 +16,10 @@ from waldelta.errors import WaldeltaError
 USAGE_ERROR = 2
 _DONE = ("succeeded", "skipped")
 # What later tasks need: names, counts and positions, never rows.
-_SUMMARY = ("verb", "run_id", "changes", "start_lsn", "end_lsn", "lag_bytes", "tables", "report", "failed_expectations")
+_SUMMARY = (
+    "verb", "run_id", "changes", "start_lsn", "end_lsn", "lag_bytes", "tables", "not_applied", "passed", "report",
+    "failed_expectations",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from waldelta_airflow.assets import changed_targets, pipeline_alias, target_asset
+from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, named_failures
 
 if TYPE_CHECKING:
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 _NOTHING = ("", "None", "False", "[]")
+_CHECK, _REPORT = "check", "report"
 
 
 class WaldeltaJobOperator(BaseOperator):
     """Runs a verb of the job, or one stage of it, where the pipeline's Spark connection says.
 
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server; each stage is
-      a client of its own.
+      a client of its own, but for the report, which the check's client makes on its way out.
     - ``spark``: spark-submit. One application per DAG run: the task of the first stage runs them all, and the
       tasks of the others look up how theirs went in the pipeline's ledger. A stage that is tried again, or
       cleared, is submitted alone.
@@ -78,6 +79,8 @@ class WaldeltaJobOperator(BaseOperator):
             self._running.end()
 
     def _run(self, context: Context) -> JobResult:
+        if self.stage == _REPORT and (result := self._outcome_so_far(context)) is not None:
+            return result
         from waldelta_airflow import connections
 
         source = connections.source_environment(self.pipeline.source.conn_id)
@@ -95,12 +98,18 @@ class WaldeltaJobOperator(BaseOperator):
 
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
-            arguments = self.arguments(context, result, self.stage)
+            arguments = self.arguments(context, result, self._stages_of_client())
             self.log.info("running %s", " ".join(arguments))
             # -P: the installed package, not a folder of that name where Airflow happened to be started.
             command = [sys.executable, "-P", "-m", "spark_jobs", *arguments]
             self._running = child = ChildProcess(command, job_environment(environment))
             return JobResult.read(result, child.run())
+
+    def _stages_of_client(self) -> tuple[str, ...]:
+        """The task's stage; a check makes the report on its way out, whose task then needs no process."""
+        if self.stage is None:
+            return ()
+        return (self.stage, _REPORT) if self.stage == _CHECK else (self.stage,)
 
     def _run_application(self, context: Context, spark: Connection, source: Mapping[str, str]) -> JobResult:
         from waldelta_airflow.connections import job_environment
@@ -109,13 +118,13 @@ class WaldeltaJobOperator(BaseOperator):
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
-            arguments = self.arguments(context, result, self.stage if alone else None)
+            arguments = self.arguments(context, result, (self.stage,) if alone and self.stage else ())
             self._running = application = spark_submit(spark, context["ti"].dag_id, arguments)
             code = application.run(job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
             return JobResult.read(result, code)
 
     def _outcome_so_far(self, context: Context) -> JobResult | None:
-        """What the application of the first task reported of this stage; None: it didn't come to it."""
+        """What the process of an earlier task reported of this stage; None: it didn't come to it."""
         if self.first or self.stage is None or _try_number(context) > 1:
             return None
         import json
@@ -126,19 +135,19 @@ class WaldeltaJobOperator(BaseOperator):
         run = Job(self.pipeline, "", run_id).ledger.run_result(run_id, self.verb)
         result = JobResult(json.loads(run.result)) if run is not None else None
         if result is None or not result.knows(self.stage):
-            self.log.info("no application of run %s has come to stage %s: it is run now", run_id, self.stage)
+            self.log.info("no process of run %s has come to stage %s: it is run now", run_id, self.stage)
             return None
         self.log.info("stage %s of run %s: %s", self.stage, run_id, result.document["stages"][self.stage])
         return result
 
-    def arguments(self, context: Context, result: Path, stage: str | None) -> list[str]:
+    def arguments(self, context: Context, result: Path, stages: Sequence[str]) -> list[str]:
         """The job's command line; nothing in it is secret."""
         run = context["dag_run"]
         run_type = str(getattr(run.run_type, "value", run.run_type))
         options = {
             "run-id": run.run_id,
             "run-type": run_type if run_type in _RUN_TYPES else "manual",
-            "stage": stage or "",
+            "stage": ",".join(stages),
             "result": str(result),
         }
         if run.data_interval_start and run.data_interval_end:
@@ -153,10 +162,14 @@ class WaldeltaJobOperator(BaseOperator):
 
 
 class ReportOperator(WaldeltaJobOperator):
-    """Runs the last stage of a verb and emits an asset event for each target that the run changed."""
+    """Runs the last stage of a verb and emits an asset event for each target that the run changed and that is fine.
+
+    Fine is a target that got all changes of the run and met its critical expectations. The task itself succeeds when
+    others of its run failed: only a successful task's events count.
+    """
 
     def __init__(self, *, pipeline: PipelineFile, verb: str, **kwargs: Any) -> None:
-        super().__init__(pipeline=pipeline, verb=verb, stage="report", outlets=[pipeline_alias(pipeline)], **kwargs)
+        super().__init__(pipeline=pipeline, verb=verb, stage=_REPORT, outlets=[pipeline_alias(pipeline)], **kwargs)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the stage; its result holds what all stages of the run did."""
@@ -165,6 +178,8 @@ class ReportOperator(WaldeltaJobOperator):
         for table, extra in changed_targets(summary).items():
             self.log.info("%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items()))
             events.add(target_asset(self.pipeline, table), extra=extra)
+        for table in left_out(summary):
+            self.log.warning("no asset event for %s: it stays behind, or wasn't checked, or failed its check", table)
         self.log.info("report: %s", summary.get("report") or "none")
         return summary
 

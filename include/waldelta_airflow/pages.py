@@ -33,8 +33,10 @@ moves the slot, so that an idle table holds no WAL); otherwise land â†’ apply â†
 - **land**: changes become durable in the lake, then the slot moves.
 - **apply**: one commit per target and batch; a failing table doesn't hold up the others.
 - **check**: expectations over the changed targets. *If it fails*, the changes are applied and safe; its log names
-  the failed expectations and the report. No asset events are emitted for that run.
-- **report**: an asset event per changed target, with counts and LSN range in `extra`.
+  the failed expectations and the report.
+- **report**: an asset event, with counts and LSN range in `extra`, per changed target that is applied completely and
+  met its critical expectations.
+- **fail_the_run**: turns the run red when a stage failed, since check and report then run for the other tables.
 - *If a run fails*, the next one carries on; clear a task to try its stage again. An error that can't go away by
   itself isn't retried.
 - Backfills are refused.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from airflow.sdk import DAG, Param, chain, task
+from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.errors import ConfigError
@@ -27,6 +28,8 @@ _TABLES = Param(
     description="tables to copy, as schema.table; empty: all that were never copied completely",
 )
 _REASON = Param(None, type=["null", "string"], maxLength=200, description="why; kept in the ledger")
+# Whatever failed afterwards; its upstream includes the run's first stage.
+_ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
@@ -64,7 +67,13 @@ class _Job:
         )
 
     def report(self, verb: str) -> ReportOperator:
-        return ReportOperator(task_id="report", pipeline_path=self.path, pipeline=self.pipeline, verb=verb)
+        return ReportOperator(
+            task_id="report",
+            pipeline_path=self.path,
+            pipeline=self.pipeline,
+            verb=verb,
+            trigger_rule=_ONCE_BEGUN,
+        )
 
 
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
@@ -97,7 +106,8 @@ def _initial_sync(job: _Job) -> DAG:
             options={"tables": "{{ (params.tables or []) | join(',') }}", "reason": "{{ params.reason or '' }}"},
             execution_timeout=settings.SYNC_TIMEOUT,
         )
-        chain(sync, job.task("check", "sync", stage="check"), job.report("sync"))
+        check = job.task("check", "sync", stage="check")
+        _close(sync, check, job.report("sync"))
     return dag
 
 
@@ -111,9 +121,30 @@ def _cdc(job: _Job) -> DAG:
 
         land = job.task("land", "consume", stage="land", first=True, pool=pipeline.pool)
         apply = job.task("apply", "consume", stage="apply")
-        check = job.task("check", "consume", stage="check")
-        chain(slot_has_changes(), land, apply, check, job.report("consume"))
+        # One table that can't be applied doesn't keep the others from being checked.
+        check = job.task("check", "consume", stage="check", trigger_rule=_ONCE_BEGUN)
+        chain(slot_has_changes(), land, apply)
+        land >> check
+        _close(apply, check, job.report("consume"), begun=land)
     return dag
+
+
+def _close(last: BaseOperator, check: BaseOperator, report: BaseOperator, begun: BaseOperator | None = None) -> None:
+    """The end of a run: what was done is checked and reported whatever failed after its beginning.
+
+    The report's success is what makes its asset events count, so that another task has to turn the run red.
+    """
+    begun = begun or last
+
+    @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0, execution_timeout=settings.LOOK_TIMEOUT)
+    def fail_the_run() -> NoReturn:
+        raise AirflowFailException(
+            "a task of this run failed, and its log says why; tables that are behind or failed a check have no asset event"
+        )
+
+    last >> check >> report
+    begun >> report
+    list(dict.fromkeys([begun, last, check, report])) >> fail_the_run()
 
 
 def _maintenance(job: _Job) -> DAG:

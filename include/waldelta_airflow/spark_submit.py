@@ -15,6 +15,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
 from waldelta.errors import ConfigError
+from waldelta.spark_settings import SETTINGS, driver_memory, jars, local_settings
 from waldelta_airflow import settings
 from waldelta_airflow.child_process import end_group
 
@@ -66,10 +67,11 @@ def spark_submit(connection: Connection, name: str, arguments: Sequence[str]) ->
     local = (connection.host or "").startswith("local")
     return SparkSubmit(
         conn_id=connection.conn_id,
-        conf=settings.SPARK_SUBMIT_CONF | settings.LOG_CONF | (settings.LOCAL_CONF if local else {}),
-        jars=",".join(str(jar) for jar in settings.jars()),
+        # A connection's own spark-defaults.conf can't switch Delta off, but everything else there counts.
+        conf=SETTINGS | settings.LOG_CONF | (local_settings() if local else {}),
+        jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages()),
-        driver_memory=settings.driver_memory(),
+        driver_memory=driver_memory(),
         name=name,
         application_args=list(arguments),
     )

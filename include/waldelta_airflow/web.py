@@ -1,15 +1,18 @@
-"""The Data Docs page in Airflow's UI: each pipeline's reports, for users who are logged in."""
+"""The Data Docs page in Airflow's UI: all pipelines' reports as one list, for users who are logged in."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import load_pipeline_file
+from waldelta.report_list import CheckedRun, checked_runs, read_entries
+from waldelta.report_page import mark, page, run_table
 from waldelta_airflow.settings import pipelines_folder
 
 if TYPE_CHECKING:
@@ -26,10 +29,9 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Data Docs</title>
-<style>body{{font-family:sans-serif;margin:2rem}}td,th{{text-align:left;padding:.3rem 1.5rem .3rem 0}}
-pre{{margin:0;white-space:pre-wrap}}</style></head>
-<body><h1>Data Docs</h1><table><tr><th>pipeline</th><th>target</th><th>reports</th></tr>{rows}</table></body></html>"""
+_OVERVIEW_HEAD = "<thead><tr><th>pipeline</th><th>latest</th><th></th></tr></thead>"
+# A screenful or two; older runs are a click away.
+_RUNS_PER_PAGE = 30
 
 
 class DeferredApp:
@@ -50,7 +52,7 @@ class DeferredApp:
 
 
 def create_app() -> FastAPI:
-    """The application: an index by pipeline, and each pipeline's folder of reports below it."""
+    """The application: a list of all reports, and each pipeline's folder of reports below it."""
     from airflow.api_fastapi.core_api.security import requires_authenticated
     from fastapi import Depends, FastAPI, HTTPException
     from fastapi.responses import FileResponse, HTMLResponse
@@ -64,8 +66,8 @@ def create_app() -> FastAPI:
     )
 
     @app.get("/")
-    def index() -> HTMLResponse:
-        return HTMLResponse(_PAGE.format(rows="".join(_rows())), headers=_HEADERS)
+    def index(page: int = 1, *, failed: bool = False) -> HTMLResponse:
+        return HTMLResponse(index_page(page, only_failed=failed), headers=_HEADERS)
 
     @app.get("/docs/{name}/{path:path}")
     def report(name: str, path: str) -> FileResponse:
@@ -110,26 +112,56 @@ def _pipelines() -> dict[str, PipelineFile | str]:
     return found
 
 
+def index_page(number: int = 1, *, only_failed: bool = False) -> str:
+    """The pipelines, then a page of the runs of all of them, newest first; pages count from 1."""
+    pipelines = _pipelines()
+    runs = {name: _runs(p) for name, p in pipelines.items() if not isinstance(p, str)}
+    listed = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
+    if only_failed:
+        listed = [run for run in listed if run.verdict == "failed"]
+    first = (max(1, number) - 1) * _RUNS_PER_PAGE
+    shown = listed[first : first + _RUNS_PER_PAGE]
+    overview = "".join(_overview(name, pipeline, runs.get(name, [])) for name, pipeline in pipelines.items())
+    body = f"<table>{_OVERVIEW_HEAD}{overview}</table>" if overview else "<p>There are no pipeline files.</p>"
+    body += _turning(max(1, number), len(listed), only_failed=only_failed)
+    if shown:
+        body += run_table(shown, lambda entry: f"docs/{quote(entry.pipeline)}/{quote(entry.page)}")
+    return page("Data Docs", body)
+
+
 def _folders() -> Mapping[str, Path | None]:
     return {name: data_docs_folder(p) for name, p in _pipelines().items() if not isinstance(p, str)}
 
 
-def _rows() -> list[str]:
-    rows = []
-    for name, pipeline in _pipelines().items():
-        shown = html.escape(name)
-        if isinstance(pipeline, str):
-            rows.append(f'<tr><td>{shown}</td><td colspan="2"><pre>{html.escape(pipeline)}</pre></td></tr>')
-            continue
-        rows.append(f"<tr><td>{shown}</td><td>{html.escape(pipeline.target.root)}</td><td>{_link(pipeline)}</td></tr>")
-    return rows
-
-
-def _link(pipeline: PipelineFile) -> str:
+def _runs(pipeline: PipelineFile) -> list[CheckedRun]:
     folder = data_docs_folder(pipeline)
     if folder is None:
-        return "not on this machine"
-    if report_file(folder, "index.html") is None:
-        return "none yet"
-    # Relative, so that it holds under whatever path Airflow is served.
-    return f'<a href="docs/{quote(pipeline.pipeline)}/index.html">open</a>'
+        return []
+    # A folder may serve several pipelines; the links go by pipeline.
+    return checked_runs(entry for entry in read_entries(folder) if entry.pipeline == pipeline.pipeline)
+
+
+def _overview(name: str, pipeline: PipelineFile | str, runs: list[CheckedRun]) -> str:
+    shown = html.escape(name)
+    if isinstance(pipeline, str):
+        cells = f"<td>{mark('failed')}</td><td><pre>{html.escape(pipeline)}</pre></td>"
+    elif data_docs_folder(pipeline) is None:
+        cells = "<td></td><td>the reports aren't on this machine</td>"
+    elif not runs:
+        cells = "<td></td><td>no reports yet</td>"
+    else:
+        failed = sum(entry.verdict == "failed" for entry in runs[0].entries)
+        told = f"{failed} of {len(runs[0].entries)} tables failed" if failed else f"{len(runs[0].entries)} tables"
+        cells = f"<td>{mark(runs[0].verdict)}</td><td>{told}, {runs[0].at:%Y-%m-%d %H:%M} UTC</td>"
+    return f"<tr><td>{shown}</td>{cells}</tr>"
+
+
+def _turning(number: int, count: int, *, only_failed: bool) -> str:
+    """What is listed, and links to the rest of it."""
+    last = max(1, -(-count // _RUNS_PER_PAGE))
+    kept = "&failed=true" if only_failed else ""
+    links = [f'<a href="?page={number - 1}{kept}">newer</a>'] if number > 1 else []
+    links += [f'<a href="?page={number + 1}{kept}">older</a>'] if number < last else []
+    links.append('<a href="?">all runs</a>' if only_failed else '<a href="?failed=true">failed runs only</a>')
+    what = "failed runs" if only_failed else "runs"
+    return f"<nav><p>{count} {what}, newest first, page {number} of {last} {' '.join(links)}</p></nav>"

@@ -38,6 +38,7 @@ target: {{root: "{root}"}}
 spark_conn_id: {spark}
 schedule: null
 maintenance: {{schedule: null}}
+quality: {{suites: "{suites}"}}
 """
 TABLES = """\
 create table customers (id int primary key, name text);
@@ -47,6 +48,7 @@ insert into customers select n, 'customer ' || n from generate_series(1, 10) n;
 insert into orders select n, n % 10 + 1, case when n % 2 = 0 then 'paid' else 'draft' end from generate_series(1, 100) n;
 """
 CDC = ["slot_has_changes", "land", "apply", "check", "report"]
+NOT_NEEDED = {"fail_the_run": "skipped"}
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Shop:
     client: AirflowClient
     source: psycopg.Connection
     root: str
+    suites: Path
     runs: list[DagRun] = field(default_factory=list)
 
     def run(self, kind: str, **conf) -> DagRun:
@@ -83,7 +86,9 @@ class Shop:
 def make_shop(stack: Stack, name: str, spark: str) -> Iterator[Shop]:
     stack.add_source(f"{name}_source", name)
     root = f"{stack.lake}/{name}"
-    (stack.pipelines / f"{name}.yml").write_text(PIPELINE.format(name=name, root=root, spark=spark))
+    suites = stack.folder / "suites" / name
+    suites.mkdir(parents=True)
+    (stack.pipelines / f"{name}.yml").write_text(PIPELINE.format(name=name, root=root, spark=spark, suites=suites))
     stack.create_pools()
     with (
         stack.client() as client,
@@ -94,7 +99,7 @@ def make_shop(stack: Stack, name: str, spark: str) -> Iterator[Shop]:
         client.wait_for_dags(dag_ids)
         for dag_id in dag_ids:
             client.unpause(dag_id)
-        made = Shop(name, stack, client, source, root)
+        made = Shop(name, stack, client, source, root, suites)
         made.run("setup")
         made.run("initial_sync")
         yield made
@@ -129,7 +134,7 @@ def test_the_initial_sync_copies_what_the_publication_publishes(shop):
     """After setup and initial sync the targets hold the source's filtered rows; each has an asset event."""
     assert shop.is_equal()
     sync = shop.runs[1]
-    assert sync.states == dict.fromkeys(["sync", "check", "report"], "success")
+    assert sync.states == dict.fromkeys(["sync", "check", "report"], "success") | NOT_NEEDED
     events = shop.client.asset_events(source_dag_id="shop_initial_sync")
     assert {e["name"]: e["extra"]["rows"] for e in events} == {"shop/public.orders": 50, "shop/public.customers": 10}
 
@@ -138,7 +143,7 @@ def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
     """Only orders changed, so only orders has an event; its extra has the counts and the LSN range."""
     change(shop)
     run = shop.run("cdc")
-    assert run.states == dict.fromkeys(CDC, "success")
+    assert run.states == dict.fromkeys(CDC, "success") | NOT_NEEDED
     assert shop.is_equal()
     (event,) = shop.client.asset_events(source_dag_id="shop_cdc", source_run_id=run.run_id)
     assert (event["name"], event["uri"]) == ("shop/public.orders", f"{shop.root}/public/orders")
@@ -147,15 +152,56 @@ def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
     assert extra["start_lsn"] < extra["end_lsn"]
 
 
+def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
+    """A CDC run in which one stage's task fails and the others don't; with the names of its asset events."""
+    run = shop.client.wait(f"{shop.name}_cdc", shop.client.trigger(f"{shop.name}_cdc"))
+    shop.runs.append(run)
+    assert run.state == "failed"
+    assert run.states == dict.fromkeys(CDC, "success") | {failed: "failed", "fail_the_run": "failed"}
+    return run, [e["name"] for e in shop.client.asset_events(source_dag_id=run.dag_id, source_run_id=run.run_id)]
+
+
+def test_a_failed_check_takes_the_event_of_its_table_only(shop):
+    """The other table that the run changed has its event, the run is red."""
+    suite = "expectations: [{type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 0}}]"
+    (shop.suites / "public.customers.yml").write_text(suite)
+    shop.source.execute("update customers set name = name || '!' where id = 1")
+    change(shop)
+    _, events = run_red(shop, "check")
+    (shop.suites / "public.customers.yml").unlink()
+    assert events == ["shop/public.orders"]
+    assert shop.is_equal()
+
+
+def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(shop):
+    """Check, report and event of the table that is fine; the run is red; the other carries on when it can."""
+    customers = DeltaTable(f"{shop.root}/public/customers")
+    customers.alter.set_table_properties({"delta.appendOnly": "true"})
+    shop.source.execute("update customers set name = name || '?' where id = 2")
+    change(shop)
+    run, events = run_red(shop, "apply")
+    assert events == ["shop/public.orders"]
+    log = shop.client.log("shop_cdc", run.run_id, "check")
+    assert "checked table=public.orders" in log
+    assert "checked table=public.customers" not in log
+    assert "public.customers" in shop.client.log("shop_cdc", run.run_id, "apply")
+    customers.update_incremental()
+    customers.alter.set_table_properties({"delta.appendOnly": "false"})
+    change(shop)
+    shop.run("cdc")
+    assert shop.is_equal()
+
+
 def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop):
     """No Spark: the look takes under 3 s, the rest is skipped, the run is a success, WAL is released."""
     shop.run("cdc")
     looks = []
     while len(looks) < 4 and min(looks, default=9) >= 3:  # a busy machine gets a few tries
-        shop.source.execute(f"create table unpublished_{len(looks)} as select generate_series(1, 100000) n")
+        # More than a WAL file: the slot isn't moved for less.
+        shop.source.execute(f"create table unpublished_{len(looks)} as select generate_series(1, 1000000) n")
         before = confirmed(shop)
         run = shop.run("cdc")
-        assert run.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped")
+        assert run.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NOT_NEEDED
         assert confirmed(shop) > before
         looks += [task.seconds for task in run.tasks if task.task_id == "slot_has_changes"]
     assert min(looks) < 3, looks
@@ -185,7 +231,8 @@ def test_a_backfill_is_refused(stack, shop):
     (run,) = shop.client.runs("shop_cdc", run_type="backfill")
     run = shop.client.run("shop_cdc", run.run_id)
     assert run.state == "failed"
-    assert run.states == {"slot_has_changes": "failed"} | dict.fromkeys(CDC[1:], "upstream_failed")
+    untouched = dict.fromkeys(CDC[1:], "upstream_failed")
+    assert run.states == {"slot_has_changes": "failed", "fail_the_run": "failed"} | untouched
     log = shop.client.log("shop_cdc", run.run_id, "slot_has_changes")
     assert "backfills of shop_cdc are not supported yet, nothing was touched" in log
 
@@ -226,7 +273,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
     shop = submitted_shop
     change(shop)
     run = shop.run("cdc")
-    assert run.states == dict.fromkeys(CDC, "success")
+    assert run.states == dict.fromkeys(CDC, "success") | NOT_NEEDED
     assert shop.is_equal()
     (event,) = shop.client.asset_events(source_dag_id="submitted_cdc", source_run_id=run.run_id)
     assert (event["name"], event["extra"]["inserted"]) == ("submitted/public.orders", 2)

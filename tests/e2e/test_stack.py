@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -82,6 +83,14 @@ def test_a_user_logs_in_and_finds_connections_and_pool(own_stack):
         )
         assert (spark["conn_type"], spark["port"]) == ("spark_connect", own_stack.spark.port)
         assert "waldelta_flights_cdc" in {pool["name"] for pool in client.get("/pools")["pools"]}
+
+
+def test_the_scheduler_starts_when_the_api_server_answers(own_stack):
+    """A task that finds no API server is killed: on a restart, runs are waiting for the scheduler's first look."""
+    (scheduler,) = [part for part in own_stack.parts if "scheduler" in part.name]
+    (log,) = [part.log for part in own_stack.parts if "api-server" in part.name]
+    served = next(line for line in log.read_text().splitlines() if "Uvicorn running" in line).split()[0]
+    assert psutil.Process(scheduler.pid).create_time() > datetime.fromisoformat(served).timestamp()
 
 
 def test_a_wrong_password_is_refused(own_stack):

@@ -137,7 +137,8 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, datab
 def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync it catches up."""
     database.execute("create table t(id int primary key, v text); create table u(id int primary key, v text)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
+    target = {"root": lake, "schema_changes": "fail"}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target))
     sync(spark, job)
     database.execute(
         "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values (1, 'u')"

@@ -11,7 +11,7 @@ from spark_jobs.drain import drain
 from spark_jobs.land import create_change_log, land
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn, consume
-from waldelta.errors import ConsumeMismatch, LateWriter, LockHeld, SlotGap, SourceChanged
+from waldelta.errors import ConsumeMismatch, LateWriter, LockHeld, SlotGap, SlotInUse, SourceChanged
 from waldelta.idle import look
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
@@ -172,6 +172,26 @@ def test_a_kept_copy_stops_every_later_run(spark, database, job):
         drain(spark, job)
     database.execute("select pg_drop_replication_slot(%s)", (f"{slot}_mismatch",))
     drain(spark, job)
+
+
+def test_what_a_task_raises_comes_back_by_name(spark, database, job):
+    """A slot in use, or a bite that took too long, is known as such, not as a failure of Spark."""
+    database.execute("insert into t select g, 'x' from generate_series(1, 1000) g")
+    slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
+    query = (
+        f"select pg_sleep(0.1) from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1', "
+        f"'publication_names', '{publication}')"
+    )
+    conninfo = f"{database.conninfo} application_name='somebody else'"
+    reader = subprocess.Popen([str(database.server.bin / "psql"), conninfo, "-Atc", query], stdout=subprocess.DEVNULL)
+    try:
+        while not database.execute("select 1 from pg_replication_slots where slot_name = %s and active", (slot,)):
+            assert reader.poll() is None
+        with pytest.raises(SlotInUse, match="is being read by another process"):
+            land_only(spark, job, 1)
+    finally:
+        reader.kill()
+        reader.wait(timeout=30)
 
 
 def test_a_batch_landed_by_another_run_is_noticed(spark, database, job):

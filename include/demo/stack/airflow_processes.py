@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from demo.stack.processes import Part, StackError, finish, start
 
 USER = "admin"
+SCHEDULER = "scheduler"
 PARTS = {
     "api-server": ["api-server", "--host", "127.0.0.1", "--workers", "1"],
     # The API server reads the task logs from the same disk, so the scheduler needs no port to serve them.
-    "scheduler": ["scheduler", "--skip-serve-logs"],
+    SCHEDULER: ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
 }
 
@@ -78,19 +80,35 @@ class AirflowProcesses:
         stamp.write_text(wanted)
 
     def start(self, environment: Mapping[str, str]) -> list[Part]:
-        """Start the processes; ready when ``is_healthy``."""
-        return [self._run(name, arguments, environment) for name, arguments in PARTS.items()]
+        """Start API server and DAG processor; the scheduler follows once the API server ``answers``."""
+        return [self._run(name, arguments, environment) for name, arguments in PARTS.items() if name != SCHEDULER]
+
+    def start_scheduler(self, environment: Mapping[str, str]) -> Part:
+        """Start the scheduler; all is ready when ``is_healthy``.
+
+        Its tasks call the API server as soon as they start: without an answer one is killed, and tried again only
+        after its retry delay.
+        """
+        return self._run(SCHEDULER, PARTS[SCHEDULER], environment)
+
+    def answers(self) -> bool:
+        """Whether the API server does."""
+        return self._health() is not None
 
     def is_healthy(self, since: datetime) -> bool:
         """Whether the API answers, and scheduler and DAG processor have sent a heartbeat since then."""
-        try:
-            answer = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5, trust_env=False)
-            health = answer.raise_for_status().json()
-        except (httpx.HTTPError, ValueError):
+        if (health := self._health()) is None:
             return False
         beats = (health["scheduler"]["latest_scheduler_heartbeat"],
                  (health.get("dag_processor") or {}).get("latest_dag_processor_heartbeat"))  # fmt: skip
         return all(beat and datetime.fromisoformat(beat).astimezone(UTC) >= since for beat in beats)
+
+    def _health(self) -> dict[str, Any] | None:
+        try:
+            answer = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5, trust_env=False)
+            return dict(answer.raise_for_status().json())
+        except (httpx.HTTPError, ValueError):
+            return None
 
     def configuration(self) -> dict[str, dict[str, str]]:
         """Airflow's settings by section, as far as they aren't Airflow's defaults."""
@@ -120,7 +138,8 @@ class AirflowProcesses:
                 "base_log_folder": str(self.logs / "tasks"),
                 "dag_processor_child_process_log_directory": str(self.logs / "dag_processor"),
             },
-            "scheduler": {"scheduler_idle_sleep_time": "0.5"},
+            # Half of it passes between two tasks of a run.
+            "scheduler": {"scheduler_idle_sleep_time": "0.2"},
             "dag_processor": {"refresh_interval": "10", "min_file_process_interval": "10"},
             "usage_data_collection": {"enabled": "False"},
         }

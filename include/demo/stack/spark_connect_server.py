@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, start
-from spark_jobs.session import SETTINGS, jars
+from waldelta.spark_settings import SETTINGS, jars, shuffle_partitions
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Read by the server from its environment, so that the token is in no argument, file or configuration page.
@@ -89,7 +89,7 @@ class SparkConnectServer:
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": (self.folder / "warehouse").as_uri(),
-            "spark.sql.shuffle.partitions": str(max(2, cores)),
+            "spark.sql.shuffle.partitions": str(shuffle_partitions()),
             # The first of several stages is small here; adaptive execution joins what is left nearly empty.
             "spark.sql.adaptive.enabled": "true",
             # Sessions of finished runs are kept no longer than they can be asked about.

@@ -211,6 +211,8 @@ class Stack:
         self._remember(*self.airflow.start(environment))
         wait_until(self.spark.is_listening, "the Spark Connect server", START_TIMEOUT_S, self.parts)
         self.report(f"Spark Connect server on 127.0.0.1:{self.spark.port} {_since(clock)}")
+        wait_until(self.airflow.answers, "Airflow's API server", START_TIMEOUT_S, self.parts)
+        self._remember(self.airflow.start_scheduler(environment))
         wait_until(lambda: self.airflow.is_healthy(asked), "Airflow", START_TIMEOUT_S, self.parts)
         self._enter_everything()
         self._state = replace(self._state, complete=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from waldelta.errors import DecodeError
+from waldelta.lsn import Lsn
+from waldelta.pgoutput.control import NAMES as CONTROL_NAMES
 from waldelta.pgoutput.wire import (
     EPOCH_SHIFT_US,
     TIMESTAMP_MAX_US,
@@ -29,33 +31,70 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("seq", pa.int64()),
     pa.field("kind", pa.string()),
     pa.field("relation_id", pa.int64()),
+    # The top-level transaction's.
     pa.field("xid8", pa.int64()),
+    # The xid in front of a message between Stream Start and Stop: its (sub)transaction's, 32 bits; null elsewhere.
+    pa.field("streamed_xid", pa.int64()),
     pa.field("lsn", pa.int64()),
+    # Null where it isn't known yet: in streamed and prepared transactions.
     pa.field("commit_lsn", pa.int64()),
+    # Where the WAL of a transaction, or of a message outside any, ends: the slot may move there.
     pa.field("end_lsn", pa.int64()),
     pa.field("commit_ts", pa.timestamp("us", "UTC")),
     pa.field("data", pa.binary()),
 ]
 ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
-# First bytes by the protocol version that brought them. Those of later versions will open and close chunks of
-# streamed transactions beside B and C; until then they are refused, because their rows carry an xid in front.
+# First bytes by the protocol version that brought them.
 KINDS = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
-_BEGIN, _COMMIT = ord("B"), ord("C")
-_WITH_RELATION = b"RIUD"
-_IN_TRANSACTION = b"CIUDT"
 _NAMES = {"B": "Begin", "C": "Commit", "O": "Origin", "R": "Relation", "Y": "Type", "I": "Insert", "U": "Update",
-          "D": "Delete", "T": "Truncate", "M": "Message"}  # fmt: skip
-# Bytes a message has at least; Begin and Commit have exactly these.
-_SIZES = {"B": 21, "C": 26, "O": 10, "R": 9, "Y": 7, "I": 8, "U": 8, "D": 8, "T": 6, "M": 15}
+          "D": "Delete", "T": "Truncate", "M": "Message"} | CONTROL_NAMES  # fmt: skip
+# Bytes a message has at least. Those of _EXACT have exactly these; a Stream Abort of version 4 has 16 more.
+_SIZES = {"B": 21, "C": 26, "O": 10, "R": 9, "Y": 7, "I": 8, "U": 8, "D": 8, "T": 6, "M": 15, "S": 6, "E": 1, "c": 30,
+          "A": 9, "b": 30, "P": 31, "p": 31, "K": 31, "r": 39}  # fmt: skip
+_EXACT = "BCSEc"
+_ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: (9, 25)}
+
+
+def _table(letters: str) -> NDArray[np.bool_]:
+    """For each byte whether it is one of the letters."""
+    found = np.zeros(256, np.bool_)
+    found[list(letters.encode())] = True
+    return found
+
+
+# Scopes never nest: a transaction, a prepared transaction, or a chunk of a streamed one.
+_OPENS, _CLOSES = _table("BbS"), _table("CPE")
+_CLOSED_BY = np.zeros(256, np.uint8)
+_CLOSED_BY[list(b"BbS")] = list(b"CPE")
+_IS_EXACT = _table(_EXACT)
+_INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
+_WITH_RELATION, _WITH_XID = _table("RIUD"), _table("RYIUDTM")
+_BEGIN, _BEGIN_PREPARE, _STREAM_START = (ord(letter) for letter in "BbS")
+_COMMIT, _ABORT, _MESSAGE = (ord(letter) for letter in "CAM")
+# Where the position of the end is, in the messages that have one.
+_END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
+# Where commit position and time are, in the messages that decide a streamed or prepared transaction.
+_DECIDES = {"c": (6, 22), "K": (2, 18)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Transaction:
-    """The Begin message that the rows of the next record batch still belong to."""
+class _Scope:
+    """The opening message that the rows of the next record batch still belong to."""
 
+    kind: int
     commit_lsn: int
     commit_ts_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scopes:
+    """For every row: whether it is inside a scope, which kind of message opened that, and what that announced."""
+
+    inside: Mask
+    kind: Bytes
+    commit_lsn: Positions
+    commit_ts: Positions
 
 
 class Envelope:
@@ -63,98 +102,221 @@ class Envelope:
 
     ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()) taken about when the peek began: every xid decoded lies
     within 2**31 of it, on either side (a commit that waits for a synchronous standby is decoded, yet lies above it),
-    which gives the 32-bit xids their epoch.
+    which gives the 32-bit xids their epoch. ``version`` is the protocol version asked for, 1 to 4.
     """
 
-    def __init__(self, next_xid8: int) -> None:
-        self.next_xid8 = next_xid8
+    def __init__(self, next_xid8: int, version: int = 1) -> None:
+        self.next_xid8, self.version = next_xid8, version
         self._next_seq = 0
-        self._open: _Transaction | None = None
+        self._open: _Scope | None = None
+        self._needed = np.zeros(256, np.int64)
+        for letter in "".join(kinds for v, kinds in KINDS.items() if v <= version):
+            self._needed[ord(letter)] = _SIZES[letter]
 
     def add(self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray) -> pa.RecordBatch:
         """One record batch of ENVELOPE_SCHEMA; ``lsn`` and ``xid`` are the slot function's, as integers.
 
-        ``xid8`` is null where the server gives none (a message outside any transaction). Raises DecodeError for a
-        message that isn't of protocol version 1, and for Begin and Commit messages that don't pair up.
+        ``xid8`` is null where the server gives none (a message outside any transaction). Raises DecodeError, with the
+        message's position and first bytes, for one that isn't of the protocol version asked for, and for transactions
+        and chunks whose messages don't pair up.
         """
-        messages = Messages(data, "slot")
-        kind = self._kinds(messages)
-        if not len(kind) == len(lsn) == len(xid):  # type: ignore[arg-type]
+        part = _part(Messages(data, "slot"), _integers(lsn), self._next_seq)
+        kind = self._kinds(part)
+        if not len(kind) == len(part.lsn) == len(xid):  # type: ignore[arg-type]
             raise ValueError("lsn, xid and data differ in length")
-        commit_lsn, commit_ts, inside, end_lsn = self._commits(messages, kind)
+        scopes = self._scopes(part, kind)
+        chunked = scopes.inside & (scopes.kind == _STREAM_START)
+        if self.version > 1:
+            _check_chunked_sizes(part, kind, chunked, self._needed)
+        in_front = chunked & _WITH_XID[kind]
+        commit_lsn, commit_ts, decided = _commits(part, kind, scopes)
+        alone = _alone(part, kind, chunked)
         columns = [
             pa.array(np.arange(self._next_seq, self._next_seq + len(kind))),
             _kind_column(kind),
-            _relation_ids(messages, kind),
-            self._xid8(_integers(xid)),
-            pa.array(_integers(lsn)),
-            pa.array(commit_lsn, mask=~inside),
-            pa.array(end_lsn, mask=kind != _COMMIT),
-            pa.array(commit_ts, mask=~inside).cast(pa.timestamp("us", "UTC")),
+            _relation_ids(part.messages, kind, in_front),
+            self._xid8(_top_xids(part, kind, _integers(xid), alone)),
+            _streamed_xids(part.messages, in_front),
+            pa.array(part.lsn),
+            pa.array(commit_lsn, mask=~decided),
+            _ends(part, kind, alone),
+            pa.array(commit_ts, mask=~decided).cast(pa.timestamp("us", "UTC")),
             data.cast(pa.binary()),
         ]
         self._next_seq += len(kind)
         return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
 
-    def _kinds(self, messages: Messages) -> Bytes:
+    def _kinds(self, part: _Part) -> Bytes:
+        messages = part.messages
         empty = messages.start == messages.end
         kind = u1(messages.bytes, messages.start)
-        needed = np.zeros(256, np.int64)
-        for letter, least in _SIZES.items():
-            needed[ord(letter)] = least
-        size = messages.end - messages.start
-        unknown = empty | (needed[kind] == 0)
+        size, needed = messages.end - messages.start, self._needed[kind]
+        unknown = empty | (needed == 0)
         if unknown.any():
-            _refuse(messages, int(np.argmax(unknown)))
-        exact = (kind == _BEGIN) | (kind == _COMMIT)
-        wrong = (size < needed[kind]) | (exact & (size != needed[kind]))
+            raise self._refusal(part, int(np.argmax(unknown)))
+        wrong = (size < needed) | (_IS_EXACT[kind] & (size != needed))
+        if part.has[_ABORT]:
+            wrong |= (kind == _ABORT) & ~np.isin(size, _ABORT_SIZES[self.version])
         if wrong.any():
             row = int(np.argmax(wrong))
-            detail = f"{size[row]} bytes long, {needed[kind[row]]} wanted"
-            raise _error(messages, row, "length", 0, detail)
+            raise part.error(row, "length", 0, f"{size[row]} bytes long, {needed[row]} wanted")
         return kind
 
-    def _commits(self, messages: Messages, kind: Bytes) -> tuple[Positions, Positions, Mask, Positions]:
-        """For every row its transaction's commit LSN and time, whether it has one, and a Commit's end LSN."""
-        source, start = messages.bytes, messages.start
-        begins, commits = np.flatnonzero(kind == _BEGIN), np.flatnonzero(kind == _COMMIT)
-        # One place before the batch's own Begins stands for the transaction left open by the batch before.
-        opened = self._open or _Transaction(0, 0)
-        commit_lsns = np.concatenate([[opened.commit_lsn], i8(source, start[begins] + 1)])
-        commit_times = np.concatenate([[opened.commit_ts_us], _unix_us(messages, begins, 9)])
-        rows: Positions = np.arange(len(kind), dtype=np.int64)
-        last_begin = _last(rows, kind == _BEGIN)
-        ended_before = _last(rows, np.concatenate([[False], kind[:-1] == _COMMIT]) if len(kind) else kind == _COMMIT)
-        which: Positions = np.asarray(np.searchsorted(begins, last_begin, side="right"))
-        inside = (last_begin >= ended_before) & ((last_begin >= 0) | (self._open is not None))
-        self._check_pairs(messages, kind, inside, commit_lsns[which])
-        end_lsn = np.zeros(len(kind), np.int64)
-        end_lsn[commits] = i8(source, start[commits] + 10)
-        if len(kind):
-            still_open = bool(inside[-1]) and kind[-1] != _COMMIT
-            last = which[-1]
-            self._open = _Transaction(int(commit_lsns[last]), int(commit_times[last])) if still_open else None
-        return commit_lsns[which], commit_times[which], inside, end_lsn
+    def _refusal(self, part: _Part, row: int) -> DecodeError:
+        first = part.messages.at(row)[:1].decode("latin-1")
+        later = next((v for v, kinds in KINDS.items() if first and first in kinds), None)
+        detail = (
+            f"{first!r} belongs to protocol version {later}, {self.version} was asked for"
+            if later
+            else f"unknown kind {first!r}"
+        )
+        return part.error(row, "kind", 0, detail if first else "empty message")
 
-    def _check_pairs(self, messages: Messages, kind: Bytes, inside: Mask, commit_lsn: Positions) -> None:
-        outside = ~inside & np.isin(kind, np.frombuffer(_IN_TRANSACTION, np.uint8))
-        if outside.any():
-            raise _error(messages, int(np.argmax(outside)), "transaction", 0, "no Begin message before it")
-        # A Begin must not find a transaction open: the row before it is inside one and isn't its Commit.
-        before = np.concatenate([[self._open is not None], inside[:-1] & (kind[:-1] != _COMMIT)])[: len(kind)]
-        nested = (kind == _BEGIN) & before
-        if nested.any():
-            raise _error(messages, int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message")
-        commits = np.flatnonzero(kind == _COMMIT)
-        differs = i8(messages.bytes, messages.start[commits] + 2) != commit_lsn[commits]
-        if differs.any():
-            row = int(commits[np.argmax(differs)])
-            raise _error(messages, row, "commit_lsn", 2, "not the one that its Begin message announced")
+    def _scopes(self, part: _Part, kind: Bytes) -> _Scopes:
+        """Which scope every row is in; that of the last row is kept for the next record batch."""
+        source, start = part.messages.bytes, part.messages.start
+        openers = np.flatnonzero(_OPENS[kind])
+        # One place before the batch's own openers stands for the scope left open by the batch before.
+        opened = self._open or _Scope(0, 0, 0)
+        plain = kind[openers] == _BEGIN
+        times = np.zeros(len(openers), np.int64)
+        times[plain] = _unix_us(part, openers[plain], 9)
+        kinds = np.concatenate([np.array([opened.kind], np.uint8), kind[openers]])
+        commit_lsns = np.concatenate([[opened.commit_lsn], i8(source, start[openers] + 1)])
+        commit_times = np.concatenate([[opened.commit_ts_us], times])
+        rows: Positions = np.arange(len(kind), dtype=np.int64)
+        last_opener = _last(rows, _OPENS[kind])
+        closes = _CLOSES[kind]
+        ended_before = _last(rows, np.concatenate([[False], closes[:-1]]) if len(kind) else closes)
+        which: Positions = np.asarray(np.searchsorted(openers, last_opener, side="right"))
+        inside = (last_opener >= ended_before) & ((last_opener >= 0) | (self._open is not None))
+        scopes = _Scopes(inside, kinds[which], commit_lsns[which], commit_times[which])
+        _check_pairs(part, kind, scopes, left_open=self._open is not None)
+        if len(kind):
+            still_open = bool(inside[-1]) and not closes[-1]
+            last = which[-1]
+            self._open = (
+                _Scope(int(kinds[last]), int(commit_lsns[last]), int(commit_times[last])) if still_open else None
+            )
+        return scopes
 
     def _xid8(self, xid: Positions) -> ArrowArray:
         half, whole = 1 << 31, 1 << 32
         distance = (xid - (self.next_xid8 & (whole - 1)) + half) % whole - half
         return pa.array(self.next_xid8 + distance, mask=xid == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One record batch of messages, with what an error has to say of their places."""
+
+    messages: Messages
+    lsn: Positions
+    first_seq: int
+    # For each byte whether some message begins with it.
+    has: Mask
+
+    def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
+        """The error for one message, which says where in the stream it stands."""
+        found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
+        first = self.messages.at(row)[:1].decode("latin-1")
+        place = f"message {self.first_seq + row} of this call, at {Lsn(int(self.lsn[row]))}; the slot keeps it"
+        return DecodeError(_NAMES.get(first, "slot"), found.field, found.offset, f"{found.detail}, {place}")
+
+
+def _part(messages: Messages, lsn: Positions, first_seq: int) -> _Part:
+    has = np.zeros(256, np.bool_)
+    has[u1(messages.bytes, messages.start)] = True
+    return _Part(messages, lsn, first_seq, has)
+
+
+def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) -> None:
+    """Scopes must be opened and closed in turn, each by its own pair of messages, with the right kinds inside."""
+    inside, closes = scopes.inside, _CLOSES[kind]
+    outside = ~inside & _INSIDE_ONLY[kind]
+    if outside.any():
+        raise part.error(int(np.argmax(outside)), "transaction", 0, "no Begin message before it")
+    # An opener must not find a scope open: the row before it is inside one and doesn't close it.
+    before = np.concatenate([[left_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
+    nested = (_OPENS[kind] & before) | (inside & _OUTSIDE_ONLY[kind])
+    if nested.any():
+        raise part.error(int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message")
+    crossed = closes & (_CLOSED_BY[scopes.kind] != kind)
+    if crossed.any():
+        row = int(np.argmax(crossed))
+        opener = _NAMES.get(chr(scopes.kind[row]), "")
+        raise part.error(row, "transaction", 0, f"it closes what a {opener} message opened")
+    ends = np.flatnonzero(closes & (scopes.kind != _STREAM_START))
+    differs = i8(part.messages.bytes, part.messages.start[ends] + 2) != scopes.commit_lsn[ends]
+    if differs.any():
+        row = int(ends[np.argmax(differs)])
+        raise part.error(row, "commit_lsn", 2, "not the one that its Begin message announced")
+
+
+def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positions) -> None:
+    """Between Stream Start and Stop messages have an xid more."""
+    short = chunked & _WITH_XID[kind] & (part.messages.end - part.messages.start < needed[kind] + 4)
+    if short.any():
+        row = int(np.argmax(short))
+        raise part.error(row, "length", 0, f"too short for its kind with an xid: {needed[kind[row]] + 4} bytes wanted")
+
+
+def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
+    """Commit position and time of every row, and for which rows they are known."""
+    lsn, at = scopes.commit_lsn, scopes.commit_ts
+    known = scopes.inside & (scopes.kind == _BEGIN)
+    for letter, (lsn_at, ts_at) in _DECIDES.items():
+        if part.has[ord(letter)]:
+            rows = np.flatnonzero(kind == ord(letter))
+            lsn[rows] = i8(part.messages.bytes, part.messages.start[rows] + lsn_at)
+            at[rows] = _unix_us(part, rows, ts_at)
+            known[rows] = True
+    return lsn, at, known
+
+
+def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
+    """Where a transaction's WAL ends, or that of a message outside any."""
+    source, start = part.messages.bytes, part.messages.start
+    ends, known = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.bool_)
+    for letter, offset in _END_AT.items():
+        if part.has[ord(letter)]:
+            rows = np.flatnonzero(kind == ord(letter))
+            ends[rows] = i8(source, start[rows] + offset)
+            known[rows] = True
+    if len(alone):
+        ends[alone] = i8(source, start[alone] + 2)
+        known[alone] = True
+    return pa.array(ends, mask=~known)
+
+
+def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
+    """Logical messages that aren't transactional: they stand whatever becomes of the transaction that wrote them."""
+    if not part.has[_MESSAGE]:
+        return np.zeros(0, np.int64)
+    logical = np.flatnonzero((kind == _MESSAGE) & ~chunked)
+    return np.asarray(logical[u1(part.messages.bytes, part.messages.start[logical] + 1) == 0])
+
+
+def _top_xids(part: _Part, kind: Bytes, xid: Positions, alone: Positions) -> Positions:
+    """The top-level transactions.
+
+    The slot function gives a Stream Abort its subtransaction's xid, but the message names the top-level one; a message that
+    isn't transactional gets that of the (sub)transaction it was written in, to which it doesn't belong.
+    """
+    if len(alone):
+        xid = xid.copy()
+        xid[alone] = 0
+    if part.has[_ABORT]:
+        aborts = np.flatnonzero(kind == _ABORT)
+        messages, xid = part.messages, xid.copy()
+        xid[aborts] = u4(messages.bytes, messages.start[aborts] + 1)
+    return xid
+
+
+def _streamed_xids(messages: Messages, in_front: Mask) -> ArrowArray:
+    if not in_front.any():
+        return pa.nulls(len(in_front), pa.int64())
+    return pa.array(u4(messages.bytes, messages.start + 1), mask=~in_front)
 
 
 def _last(rows: Positions, mask: NDArray[np.bool_]) -> Positions:
@@ -167,17 +329,17 @@ def _kind_column(kind: Bytes) -> ArrowArray:
     return pa.Array.from_buffers(pa.string(), len(kind), [None, offsets, arrow_buffer(kind)])
 
 
-def _relation_ids(messages: Messages, kind: Bytes) -> ArrowArray:
-    without = ~np.isin(kind, np.frombuffer(_WITH_RELATION, np.uint8))
-    return pa.array(u4(messages.bytes, messages.start + 1), mask=without)
+def _relation_ids(messages: Messages, kind: Bytes, in_front: Mask) -> ArrowArray:
+    at = messages.start + 1
+    return pa.array(u4(messages.bytes, at + 4 * in_front if in_front.any() else at), mask=~_WITH_RELATION[kind])
 
 
-def _unix_us(messages: Messages, rows: Positions, offset: int) -> Positions:
+def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:
     """Timestamps of the messages ``rows`` as microseconds since 1970."""
-    times = i8(messages.bytes, messages.start[rows] + offset)
+    times = i8(part.messages.bytes, part.messages.start[rows] + offset)
     wrong = (times < TIMESTAMP_MIN_US) | (times > TIMESTAMP_MAX_US)
     if wrong.any():
-        raise _error(messages, int(rows[np.argmax(wrong)]), "commit_ts", offset, "not a timestamp")
+        raise part.error(int(rows[np.argmax(wrong)]), "commit_ts", offset, "not a timestamp")
     return times + EPOCH_SHIFT_US
 
 
@@ -185,16 +347,3 @@ def _integers(values: ArrowArray | ArrayLike) -> Positions:
     if isinstance(values, pa.Array):
         return np.asarray(values.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
     return np.asarray(values).astype(np.int64)
-
-
-def _refuse(messages: Messages, row: int) -> NoReturn:
-    first = messages.at(row)[:1].decode("latin-1")
-    later = next((v for v, kinds in KINDS.items() if first and v > 1 and first in kinds), None)
-    detail = f"{first!r} belongs to protocol version {later}, 1 was asked for" if later else f"unknown kind {first!r}"
-    raise messages.error(row, "kind", int(messages.start[row]), detail if first else "empty message")
-
-
-def _error(messages: Messages, row: int, field: str, offset: int, detail: str) -> DecodeError:
-    found = messages.error(row, field, int(messages.start[row]) + offset, detail)
-    name = _NAMES[chr(messages.bytes[messages.start[row]])]
-    return DecodeError(name, found.field, found.offset, found.detail)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waldelta.pgoutput.wire import Reader
+import numpy as np
+import pyarrow as pa
+
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, Reader, copy_out, i8, u1, u4
 
 _TRANSACTIONAL = 1
 
@@ -17,6 +21,16 @@ class LogicalMessage:
     is_transactional: bool
     prefix: str
     content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessages:
+    """Many of them, column by column; ``prefix`` is text, ``content`` bytes."""
+
+    lsn: Positions
+    is_transactional: Mask
+    prefix: ArrowArray
+    content: ArrowArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +49,37 @@ def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessa
     flags = reader.integer(1, "flags")
     if flags & ~_TRANSACTIONAL:
         raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
-    lsn, prefix = reader.integer(8, "lsn"), reader.text("prefix")
+    lsn = reader.integer(8, "lsn", signed=True)
+    if lsn < 0:
+        raise reader.error("lsn", reader.position - 8, "not a WAL position")
+    prefix = reader.text("prefix")
     content = reader.content("content")
     reader.finish()
     return LogicalMessage(lsn, bool(flags & _TRANSACTIONAL), prefix, content)
+
+
+def decode_logical_messages(data: ArrowArray) -> LogicalMessages:
+    """Read many Message messages at once, none of them streamed; raises DecodeError for the first malformed one."""
+    messages = Messages(data, "Message")
+    source, start, end = messages.bytes, messages.start, messages.end
+    flags, lsn, prefix_at = u1(source, start + 1), i8(source, start + 2), start + 10
+    zeros = np.append(np.flatnonzero(source == 0), len(source))
+    prefix_end = zeros[np.minimum(np.searchsorted(zeros, prefix_at), len(zeros) - 1)]
+    content_at = prefix_end + 5
+    wrong = (u1(source, start) != ord("M")) | (flags > _TRANSACTIONAL) | (lsn < 0)
+    wrong |= content_at + u4(source, prefix_end + 1) != end
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        read_logical_message(messages.at(row))
+        raise messages.error(row, "content", int(prefix_at[row]), "malformed")
+    everywhere = np.ones(len(messages), np.bool_)
+    prefix = copy_out(messages, prefix_at, prefix_end, everywhere)
+    try:
+        text = prefix.cast(pa.string())
+    except pa.ArrowInvalid as err:
+        raise DecodeError("Message", "prefix", 10, f"not UTF-8: {err}") from err
+    content = copy_out(messages, content_at, end, everywhere)
+    return LogicalMessages(lsn, flags == _TRANSACTIONAL, text, content)
 
 
 def read_origin(data: bytes) -> Origin:

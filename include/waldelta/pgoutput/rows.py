@@ -5,16 +5,15 @@ There is no loop over rows: the positions of all messages move over their tuples
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
 import numpy as np
-import pyarrow as pa
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, arrow_buffer, u1, u2, u4
+from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, copy_out, u1, u2, u4
 
 _I, _U, _D, _K, _O, _N = (ord(letter) for letter in "IUDKON")
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
@@ -22,18 +21,30 @@ _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 _BLOCK_ROWS = 32_768
 
 
+# Turns a column's bytes in binary format, by the column's number, into PostgreSQL's text.
+ToText = Callable[[int, ArrowArray], ArrowArray]
+
+
 class Columns(Sequence[ArrowArray]):
     """The old or the new tuples of a set of messages: item *k* is column *k* as PostgreSQL's text, in bytes.
 
     Null where the value is NULL, unchanged, or the message has no such tuple; ``unchanged(k)`` and ``present`` tell
-    these apart. An item is copied out when it is asked for, once. A column that came in binary format is refused
-    here, because its bytes mean something else; ``values(k)`` gives them.
+    these apart. An item is copied out when it is asked for, once. A column that came in binary format is turned into
+    text by ``to_text``, given its number and bytes, and refused without one; ``values(k)`` gives the bytes.
     """
 
-    def __init__(self, messages: Messages, present: Mask, kinds: Bytes, starts: Positions, ends: Positions) -> None:
-        self.present = present
+    def __init__(
+        self,
+        messages: Messages,
+        present: Mask,
+        places: tuple[Bytes, Positions, Positions],
+        to_text: ToText | None = None,
+    ) -> None:
+        self.present, self._to_text = present, to_text
+        kinds, starts, ends = places
         self._messages, self._kinds, self._starts, self._ends = messages, kinds, starts, ends
         self._values: dict[int, ArrowArray] = {}
+        self._texts: dict[int, ArrowArray] = {}
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -49,6 +60,10 @@ class Columns(Sequence[ArrowArray]):
             raise IndexError(k)
         k %= len(self)
         if self.format(k) == "b":
+            if self._to_text is not None:
+                if k not in self._texts:
+                    self._texts[k] = self._to_text(k, self.values(k))
+                return self._texts[k]
             raise DecodeError(
                 "row", f"column {k}", 0, "sent in binary format, text wanted: set options.binary to false"
             )
@@ -73,7 +88,7 @@ class Columns(Sequence[ArrowArray]):
         if k not in self._values:
             kind = self._kinds[k]
             valid = (kind == _TEXT) | (kind == _BINARY)
-            self._values[k] = _copy_out(self._messages, self._starts[k], self._ends[k], valid)
+            self._values[k] = copy_out(self._messages, self._starts[k], self._ends[k], valid)
         return self._values[k]
 
 
@@ -98,17 +113,17 @@ class Rows:
         return [self.new.unchanged(k) for k in range(len(self.new))]
 
 
-def decode_rows(data: ArrowArray, column_count: int, *, streamed: bool = False) -> Rows:
+def decode_rows(data: ArrowArray, column_count: int, *, streamed: bool = False, to_text: ToText | None = None) -> Rows:
     """Decode the Insert, Update and Delete messages of one relation version, in one pass.
 
     ``column_count`` is the Relation's. ``streamed`` says that the messages lie between Stream Start and Stop, where an
-    xid follows the first byte. Raises DecodeError for the first message that is not exactly such a row.
+    xid follows the first byte; ``to_text`` reads values in binary format. Raises DecodeError for the first message that is not exactly such a row.
     """
     messages = Messages(data)
     walk = _Walk(messages, column_count, streamed)
     for first in range(0, len(messages), _BLOCK_ROWS):
         walk.block(slice(first, min(first + _BLOCK_ROWS, len(messages))))
-    return Rows(walk.op, walk.old_kind, walk.new.columns(messages), walk.old.columns(messages))
+    return Rows(walk.op, walk.old_kind, walk.new.columns(messages, to_text), walk.old.columns(messages, to_text))
 
 
 class _Places:
@@ -133,11 +148,11 @@ class _Places:
             self.starts = np.tile(self.filler, (self.shape[0], 1))
             self.ends = self.starts.copy()
 
-    def columns(self, messages: Messages) -> Columns:
+    def columns(self, messages: Messages, to_text: ToText | None) -> Columns:
         if self.kinds.shape != self.shape:  # no message has such a tuple
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
-        return Columns(messages, self.present, self.kinds, self.starts, self.ends)
+        return Columns(messages, self.present, (self.kinds, self.starts, self.ends), to_text)
 
 
 class _Walk:
@@ -202,23 +217,6 @@ class _Walk:
             at = start + length
             places.kinds[k, into], places.starts[k, into], places.ends[k, into] = kind, start, at
         return at, bad
-
-
-def _copy_out(messages: Messages, starts: Positions, ends: Positions, valid: Mask) -> ArrowArray:
-    """The values between ``starts`` and ``ends`` as an array of their own."""
-    kind, width = (pa.large_binary(), np.int64) if messages.is_large else (pa.binary(), np.int32)
-    count = len(starts)
-    if count == 0:
-        return pa.array([], kind)
-    # An array over the same bytes whose even elements are the values and whose odd ones lie between them.
-    offsets = np.empty(2 * count, width)
-    offsets[0::2], offsets[1::2] = starts, ends
-    woven = pa.Array.from_buffers(kind, 2 * count - 1, [None, arrow_buffer(offsets), messages.buffer])
-    values = woven.take(np.arange(0, 2 * count, 2))
-    if valid.all():
-        return values
-    bits = arrow_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, count, [bits, *values.buffers()[1:]])
 
 
 def _explain(messages: Messages, row: int, column_count: int, streamed: bool) -> DecodeError:

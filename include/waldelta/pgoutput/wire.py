@@ -20,7 +20,7 @@ ArrowArray: TypeAlias = Any
 EPOCH_SHIFT_US = 946_684_800_000_000
 TIMESTAMP_MIN_US = -211_813_488_000_000_000
 TIMESTAMP_MAX_US = 9_223_371_331_200_000_000 - EPOCH_SHIFT_US
-_DUMP_BYTES = 24
+_DUMP_BYTES = 64
 
 
 def hex_dump(data: bytes) -> str:
@@ -154,3 +154,20 @@ class Reader:
 def arrow_buffer(values: NDArray[Any]) -> pa.Buffer:
     """The array's own memory, without a copy."""
     return pa.py_buffer(memoryview(np.ascontiguousarray(values)))  # type: ignore[arg-type]
+
+
+def copy_out(messages: Messages, starts: Positions, ends: Positions, valid: Mask) -> ArrowArray:
+    """The values between ``starts`` and ``ends`` as an array of their own."""
+    kind, width = (pa.large_binary(), np.int64) if messages.is_large else (pa.binary(), np.int32)
+    count = len(starts)
+    if count == 0:
+        return pa.array([], kind)
+    # An array over the same bytes whose even elements are the values and whose odd ones lie between them.
+    offsets = np.empty(2 * count, width)
+    offsets[0::2], offsets[1::2] = starts, ends
+    woven = pa.Array.from_buffers(kind, 2 * count - 1, [None, arrow_buffer(offsets), messages.buffer])
+    values = woven.take(np.arange(0, 2 * count, 2))
+    if valid.all():
+        return values
+    bits = arrow_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, count, [bits, *values.buffers()[1:]])

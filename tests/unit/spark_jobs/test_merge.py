@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.merge import forget_statement, insert_statement, merge_statement, quote
+from spark_jobs.identifier import quote
+from spark_jobs.merge import forget_statement, insert_statement, merge_statement
 from spark_jobs.merge_copies import CopiedColumn, rewrite_statement
 
 SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))

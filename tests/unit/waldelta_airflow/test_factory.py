@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from waldelta_airflow.factory import RefusedFile, create_dags
+from waldelta_airflow.factory import create_dags
 
 pytestmark = pytest.mark.airflow
 
@@ -17,13 +17,19 @@ _REPOSITORY = Path(__file__).parents[3]
 
 GRAPHS = {
     "setup": {"preflight": ["set_up"], "set_up": []},
-    "initial_sync": {"sync": ["check"], "check": ["report"], "report": []},
+    "initial_sync": {
+        "sync": ["check", "fail_the_run", "report"],
+        "check": ["fail_the_run", "report"],
+        "report": ["fail_the_run"],
+        "fail_the_run": [],
+    },
     "cdc": {
         "slot_has_changes": ["land"],
-        "land": ["apply"],
-        "apply": ["check"],
-        "check": ["report"],
-        "report": [],
+        "land": ["apply", "check", "fail_the_run", "report"],
+        "apply": ["check", "fail_the_run"],
+        "check": ["fail_the_run", "report"],
+        "report": ["fail_the_run"],
+        "fail_the_run": [],
     },
     "maintenance": {"maintain": []},
 }
@@ -69,9 +75,16 @@ def test_every_dag_is_described_and_limited(dags, kind):
     assert (dag.max_active_runs, dag.catchup) == (1, False)
     for task in dag.tasks:
         assert task.owner == "ada"
-        assert task.retries >= 1
+        assert (task.retries >= 1) is (task.task_id != "fail_the_run")
         assert task.retry_delay > timedelta(0)
         assert task.execution_timeout is not None
+
+
+def test_check_and_report_run_though_something_failed(dags):
+    """Once changes have landed, a failing table keeps the others neither from being checked nor from being reported."""
+    rules = {t.task_id: t.trigger_rule.value for t in dags["shop_cdc"].tasks}
+    assert rules["check"] == rules["report"] == "all_done_min_one_success"
+    assert (rules["apply"], rules["fail_the_run"]) == ("all_success", "one_failed")
 
 
 def test_schedules(dags):
@@ -118,17 +131,23 @@ def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, exp
     assert dag_ids == {f"shop_{kind}" for kind in GRAPHS}
 
 
-def test_two_files_with_one_pipeline_or_slot_are_refused(write_pipeline):
-    """The second file is refused and the message names the first."""
-    first = write_pipeline("a")
-    same_name, same_slot = (write_pipeline(name) for name in ("b", "c"))
-    same_name.write_text(first.read_text())
-    same_slot.write_text(first.read_text().replace("pipeline: a", "pipeline: c"))
-    dags = create_dags()
-    refused = {d.refused_path: str(d.error) for d in dags.values() if isinstance(d, RefusedFile)}
-    assert set(refused) == {same_name, same_slot}
-    assert f"pipeline 'a' is also in {first}: rename one" in refused[same_name]
-    assert f"slot 'a_cdc' of connection 'a_source' is also in {first}" in refused[same_slot]
+DOUBLES = [
+    ("pipeline: b", "pipeline: a", "pipeline 'a' is also in {first}: rename one"),
+    ("slot: b_cdc", "slot: a_cdc", "slot 'a_cdc' of connection 'a_source' is also in {first}: give each its own slot"),
+    ("lake/b", "lake/a", "target.root '{lake}/a' is also in {first}: give each a root of its own"),
+]
+
+
+@pytest.mark.parametrize("own, other, expected", DOUBLES, ids=["name", "slot", "root"])
+def test_two_files_with_one_pipeline_slot_or_lake_are_refused(write_pipeline, lake, own, other, expected):
+    """The second file is an import error under its own path that names both; the first's DAGs are all there."""
+    first, second = write_pipeline("a"), write_pipeline("b")
+    second.write_text(second.read_text().replace(own, other).replace("b_source", "a_source"))
+    errors, dag_ids = dag_errors()
+    assert list(errors) == [str(second)]
+    assert f"pipeline file {second} is refused: " in errors[str(second)]
+    assert expected.format(first=first, lake=lake) in errors[str(second)]
+    assert dag_ids == {f"a_{kind}" for kind in GRAPHS}
 
 
 def test_an_empty_or_absent_folder_has_no_dags(tmp_path):

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import load_pipeline_file
+from waldelta.spark_settings import SETTINGS
 from waldelta_airflow.operators import ReportOperator, WaldeltaJobOperator
 
 pytestmark = pytest.mark.airflow
@@ -230,7 +231,7 @@ def test_spark_submit_runs_all_stages_in_one_application(
     assert submitted[:2] == ["--master", "local[2]"]
     assert "--py-files" not in submitted
     assert submitted[submitted.index("--jars") + 1].endswith("delta.jar")
-    assert "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension" in submitted
+    assert {f"{key}={value}" for key, value in SETTINGS.items()} <= set(submitted)
     environment = job.seen["environment"]
     assert json.loads(environment["AIRFLOW_CONN_SHOP_SOURCE"])["password"] == PASSWORD
     assert environment["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
@@ -305,16 +306,8 @@ def test_missing_jars_are_named(make_task, make_context, job, spark_submit_progr
     assert not job.ran
 
 
-def test_spark_submit_is_configured_as_a_session_is():
-    """The settings that must be there before the JVM starts are those of spark_jobs.session."""
-    from spark_jobs.session import SETTINGS
-    from waldelta_airflow.settings import SPARK_SUBMIT_CONF
-
-    assert SPARK_SUBMIT_CONF == SETTINGS
-
-
 def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
-    """Only targets with changes get an event, with counts and LSN range."""
+    """Only targets with changes that passed their check get an event, with counts and LSN range."""
     path = write_pipeline("shop")
     pipeline = load_pipeline_file(path)
     none = {"inserted": 0, "updated": 0, "deleted": 0, "skipped": 0, "truncated": False, "version": None, "rows": None}
@@ -323,10 +316,14 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
         "public.planes": none | {"skipped": 3},
         'public."Odd name"': none | {"truncated": True},
         "public.copied": none | {"rows": 0},
+        "public.failed": none | {"inserted": 1},
+        "public.behind": none | {"inserted": 1},
     }
+    passed = sorted(set(tables) - {"public.failed"})
     bounds = {"run_id": "r", "start_lsn": "0/1", "end_lsn": "0/2"}
     stages = {"report": {"status": "succeeded"}}
-    job.does(result={"status": "succeeded", "stages": stages, "tables": tables, "report": "/d/index.html", **bounds})
+    done = {"status": "failed", "stages": stages, "tables": tables, "passed": passed, "not_applied": ["public.behind"]}
+    job.does(result=done | {"report": "/d/index.html", **bounds})
     context = make_context()
     task = ReportOperator(task_id="report", pipeline_path=path, pipeline=pipeline, verb="consume")
     assert task.execute(context)["report"] == "/d/index.html"
@@ -342,6 +339,28 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
         f"{pipeline.target.root}/public/{name}" for name in ("flights", "Odd~20name", "copied")
     ]
     assert [alias.name for alias in task.outlets] == ["waldelta/shop"]
+
+
+def test_the_report_that_the_check_made_is_not_made_again(write_pipeline, make_task, make_context, job):
+    """The check's client runs both stages; the report's task starts no process when it did, and one when it didn't."""
+    context = make_context()
+    make_task(stage="check").execute(context)
+    assert job.options["stage"] == "check,report"
+    (job.folder / "seen.json").unlink()
+    path = write_pipeline("shop")
+    pipeline = load_pipeline_file(path)
+    report = ReportOperator(task_id="report", pipeline_path=path, pipeline=pipeline, verb="consume")
+    tables = {"public.flights": {"inserted": 1}}
+    document = {"status": "failed", "stages": {"report": {"status": "succeeded"}}, "tables": tables}
+    ledger_says(pipeline, context["dag_run"].run_id, document | {"passed": ["public.flights"]})
+    report.execute(context)
+    assert not job.ran
+    (events,) = context["outlet_events"].values()
+    assert [asset.name for asset, _ in events.added] == ["shop/public.flights"]
+    ledger_says(pipeline, context["dag_run"].run_id, document | {"stages": {"apply": {"status": "failed"}}})
+    job.does(result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}})
+    report.execute(make_context())
+    assert job.options["stage"] == "report"
 
 
 def test_a_stage_has_its_own_error(make_task, make_context, job):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from waldelta.report_list import ReportEntry, add_entry
 from waldelta_airflow.web import DeferredApp, create_app, data_docs_folder, report_file
 
 pytestmark = pytest.mark.airflow
@@ -17,7 +20,7 @@ PLUGIN = Path(__file__).parents[3] / "plugins" / "waldelta_plugin.py"
 
 @pytest.fixture
 def docs(write_pipeline, tmp_path):
-    folder = tmp_path / "lake" / "_waldelta" / "data_docs"
+    folder = tmp_path / "lake" / "shop" / "_waldelta" / "data_docs"
     (folder / "validations").mkdir(parents=True)
     (folder / "index.html").write_text("<h1>index</h1>")
     (folder / "validations" / "run.html").write_text("<h1>run</h1>")
@@ -38,13 +41,65 @@ def client(docs):
     return TestClient(app)
 
 
-def test_the_index_links_each_pipeline(client, write_pipeline):
-    """Pipelines with reports have a link; a refused file shows what is wrong with it, escaped."""
+def checked(folder, at, table="public.orders", run_id="scheduled__1", failures=(), warnings=(), pipeline="shop"):
+    """A report on the list, with its page."""
+    page = f"validations/{table}/{at:%H%M%S} {run_id}.html"
+    (folder / page).parent.mkdir(parents=True, exist_ok=True)
+    (folder / page).write_text("<h1>page</h1>")
+    add_entry(folder, ReportEntry(at, pipeline, run_id, table, 3, 4, tuple(failures), tuple(warnings), page))
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_the_index_lists_the_runs_newest_first(client, docs):
+    """Run, table, time and result; what failed is said at once and comes first; the links lead to pages."""
+    checked(docs, NOON, "public.a", "old_run")
+    checked(docs, NOON + timedelta(hours=1), "public.a", "new_run")
+    checked(docs, NOON + timedelta(hours=1), "public.z", "new_run", failures=["key (id) is unique (2 rows)"])
+    text = client.get("/").text
+    places = [text.index(part) for part in ("1 of 2 tables failed", "new_run", "public.z", "public.a", "old_run")]
+    assert places == sorted(places)
+    assert "2026-01-01 13:00:00 UTC" in text
+    assert "key (id) is unique (2 rows)" in text
+    links = re.findall(r'href="(docs/[^"]+)"', text)
+    assert len(links) == 3
+    assert [client.get(f"/{link}").text for link in links] == ["<h1>page</h1>"] * 3
+
+
+def test_nothing_in_the_index_is_markup(client, docs, write_pipeline):
+    """Names of runs, tables and expectations are text; a refused file shows what is wrong with it."""
+    checked(docs, NOON, 'public."<img src=x>"', HOSTILE.replace("/", "|"), [HOSTILE])
     write_pipeline("new").write_text("pipeline: <script>")
-    page = client.get("/").text
-    assert '<a href="docs/shop/index.html">open</a>' in page
-    assert "new.yml is refused" in page
-    assert "<script>" not in page
+    text = client.get("/").text
+    assert "new.yml is refused" in text
+    assert "&lt;img src=x&gt;" in text
+    assert "<script>" not in text
+    assert "<img" not in text
+
+
+def test_the_index_has_pages_and_can_show_failed_runs_only(client, docs):
+    """Long lists are cut, with links to the rest; the failed runs can be had alone."""
+    for minute in range(45):
+        failures = ["no nulls"] if minute == 2 else []
+        checked(docs, NOON + timedelta(minutes=minute), run_id=f"run_{minute:02}", failures=failures)
+    first, second = client.get("/").text, client.get("/?page=2").text
+    assert (first.count('class="run"'), second.count('class="run"')) == (30, 15)
+    assert "run_44" in first
+    assert '<a href="?page=2">older</a>' in first
+    assert '<a href="?page=1">newer</a>' in second
+    failed = client.get("/?failed=true").text
+    assert re.findall(r"run_\d\d", re.sub(r'href="[^"]*"', "", failed)) == ["run_02"]
+    assert client.get("/?page=99").status_code == client.get("/?page=-1").status_code == 200
+
+
+def test_without_reports_the_index_says_so(client, docs):
+    """An entry whose page is gone isn't listed, nor is a broken one."""
+    checked(docs, NOON)
+    next((docs / "validations" / "public.orders").iterdir()).unlink()
+    (docs / ".entries" / "broken.json").write_text("{")
+    assert "no reports yet" in client.get("/").text
 
 
 @pytest.mark.parametrize("path, text", [("", "index"), ("index.html", "index"), ("validations/run.html", "run")])

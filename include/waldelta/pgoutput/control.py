@@ -1,0 +1,120 @@
+"""Messages that say where transactions begin, pause and end: streamed (protocol 2), prepared (3), parallel (4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.wire import EPOCH_SHIFT_US, TIMESTAMP_MAX_US, TIMESTAMP_MIN_US, Reader
+
+# Those that decide which rows count, and when; Begin and Commit aren't among them, because plain rows count anyway.
+CONTROL_KINDS = ("S", "E", "A", "c", "b", "P", "p", "K", "r")
+NAMES = {"S": "Stream Start", "E": "Stream Stop", "A": "Stream Abort", "c": "Stream Commit", "b": "Begin Prepare",
+         "P": "Prepare", "p": "Stream Prepare", "K": "Commit Prepared", "r": "Rollback Prepared"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One such message, with what its kind has of these.
+
+    ``xid`` is the top-level transaction's, 32 bits wide; ``subxid`` the subtransaction a Stream Abort is about (the
+    same as ``xid`` when all of it was rolled back). ``lsn`` is the commit's or prepare's position, ``end_lsn`` its end,
+    ``at_us`` its time in microseconds since 1970.
+    """
+
+    kind: str
+    xid: int = 0
+    subxid: int = 0
+    is_first: bool = False
+    lsn: int = 0
+    end_lsn: int = 0
+    at_us: int = 0
+    gid: str = ""
+
+
+def read_control(data: bytes) -> Control:
+    """Read a message of CONTROL_KINDS; raises DecodeError for any other, and for one that isn't exactly its kind."""
+    kind = chr(data[0]) if data else ""
+    if kind not in NAMES:
+        raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
+    reader = Reader(data, NAMES[kind], kind)
+    found = _READERS[kind](reader)
+    reader.finish()
+    return found
+
+
+def _stream_start(reader: Reader) -> Control:
+    xid, first = reader.integer(4, "xid"), reader.integer(1, "first_segment")
+    if first > 1:
+        raise reader.error("first_segment", reader.position - 1, f"neither 0 nor 1 but {first}")
+    return Control("S", xid, is_first=bool(first))
+
+
+def _stream_stop(_: Reader) -> Control:
+    return Control("E")
+
+
+def _stream_abort(reader: Reader) -> Control:
+    xid, subxid = reader.integer(4, "xid"), reader.integer(4, "subxid")
+    if reader.position == len(reader.data):
+        return Control("A", xid, subxid)
+    # Only with streaming 'parallel' (protocol version 4).
+    return Control("A", xid, subxid, lsn=reader.integer(8, "abort_lsn"), at_us=_time(reader, "abort_ts"))
+
+
+def _stream_commit(reader: Reader) -> Control:
+    xid = reader.integer(4, "xid")
+    _no_flags(reader)
+    lsn, end = reader.integer(8, "commit_lsn"), reader.integer(8, "end_lsn")
+    return Control("c", xid, lsn=lsn, end_lsn=end, at_us=_time(reader, "commit_ts"))
+
+
+def _begin_prepare(reader: Reader) -> Control:
+    return _prepared(reader, "b")
+
+
+def _prepare(reader: Reader) -> Control:
+    _no_flags(reader)
+    return _prepared(reader, "P")
+
+
+def _stream_prepare(reader: Reader) -> Control:
+    _no_flags(reader)
+    return _prepared(reader, "p")
+
+
+def _commit_prepared(reader: Reader) -> Control:
+    _no_flags(reader)
+    return _prepared(reader, "K")
+
+
+def _rollback_prepared(reader: Reader) -> Control:
+    _no_flags(reader)
+    lsn, end = reader.integer(8, "prepare_end_lsn"), reader.integer(8, "end_lsn")
+    _time(reader, "prepare_ts")
+    at = _time(reader, "rollback_ts")
+    return Control("r", reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid"))
+
+
+def _prepared(reader: Reader, kind: str) -> Control:
+    lsn, end = reader.integer(8, "lsn"), reader.integer(8, "end_lsn")
+    at = _time(reader, "ts")
+    return Control(kind, reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid"))
+
+
+def _no_flags(reader: Reader) -> None:
+    if flags := reader.integer(1, "flags"):
+        raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
+
+
+def _time(reader: Reader, field: str) -> int:
+    value = reader.integer(8, field, signed=True)
+    if not TIMESTAMP_MIN_US <= value <= TIMESTAMP_MAX_US:
+        raise reader.error(field, reader.position - 8, "not a timestamp")
+    return value + EPOCH_SHIFT_US
+
+
+_READERS = {
+    "S": _stream_start, "E": _stream_stop, "A": _stream_abort, "c": _stream_commit, "b": _begin_prepare,
+    "P": _prepare, "p": _stream_prepare, "K": _commit_prepared, "r": _rollback_prepared,
+}  # fmt: skip

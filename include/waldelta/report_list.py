@@ -1,0 +1,102 @@
+"""The list of a pipeline's reports: one small file per checked table beside the pages, read by both their indexes.
+
+Great Expectations makes the pages; its own index needs scripts from the network and every kept result to be read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+_ENTRIES_FOLDER = ".entries"
+
+Verdict = Literal["failed", "warning", "passed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEntry:
+    """One table's check in one run; ``page`` is relative to the folder of the reports."""
+
+    at: datetime
+    pipeline: str
+    run_id: str
+    table: str
+    version: int
+    expectations: int
+    failures: tuple[str, ...]  # critical, in words without values
+    warnings: tuple[str, ...]
+    page: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of what was found."""
+        return "failed" if self.failures else "warning" if self.warnings else "passed"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """The tables of one check, those that failed first."""
+
+    at: datetime
+    pipeline: str
+    run_id: str
+    entries: tuple[ReportEntry, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its tables'."""
+        return self.entries[0].verdict
+
+
+def add_entry(folder: Path, entry: ReportEntry) -> None:
+    """Put a report on the list; the file appears as a whole, whoever reads meanwhile."""
+    path = _entry_path(folder, entry.page)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(asdict(entry) | {"at": entry.at.isoformat()}), encoding="utf-8")
+    draft.replace(path)
+
+
+def remove_entry(folder: Path, page: str) -> None:
+    """Take a report off the list; nothing happens when it isn't on it."""
+    _entry_path(folder, page).unlink(missing_ok=True)
+
+
+def read_entries(folder: Path) -> list[ReportEntry]:
+    """All reports on the list whose page is there, in no order."""
+    found = (_read_entry(path) for path in (folder / _ENTRIES_FOLDER).glob("*.json"))
+    return [entry for entry in found if entry is not None and (folder / entry.page).is_file()]
+
+
+def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
+    """The reports by run, newest first; within a run what failed comes first, then by name."""
+    worst: Sequence[Verdict] = ("failed", "warning", "passed")
+    ordered = sorted(entries, key=lambda e: (worst.index(e.verdict), e.table))
+    ordered.sort(key=_run_of, reverse=True)
+    grouped = ((key, tuple(of_run)) for key, of_run in groupby(ordered, key=_run_of))
+    return [CheckedRun(at, pipeline, run_id, of_run) for (at, pipeline, run_id), of_run in grouped]
+
+
+def _run_of(entry: ReportEntry) -> tuple[datetime, str, str]:
+    return entry.at, entry.pipeline, entry.run_id
+
+
+def _entry_path(folder: Path, page: str) -> Path:
+    return folder / _ENTRIES_FOLDER / f"{hashlib.sha256(page.encode()).hexdigest()[:32]}.json"
+
+
+def _read_entry(path: Path) -> ReportEntry | None:
+    try:
+        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        row["at"] = datetime.fromisoformat(row["at"])
+        row["failures"], row["warnings"] = tuple(row["failures"]), tuple(row["warnings"])
+        return ReportEntry(**row)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # pruned at this moment, or no file of ours

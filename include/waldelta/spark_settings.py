@@ -1,0 +1,60 @@
+"""How Spark is configured, whoever starts it: a local session, spark-submit or a Connect server. Needs no pyspark."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from waldelta.errors import ConfigError
+
+# The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
+JARS_VARIABLE = "WALDELTA_JARS"
+_DEFAULT_JARS = Path(__file__).resolve().parent.parent.parent / ".cache" / "jars"
+_DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
+
+# What every driver needs before its JVM starts.
+SETTINGS: dict[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # A late second attempt at the same task would read the slot twice.
+    "spark.speculation": "false",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+}
+
+
+def local_settings() -> dict[str, str]:
+    """What a driver needs besides when its executors are in its own process, for the length of one job."""
+    return {
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(shuffle_partitions()),
+    }
+
+
+def shuffle_partitions() -> int:
+    """Partitions of a shuffle on this machine's cores."""
+    return max(2, os.cpu_count() or 2)
+
+
+def driver_memory() -> str:
+    """Heap of a driver that lives for one job."""
+    return os.environ.get(_DRIVER_MEMORY_VARIABLE, "3g")
+
+
+def jars() -> list[Path]:
+    """The Delta jars on this machine; raises ConfigError when there are none."""
+    folder = Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS)
+    found = sorted(folder.glob("*.jar"))
+    if not found:
+        raise ConfigError(f"no Delta jars in {folder}: run `make setup`, or point {JARS_VARIABLE} at them")
+    return found

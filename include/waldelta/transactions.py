@@ -1,0 +1,276 @@
+"""Which messages of the change log count, and in which order: from the control messages of its batches.
+
+Between landing and decoding; pure, so that it is tested as tables of cases. Plain transactions stand in the log whole and
+in commit order. A streamed one comes in chunks between others' messages, and counts only when its Stream Commit came in
+the *same* batch: every later call streams it again from its beginning. A prepared one counts at its Commit Prepared, which may
+come batches later. So the log is cut into *segments* in commit order; a row's *place* is its number in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from waldelta.pgoutput.control import Control
+
+# A message's place in the whole stream: its batch, then its number within the batch.
+SEQ_BITS = 40
+XID_BITS = 32
+LAST_SEQ = (1 << SEQ_BITS) - 1
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def order_of(batch: int, seq: int) -> int:
+    """The place of a message in the stream of all batches, as it was landed."""
+    return (batch << SEQ_BITS) | seq
+
+
+def split_order(place: int) -> tuple[int, int]:
+    """The batch and number of a place in the stream."""
+    return place >> SEQ_BITS, place & LAST_SEQ
+
+
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """A control message with its place in the change log; ``xid8`` is the top-level transaction's."""
+
+    batch: int
+    seq: int
+    xid8: int
+    control: Control
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Messages ``first`` to ``last`` of a batch that count; of a chunk only the streamed ones, else only the others.
+
+    ``commit_lsn`` and ``commit_ts_us`` are what the message that decided them says; -1 where each row has its own.
+    """
+
+    batch: int
+    first: int
+    last: int
+    is_chunk: bool = False
+    xid8: int = -1
+    commit_lsn: int = -1
+    commit_ts_us: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A transaction prepared in ``batch``; ``decided_in`` is the batch that committed it or rolled it back, or None."""
+
+    gid: str
+    xid8: int
+    batch: int
+    decided_in: int | None = None
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a range of batches (after the first, up to and with the second), in commit order.
+
+    ``base`` is the place of each segment's first message. ``voided`` are subtransactions rolled back, as batch and xid in
+    one number. ``missing`` are transactions committed in the range whose Prepare wasn't among the messages given.
+    """
+
+    after: int
+    upto: int
+    parts: tuple[Segment, ...] = ()
+    base: tuple[int, ...] = ()
+    voided: frozenset[int] = frozenset()
+    missing: tuple[Prepared, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether everything counts, in the order in which it stands in the log."""
+        return not self.parts
+
+    @property
+    def older(self) -> tuple[Segment, ...]:
+        """Segments in batches before the range: transactions prepared there and committed in it."""
+        return tuple(s for s in self.parts if s.batch <= self.after)
+
+    def places(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
+        """The place of each message in commit order; -1 for one that doesn't count. ``streamed_xid`` is -1 outside chunks."""
+        key = (batch << SEQ_BITS) | seq
+        if self.is_plain:
+            return key
+        at = self.find(batch, seq, streamed_xid)
+        place = self._base[at] + key - self._first[at]
+        place[at < 0] = -1
+        if self.voided:
+            place[np.isin((batch << XID_BITS) | streamed_xid, self._voided) & (streamed_xid >= 0)] = -1
+        return place
+
+    def is_voided(self, batch: int, streamed_xid: int) -> bool:
+        """Whether a subtransaction of a batch was rolled back."""
+        return (batch << XID_BITS) | streamed_xid in self.voided
+
+    def find(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
+        """The number of the segment that each message lies in, or -1; subtransactions that were rolled back aren't left out."""
+        key = (batch << SEQ_BITS) | seq
+        found = np.full(len(key), -1, np.int64)
+        for is_chunk in (False, True):
+            rows = (streamed_xid >= 0) == is_chunk
+            numbers = self._by_place[is_chunk]
+            if not len(numbers) or not rows.any():
+                continue
+            at = np.searchsorted(self._first[numbers], key[rows], side="right") - 1
+            number = numbers[np.maximum(at, 0)]
+            found[rows] = np.where((at >= 0) & (key[rows] <= self._last[number]), number, -1)
+        return found
+
+    def commit_lsn(self, at: Ints, own: Ints) -> Ints:
+        """The commit position of messages in the segments ``at``; ``own`` is what each message's row says."""
+        return np.where((at >= 0) & (self._lsn[at] >= 0), self._lsn[at], own)
+
+    def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
+        """The commit time likewise, in microseconds since 1970."""
+        return np.where((at >= 0) & (self._lsn[at] >= 0), self._at[at], own)
+
+    @cached_property
+    def _first(self) -> Ints:
+        return np.array([order_of(s.batch, s.first) for s in self.parts], np.int64)
+
+    @cached_property
+    def _last(self) -> Ints:
+        return np.array([order_of(s.batch, s.last) for s in self.parts], np.int64)
+
+    @cached_property
+    def _base(self) -> Ints:
+        return np.array(self.base, np.int64)
+
+    @cached_property
+    def _lsn(self) -> Ints:
+        return np.array([s.commit_lsn for s in self.parts], np.int64)
+
+    @cached_property
+    def _at(self) -> Ints:
+        return np.array([s.commit_ts_us for s in self.parts], np.int64)
+
+    @cached_property
+    def _voided(self) -> Ints:
+        return np.array(sorted(self.voided), np.int64)
+
+    @cached_property
+    def _by_place(self) -> dict[bool, Ints]:
+        """The numbers of chunks and of other segments, each ordered by where they stand in the log."""
+        chunks = np.array([s.is_chunk for s in self.parts], np.bool_)
+        order = np.argsort(self._first, kind="stable")
+        return {False: order[~chunks[order]], True: order[chunks[order]]}
+
+
+def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
+    """The segments of a range of batches; ``landmarks`` are the control messages of these and, if given, of earlier ones.
+
+    Earlier batches only tell what was prepared there.
+    """
+    by_batch: dict[int, list[Landmark]] = {}
+    for landmark in landmarks:
+        by_batch.setdefault(landmark.batch, []).append(landmark)
+    resolver = _Resolver(after)
+    # Every batch of the range has segments as soon as one has: what stands in none of them doesn't count.
+    for batch in sorted({*by_batch, *(range(after + 1, upto + 1) if by_batch else ())}):
+        resolver.batch(batch, sorted(by_batch.get(batch, []), key=lambda landmark: landmark.seq))
+    if not resolver.is_needed:
+        return Segments(after, upto, missing=tuple(resolver.missing))
+    parts, base = tuple(s for s, _ in resolver.found), tuple(place for _, place in resolver.found)
+    return Segments(after, upto, parts, base, frozenset(resolver.voided), tuple(resolver.missing))
+
+
+def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
+    """Every transaction that was prepared, with the batch that decided it; ``landmarks`` in the log's order."""
+    found: dict[tuple[str, int], Prepared] = {}
+    decided: list[Prepared] = []
+    for landmark in landmarks:
+        control, name = landmark.control, (landmark.control.gid, landmark.xid8)
+        if control.kind in ("P", "p"):
+            found[name] = Prepared(*name, landmark.batch)
+        elif control.kind in ("K", "r") and name in found:
+            decided.append(Prepared(*name, found.pop(name).batch, landmark.batch))
+    return [*decided, *found.values()]
+
+
+@dataclass
+class _Resolver:
+    """Walks over the batches in order and notes the segments as their transactions are decided."""
+
+    after: int
+    found: list[tuple[Segment, int]] = field(default_factory=list)
+    voided: set[int] = field(default_factory=set)
+    missing: list[Prepared] = field(default_factory=list)
+    is_needed: bool = False
+    _prepared: dict[tuple[str, int], list[Segment]] = field(default_factory=dict)
+    _chunks: dict[int, list[Segment]] = field(default_factory=dict)
+    _cursor: int = 0
+    _plain_from: int = 0
+    _opened_at: int = 0
+
+    def batch(self, batch: int, landmarks: list[Landmark]) -> None:
+        self._chunks, self._plain_from, self._cursor = {}, 0, order_of(batch, 0)
+        self.is_needed |= bool(landmarks) and batch > self.after
+        for landmark in landmarks:
+            self._step(landmark)
+        self._plain(batch, LAST_SEQ)
+
+    def _step(self, landmark: Landmark) -> None:
+        control, seq = landmark.control, landmark.seq
+        kind = control.kind
+        if kind == "S":
+            self._opened_at = seq
+        elif kind == "E":
+            chunk = Segment(landmark.batch, self._opened_at, seq, True, landmark.xid8)
+            self._chunks.setdefault(landmark.xid8, []).append(chunk)
+        elif kind == "A":
+            self._abort(landmark)
+        elif kind == "b":
+            self._plain(landmark.batch, seq - 1)
+            self._opened_at = seq
+        elif kind == "P":
+            prepared = Segment(landmark.batch, self._opened_at, seq, xid8=landmark.xid8)
+            self._prepared[control.gid, landmark.xid8] = [prepared]
+            self._plain_from = seq + 1
+        elif kind == "p":
+            self._prepared[control.gid, landmark.xid8] = self._chunks.pop(landmark.xid8, [])
+        elif kind == "r":
+            self._prepared.pop((control.gid, landmark.xid8), None)
+        else:
+            self._commit(landmark)
+
+    def _abort(self, landmark: Landmark) -> None:
+        control = landmark.control
+        if control.subxid == control.xid:
+            self._chunks.pop(landmark.xid8, None)
+        else:
+            self.voided.add((landmark.batch << XID_BITS) | control.subxid)
+
+    def _commit(self, landmark: Landmark) -> None:
+        """Stream Commit or Commit Prepared: what stands before it comes first, then the transaction."""
+        control = landmark.control
+        if control.kind == "c":
+            parts: list[Segment] | None = self._chunks.pop(landmark.xid8, [])
+        else:
+            parts = self._prepared.pop((control.gid, landmark.xid8), None)
+        if parts is None and landmark.batch > self.after:
+            self.missing.append(Prepared(control.gid, landmark.xid8, -1, landmark.batch))
+        self._plain(landmark.batch, landmark.seq)
+        for part in parts or ():
+            decided = replace(part, commit_lsn=control.lsn, commit_ts_us=control.at_us)
+            self._emit(decided, landmark.batch)
+
+    def _plain(self, batch: int, last: int) -> None:
+        if self._plain_from <= last:
+            self._emit(Segment(batch, self._plain_from, last), batch)
+        self._plain_from = last + 1
+
+    def _emit(self, segment: Segment, decided_in: int) -> None:
+        if decided_in > self.after:
+            self.found.append((segment, self._cursor))
+        self._cursor += segment.last - segment.first + 1

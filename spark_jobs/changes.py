@@ -1,0 +1,26 @@
+"""The change log as a DataFrame: the messages that a range of batches may need, in no order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from waldelta.change_log import ChangeLog
+from waldelta.transactions import Segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
+    """Messages of the range and of the earlier parts it commits; which of them count is known by their place."""
+    return spark.read.format("delta").load(change_log.uri).where(_covering(segments))
+
+
+def _covering(segments: Segments) -> Column:
+    """The range of batches, and the parts of earlier ones that were prepared there and are committed in it."""
+    chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
+    for part in segments.older:
+        chosen = chosen | ((F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last))
+    return chosen

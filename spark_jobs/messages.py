@@ -1,0 +1,104 @@
+"""Messages: what pg_logical_emit_message wrote, from the change log into a Delta table of its own, each exactly once.
+
+Beside apply, when the pipeline file asks for ``messages``. Transactional ones appear when their transaction has committed, in the
+order of the commits; others stand for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_jobs.changes import read_changes
+from spark_jobs.decode import commits
+from spark_jobs.merge import CommitTag
+from spark_jobs.task_error import named_error
+from waldelta.change_log import ChangeLog, place_columns
+from waldelta.errors import ApplyError, LateWriter
+from waldelta.job import Job
+from waldelta.lake import sync_commit
+from waldelta.pgoutput.logical_message import decode_logical_messages
+from waldelta.transactions import LAST_SEQ, SEQ_BITS, Segments
+from waldelta.watermark import messages_app_id, messages_applied, messages_uri
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
+SCHEMA = pa.schema(
+    [
+        # The batch in which it came to count, and its place there: together the order of the commits.
+        pa.field("batch", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("lsn", pa.int64()),
+        pa.field("xid8", pa.int64()),
+        pa.field("commit_ts", pa.timestamp("us", "UTC")),
+        pa.field("transactional", pa.bool_()),
+        pa.field("prefix", pa.string()),
+        pa.field("content", pa.binary()),
+    ]
+)
+
+
+def write_messages(spark: SparkSession, job: Job) -> int:
+    """Append the messages of all batches landed since the last call, in one commit; gives the last batch.
+
+    Raises LateWriter when another run does the same at this moment, DecodeError for a malformed message.
+    """
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    done, last = messages_applied(job, identity), change_log.last_batch() or 0
+    if done >= last:
+        return done
+    segments = change_log.stream(done, last).segments
+    uri, tag = messages_uri(job), CommitTag(messages_app_id(identity), last)
+    try:
+        (
+            _messages(spark, change_log, segments)
+            .write.format("delta")
+            .mode("append")
+            .option("txnAppId", tag.app_id)
+            .option("txnVersion", last)
+            .option("userMetadata", tag.metadata)
+            .save(uri)
+        )
+    except Exception as err:
+        if "DELTA_CONCURRENT" in str(err) or "ConcurrentTransactionException" in str(err):
+            raise LateWriter("another run writes messages at this moment: run again") from err
+        raise named_error(err) or ApplyError(f"messages not written: {err}") from err
+    sync_commit(uri, DeltaTable(uri, storage_options=job.storage_options).version())
+    return last
+
+
+def _messages(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
+    def read(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            yield from read_messages(part, segments)
+
+    chosen = read_changes(spark, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
+    return chosen.mapInArrow(read, from_arrow_schema(SCHEMA, prefer_timestamp_ntz=True))
+
+
+def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.RecordBatch]:
+    """Rows of SCHEMA for the messages among ``changes`` that count."""
+    place = segments.places(*place_columns(changes))
+    counts = place >= 0
+    if not counts.any():
+        return
+    changes, place = changes.filter(pa.array(counts)), place[counts]
+    found = decode_logical_messages(changes["data"])
+    _, commit_ts = commits(changes, segments)
+    at: Any = pc.if_else(pa.array(found.is_transactional), commit_ts, pa.scalar(None, commit_ts.type))
+    yield pa.RecordBatch.from_arrays(
+        [
+            pa.array(place >> SEQ_BITS), pa.array(place & LAST_SEQ), pa.array(found.lsn), changes["xid8"], at.cast(SCHEMA.field("commit_ts").type),
+            pa.array(found.is_transactional), found.prefix, found.content,
+        ],
+        schema=SCHEMA,
+    )  # fmt: skip

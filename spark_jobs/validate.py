@@ -1,0 +1,99 @@
+"""Running a planned suite on one version of its target through Great Expectations."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import great_expectations as gx
+
+from spark_jobs.build_expectations import META
+from spark_jobs.verdict import Outcome
+
+if TYPE_CHECKING:
+    from great_expectations.core.batch_definition import BatchDefinition
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+        ExpectationValidationResult,
+    )
+    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
+    from great_expectations.datasource.fluent import SparkDatasource
+    from pyspark.sql import DataFrame
+
+    from spark_jobs.expectation_suite import SuitePlan
+
+# Counts only: fetching examples costs a query per expectation, so they are fetched for those that failed.
+COUNTS_ONLY = {"result_format": "SUMMARY", "partial_unexpected_count": 0}
+# Examples of values that failed; they show up in the reports only, never in logs.
+WITH_EXAMPLES = {"result_format": "SUMMARY", "partial_unexpected_count": 5}
+
+
+class SuiteCheck:
+    """A suite made ready in a context, which is not for several threads; ``run`` is."""
+
+    def __init__(self, context: EphemeralDataContext, suite: gx.ExpectationSuite) -> None:
+        self.name = suite.name
+        self._suite = suite
+        # Caching would pay for many scans; the aggregates of a suite are one.
+        self._source: SparkDatasource = context.data_sources.add_spark(suite.name, persist=False)
+        asset = self._source.add_dataframe_asset(suite.name)
+        self._batch: BatchDefinition[None] = asset.add_batch_definition_whole_dataframe("version")
+        definition = gx.ValidationDefinition(name=suite.name, data=self._batch, suite=context.suites.add(suite))
+        checkpoint = gx.Checkpoint(
+            name=suite.name,
+            validation_definitions=[context.validation_definitions.add(definition)],
+            result_format=COUNTS_ONLY,
+        )
+        self._checkpoint = context.checkpoints.add(checkpoint)
+
+    def run(self, frame: DataFrame) -> ExpectationSuiteValidationResult:
+        """Validate the frame on its own session; what failed is evaluated again for examples."""
+        # It would take the process's default session, which doesn't know this frame's temporary views.
+        self._source.get_execution_engine().spark = frame.sparkSession
+        ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
+        (result,) = ran.run_results.values()
+        if numbers := {_number(item) for item in result.results if not item.success and _has_examples(item)}:
+            batch = self._batch.get_batch({"dataframe": frame})
+            examples = batch.validate(self._part(numbers), result_format=WITH_EXAMPLES)
+            better = {_number(item): item for item in examples.results}
+            result.results = [better.get(_number(item), item) for item in result.results]
+        return result
+
+    def _part(self, numbers: set[int]) -> gx.ExpectationSuite:
+        # An expectation belongs to one suite; its copy belongs to none.
+        chosen = [copy.copy(e) for e in self._suite.expectations if e.meta[META] in numbers]
+        return gx.ExpectationSuite(name=f"{self.name} examples", expectations=chosen)
+
+
+def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
+    """What each expectation found, in the plan's order."""
+    return tuple(_outcome(item, plan) for item in sorted(result.results, key=_number))
+
+
+def _outcome(item: ExpectationValidationResult, plan: SuitePlan) -> Outcome:
+    observed, unexpected = item.result.get("observed_value"), item.result.get("unexpected_count")
+    raised = not item.success and _raised(item.exception_info or {})
+    return Outcome(
+        plan.expectations[_number(item)],
+        None if raised else bool(item.success),
+        None if observed is None else str(observed)[:200],
+        None if unexpected is None else int(unexpected),
+    )
+
+
+def _has_examples(item: ExpectationValidationResult) -> bool:
+    return "partial_unexpected_list" in item.result
+
+
+def _number(item: ExpectationValidationResult) -> int:
+    configuration = item.expectation_config
+    if configuration is None:  # never so for results of a suite
+        raise KeyError(META)
+    return int(configuration.meta[META])
+
+
+def _raised(info: dict[str, Any]) -> bool:
+    """Whether evaluation failed; the information is of the expectation, or of each of its metrics."""
+    if "raised_exception" in info:
+        return bool(info["raised_exception"])
+    return any(isinstance(part, dict) and part.get("raised_exception") for part in info.values())

@@ -1,0 +1,98 @@
+"""What a check found: outcomes of expectations, by table, and the report of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_jobs.expectation_suite import PlannedExpectation
+from waldelta.errors import QualityFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one expectation found; ``success`` is None when it could not be evaluated."""
+
+    planned: PlannedExpectation
+    success: bool | None
+    observed: str | None
+    unexpected_count: int | None
+
+    def __str__(self) -> str:
+        found = "could not be evaluated" if self.success is None else ""
+        if self.unexpected_count:
+            found = f"{self.unexpected_count} rows"
+        kind = "" if self.planned.meaning == self.planned.type else f"{self.planned.type}: "
+        column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
+        subject = f" on {column}" if column else ""
+        return f"{kind}{self.planned.meaning}{subject}" + (f" ({found})" if found else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TableVerdict:
+    """A target's outcomes, the Delta version they hold for, and their page."""
+
+    table: str
+    version: int
+    outcomes: tuple[Outcome, ...]
+    left_out: tuple[str, ...]
+    page: Path
+    seconds: float
+
+    def failed(self, severity: str) -> list[Outcome]:
+        """The outcomes of one severity that weren't met."""
+        return [o for o in self.outcomes if not o.success and o.planned.severity == severity]
+
+
+@dataclass(frozen=True, slots=True)
+class QualityReport:
+    """What a run's check found, and where its report is."""
+
+    run_id: str
+    tables: tuple[TableVerdict, ...]
+    index: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The critical expectations that weren't met, with their tables."""
+        return self._failed("critical")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The expectations of severity warning that weren't met, with their tables."""
+        return self._failed("warning")
+
+    @property
+    def failed_tables(self) -> tuple[str, ...]:
+        """The tables with a critical expectation that wasn't met."""
+        return tuple(verdict.table for verdict in self.tables if verdict.failed("critical"))
+
+    @property
+    def location(self) -> str | None:
+        """The page to open: the first failing table's, else the index of all reports."""
+        for severity in ("critical", "warning"):
+            for verdict in self.tables:
+                if verdict.failed(severity):
+                    return str(verdict.page)
+        return None if self.index is None else str(self.index)
+
+    @property
+    def summary(self) -> str:
+        """One line for logs."""
+        count = sum(len(verdict.outcomes) for verdict in self.tables)
+        missed = f"{len(self.failures)} critical and {len(self.warnings)} warnings not met"
+        return f"{count} expectations on {len(self.tables)} tables, {missed}"
+
+    def raise_if_critical(self) -> None:
+        """Raise QualityFailed when a critical expectation wasn't met."""
+        if not self.failures:
+            return
+        listed = "\n".join(f"  - {failure}" for failure in self.failures)
+        raise QualityFailed(
+            f"{len(self.failures)} critical expectations failed (the changes are applied and safe):\n{listed}\n"
+            f"report: {self.location}"
+        )
+
+    def _failed(self, severity: str) -> tuple[str, ...]:
+        return tuple(f"{v.table}: {outcome}" for v in self.tables for outcome in v.failed(severity))

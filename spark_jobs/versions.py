@@ -1,0 +1,88 @@
+"""Relation versions: what a relation's messages look like, and for which messages of the stream that holds.
+
+Between plan and decode; pure. A Relation message describes the messages behind it, up to the next one of the same relation.
+Within a streamed transaction it describes that transaction's rows alone, and others' from the Stream Commit on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.change_log import Stream
+from waldelta.pgoutput.relation import Relation, read_relation
+from waldelta.transactions import Bools, Ints, order_of
+
+_END = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True)
+class RelationVersion:
+    """A relation as Relation messages described it, for messages landed from ``since`` on and before ``until``.
+
+    ``transaction`` is the xid8 of the streamed transaction it is about; None: messages that weren't streamed.
+    ``everywhere``: no other version of the relation is known, so it holds for all messages.
+    """
+
+    since: int
+    relation: Relation
+    until: int = _END
+    transaction: int | None = None
+    everywhere: bool = False
+
+    def describes(self, place: Ints, is_streamed: Bools, xid8: Ints) -> Bools:
+        """Which messages of the relation this version describes, by their places as landed."""
+        if self.everywhere:
+            return np.ones(len(place), np.bool_)
+        within = (place > self.since) & (place < self.until)
+        if self.transaction is None:
+            return within & ~is_streamed
+        return within & is_streamed & (xid8 == self.transaction)
+
+
+def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationVersion]:
+    """All versions of these relations that rows of the stream may need; one each where all are alike."""
+    found = sorted(
+        _sent(stream, frozenset(relation_ids)),
+        key=lambda v: (v.relation.relation_id, -1 if v.transaction is None else v.transaction, v.since),
+    )
+    groups = groupby(found, key=lambda version: version.relation.relation_id)
+    return [version for _, group in groups for version in _bounded([*group])]
+
+
+def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[RelationVersion]:
+    """A version for each Relation message, and one more where a Stream Commit makes it known to others."""
+    kind, relation_id = stream.timeline["kind"], stream.timeline["relation_id"]
+    ours = pc.and_(pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(wanted), pa.int64())))
+    # Every batch is a decoding session of its own, which knows nothing of what another has sent.
+    streamed: dict[tuple[int, int], list[Relation]] = {}
+    for row in stream.timeline.filter(pc.or_(ours, pc.equal(kind, "c"))).to_pylist():
+        batch, xid8, in_front = row["batch"], row["xid8"], row["streamed_xid"]
+        place = order_of(batch, row["seq"])
+        if row["kind"] == "c":
+            # pgoutput takes what it sent in a streamed transaction as known to all once that has committed, not when it
+            # was only prepared.
+            yield from (RelationVersion(place, relation) for relation in streamed.pop((batch, xid8), ()))
+            continue
+        relation = read_relation(row["data"], streamed=in_front is not None)
+        yield RelationVersion(place, relation, transaction=None if in_front is None else xid8)
+        if in_front is not None and not stream.segments.is_voided(batch, in_front):
+            streamed.setdefault((batch, xid8), []).append(relation)
+
+
+def _bounded(versions: list[RelationVersion]) -> Iterator[RelationVersion]:
+    """Versions of one relation, each up to where the next of its transaction begins."""
+    if all(version.relation == versions[0].relation for version in versions):
+        yield RelationVersion(-1, versions[0].relation, everywhere=True)
+        return
+    for _, group in groupby(versions, key=attrgetter("transaction")):
+        same = list(group)
+        for version, following in zip(same, [*same[1:], None], strict=True):
+            until = _END if following is None else following.since
+            yield RelationVersion(version.since, version.relation, until, version.transaction)

@@ -1,0 +1,79 @@
+"""The order of stages: what runs after a failure, in one process and in several, and how the run ends."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from spark_jobs.flow import consume, run_stages
+from spark_jobs.result import RunFailed, RunResult
+from waldelta.errors import ApplyError, StateError
+from waldelta.job import Job
+from waldelta.pipeline_file import PipelineFile
+
+NAMES = ("land", "apply", "check", "report")
+
+
+@pytest.fixture
+def job(lake):
+    document = {
+        "pipeline": "shop",
+        "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+        "target": {"root": lake},
+    }
+    return Job(PipelineFile.model_validate(document), "", "run")
+
+
+def run(job, failing=(), only=None):
+    """Run stages of which some fail; the stages that ran, and how the run stands in the ledger."""
+    ran = []
+
+    def stage_of(name):
+        def stage(*_):
+            ran.append(name)
+            if name in failing:
+                raise ApplyError(f"{name} went wrong")
+
+        return stage
+
+    known = job.ledger.run_result("run")
+    result = RunResult.from_json(known.result) if known else RunResult("consume", "run")
+    stages = {name: stage_of(name) for name in NAMES}
+    with pytest.raises(RunFailed) if failing else nullcontext() as caught:
+        run_stages(None, job, result, stages, only)
+    if failing:
+        assert str(caught.value.__cause__) == f"{next(name for name in ran if name in failing)} went wrong"
+    return ran, job.ledger.run_result("run").status
+
+
+@pytest.mark.parametrize(
+    "failing, expected",
+    [
+        ((), NAMES),
+        (("land",), ("land", "report")),
+        (("apply",), NAMES),
+        (("check",), NAMES),
+        (("apply", "check"), NAMES),
+    ],
+)
+def test_stages_that_dont_build_on_what_failed_still_run(job, failing, expected):
+    """Once changes have landed, a table that can't be applied doesn't keep the others from being checked."""
+    ran, status = run(job, failing)
+    assert tuple(ran) == expected
+    assert status == ("failed" if failing else "succeeded")
+
+
+def test_a_run_in_several_processes_stays_failed(job):
+    """What succeeds after a failed stage doesn't make the run good; the stage's own second try does."""
+    assert run(job, only=["land"])[1] == "running"
+    assert run(job, ["apply"], only=["apply"])[1] == "failed"
+    assert run(job, only=["check", "report"]) == (["check", "report"], "failed")
+    assert run(job, only=["apply"])[1] == "running"
+    assert run(job, only=["check", "report"])[1] == "succeeded"
+
+
+def test_a_stage_that_isnt_there_is_refused(job):
+    """The message lists the stages there are."""
+    with pytest.raises(StateError, match="consume has no stage 'aply': its stages are land, apply, check, report"):
+        consume(None, job, ["aply"])

@@ -1,0 +1,33 @@
+"""Errors that tasks raised, found again in Spark's account of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.task_error import named_error
+from waldelta.errors import DecodeError, PeekTimeout, SlotInUse
+
+ERRORS = [
+    DecodeError(
+        "Stream Commit", "length", 0, "29 bytes long, 30 wanted (29 bytes: 63 00 …, row 0), message 7 of this call"
+    ),
+    DecodeError("slot", "kind", 0),
+    PeekTimeout("reading slot 's' took longer than the statement timeout"),
+    SlotInUse("slot 's' is being read by another process: x"),
+]
+
+
+@pytest.mark.parametrize("err", ERRORS, ids=lambda err: type(err).__name__)
+def test_the_same_error_again(err):
+    """Kind, text, and for a malformed message its parts."""
+    text = f"[PYTHON_EXCEPTION] Traceback\n  File x\nwaldelta.errors.{type(err).__name__}: {err}\n\tat org.apache.spark"
+    found = named_error(RuntimeError(text))
+    assert type(found) is type(err)
+    assert str(found) == str(err)
+    if isinstance(err, DecodeError):
+        assert (found.message, found.field, found.offset, found.detail) == (
+            err.message,
+            err.field,
+            err.offset,
+            err.detail,
+        )

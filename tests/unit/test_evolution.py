@@ -1,0 +1,137 @@
+"""Planning what becomes of a target's columns, as tables of cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.errors import NeedsSync, SchemaChanged
+from waldelta.evolution import PresentColumn, keeps_values, plan_evolution, plan_ignoring, unchanged
+from waldelta.ledger import ColumnState, TableState, now
+from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.type_catalog import PgType
+
+INT, TEXT, VARCHAR, NUMERIC, TIMESTAMP = 23, 25, 1043, 1700, 1114
+TYPES = {(INT, -1): PgType(INT, -1, "integer"), (TEXT, -1): PgType(TEXT, -1, "text")}
+
+
+def state(*names, key=("id",)):
+    columns = [ColumnState(n, *_type(n), "integer", "int", not_null=False, attnum=k) for k, n in enumerate(names, 1)]
+    return TableState(now(), "r", "public.t", 1, "synced", key_columns=list(key), columns=columns)
+
+
+def relation(*names, key=("id",)):
+    return Relation(1, "public", "t", "d", tuple(RelationColumn(n, *_type(n), n in key) for n in names))
+
+
+def _type(name):
+    return (TEXT, -1) if name.startswith("text") else (INT, -1)
+
+
+def present(**columns):
+    """name=attnum, or (attnum, missing), or (attnum, None, unsure)."""
+    given = {n: c if isinstance(c, tuple) else (c,) for n, c in columns.items()}
+    return {n: PresentColumn(c[0], c[1] if len(c) > 1 else None, len(c) > 2) for n, c in given.items()}
+
+
+# The target's columns, the relations that came, the catalog now; what is said of it.
+FOLLOWED = {
+    "nothing": (("id", "a"), [("id", "a")], {"id": 1, "a": 2}, ""),
+    "another order": (("id", "a", "b"), [("id", "b", "a")], {"id": 1, "a": 2, "b": 3}, ""),
+    "added": (("id", "a"), [("id", "a"), ("id", "a", "b")], {"id": 1, "a": 2, "b": 3}, "added: b"),
+    "added with a default": (("id",), [("id", "b")], {"id": 1, "b": (2, "5")}, "added: b"),
+    "dropped": (("id", "a"), [("id", "a"), ("id",)], {"id": 1}, "dropped: a"),
+    "renamed": (("id", "a"), [("id", "a"), ("id", "b")], {"id": 1, "b": 2}, "renamed: a to b"),
+    "the key renamed": (("id", "a"), [("key", "a")], {"key": 1, "a": 2}, "renamed: id to key"),
+    "added and dropped": (("id", "a"), [("id", "b")], {"id": 1, "b": 3}, "added: b; dropped: a"),
+    "renamed later than these rows": (("id", "a"), [("id", "a")], {"id": 1, "b": 2}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOLLOWED)
+def test_what_can_be_followed(case):
+    held, relations, now_there, said = FOLLOWED[case]
+    before = state(*held)
+    came = [relation(*names, key=("id", "key")) for names in relations]
+    evolution = plan_evolution(before, came, present(**now_there), TYPES)
+    assert evolution.describe() == said
+    assert evolution.changes(before) is bool(said)
+    assert [c.state.name for c in evolution.columns] == list(relations[-1])
+    assert evolution.key_columns == (relations[-1][0],)
+
+
+# As above; a word of the reason.
+NOT_FOLLOWED = {
+    "a value that no catalog tells": (("id",), [("id", "b")], {"id": 1, "b": (2, None, True)}, "doesn't send"),
+    "a name taken over": (("id", "a"), [("id", "a")], {"id": 1, "a": 3}, "took its name"),
+    "a column that came and went": (("id",), [("id", "b"), ("id",)], {"id": 1}, "came and went"),
+    "a column gone for a while": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2}, "came back"),
+    "another type": (("id", "a"), [("id", "text_a")], {"id": 1, "text_a": 2}, "changed its type"),
+    "the key dropped": (("id", "a"), [("a",)], {"a": 2}, "replica identity"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_FOLLOWED)
+def test_what_needs_a_new_copy(case):
+    held, relations, now_there, reason = NOT_FOLLOWED[case]
+    with pytest.raises(NeedsSync, match=reason):
+        plan_evolution(state(*held), [relation(*names) for names in relations], present(**now_there), TYPES)
+
+
+def test_another_identity_is_another_key():
+    """Old rows carry its columns only."""
+    with pytest.raises(NeedsSync, match="replica identity"):
+        plan_evolution(state("id", "a"), [relation("id", "a", key=("a",))], present(id=1, a=2), TYPES)
+
+
+def test_positions_and_fills():
+    """Rows from before a column was added show its default; a renamed column is read under its old name."""
+    came = [relation("id", "a"), relation("id", "b", "c")]
+    evolution = plan_evolution(state("id", "a"), came, present(id=1, b=2, c=(3, "7")), TYPES)
+    assert evolution.positions == ((0, 1, None), (0, 1, 2))
+    assert [c.fill for c in evolution.columns] == [None, None, "7"]
+    assert not evolution.only_adds
+    assert plan_evolution(state("id"), [relation("id", "b")], present(id=1, b=2), TYPES).only_adds
+
+
+def test_ignoring_keeps_the_columns():
+    evolution = plan_ignoring(state("id", "a"), [relation("id", "b")])
+    assert not evolution.changes(state("id", "a"))
+    assert evolution.positions == ((0, None),)
+    with pytest.raises(SchemaChanged, match="its key lost id"):
+        plan_ignoring(state("id", "a"), [relation("a")])
+
+
+def test_unchanged_changes_nothing():
+    assert not unchanged(state("id", "a")).changes(state("id", "a"))
+
+
+def numeric(precision, scale):
+    return (NUMERIC, (precision << 16 | scale) + 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keeps"),
+    [
+        ((INT, -1), (INT, -1), True),
+        ((INT, -1), (20, -1), False),
+        ((VARCHAR, 14), (VARCHAR, 24), True),
+        ((VARCHAR, 14), (VARCHAR, -1), True),
+        ((VARCHAR, 14), (VARCHAR, 9), False),
+        ((VARCHAR, -1), (VARCHAR, 9), False),
+        ((VARCHAR, 14), (TEXT, -1), True),
+        ((TEXT, -1), (VARCHAR, -1), True),
+        ((TEXT, -1), (VARCHAR, 9), False),
+        ((1042, 14), (1042, 24), False),  # char(n) is padded
+        (numeric(10, 2), numeric(12, 2), True),
+        (numeric(10, 2), numeric(8, 2), False),
+        (numeric(10, 2), numeric(12, 4), False),
+        (numeric(10, 2), (NUMERIC, -1), True),
+        ((NUMERIC, -1), numeric(10, 2), False),
+        ((TIMESTAMP, 3), (TIMESTAMP, 6), True),
+        ((TIMESTAMP, 3), (TIMESTAMP, -1), True),
+        ((TIMESTAMP, 6), (TIMESTAMP, 3), False),
+    ],
+)
+def test_which_types_keep_their_values(old, new, keeps):
+    """As ATColumnChangeRequiresRewrite decides."""
+    assert keeps_values(old, new) is keeps

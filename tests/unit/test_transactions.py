@@ -1,0 +1,95 @@
+"""Which messages count, and in which order: tables of control messages in, places out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from waldelta.pgoutput.control import Control
+from waldelta.transactions import Landmark, prepared_transactions, resolve
+
+
+def stream(script):
+    """A log written as one string per batch: words are messages in order.
+
+    ``r`` a plain row, ``7r`` a row of streamed (sub)transaction 7; ``S7 E7`` a chunk of 7, ``c7``, ``p7``, ``b7``, ``P7``,
+    ``K7``, ``r7``; ``A7`` all of 7 rolled back, ``A7/8`` its subtransaction 8. Gives landmarks and rows.
+    """
+    landmarks, rows = [], []
+    for batch, words in script.items():
+        for seq, word in enumerate(words.split()):
+            if word.endswith("r") and (word == "r" or word[:-1].isdigit()):
+                rows.append((batch, seq, int(word[:-1] or -1)))
+                continue
+            kind, (xid, _, subxid) = word[0], word[1:].partition("/")
+            control = Control(
+                kind, int(xid), int(subxid or xid), gid=xid if kind in "bPpKr" else "", lsn=100 + seq, at_us=seq
+            )
+            landmarks.append(Landmark(batch, seq, int(xid), control))
+    return landmarks, rows
+
+
+def order(script, after=0, upto=None):
+    """The rows that count, in commit order, each as batch.seq."""
+    landmarks, rows = stream(script)
+    batch, seq, streamed = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    segments = resolve(landmarks, after, upto or max(script))
+    places = segments.places(batch, seq, streamed)
+    inside = (places >= 0) & ((batch > after) | np.isin(batch, [s.batch for s in segments.older]))
+    assert len(set(places[inside].tolist())) == inside.sum()
+    return " ".join(f"{b}.{s}" for p, b, s in sorted(zip(places[inside], batch[inside], seq[inside], strict=True)))
+
+
+CASES = {
+    "plain rows stand in commit order": ({1: "r r r", 2: "r"}, 0, "1.0 1.1 1.2 2.0"),
+    "a streamed transaction counts at its commit": ({1: "S7 7r E7 r S7 7r E7 r c7 r"}, 0, "1.3 1.7 1.1 1.5 1.9"),
+    "without a commit it doesn't count": ({1: "r S7 7r E7 r"}, 0, "1.0 1.4"),
+    "a commit in another batch doesn't make its chunks count": ({1: "S7 7r E7", 2: "S7 7r E7 c7"}, 0, "2.1"),
+    "a rolled back one doesn't count": ({1: "S7 7r E7 A7 r"}, 0, "1.4"),
+    "a subtransaction rolled back takes only its own": ({1: "S7 7r 8r 9r E7 A7/8 S7 7r E7 c7"}, 0, "1.1 1.3 1.7"),
+    "another transaction's subtransaction in another batch isn't meant": (
+        {1: "S7 8r E7 A7/8 c7", 2: "S9 8r E9 c9"}, 0, "2.1"),
+    "interleaved chunks": ({1: "S7 7r E7 S9 9r E9 S7 7r E7 c9 S7 7r E7 c7"}, 0, "1.4 1.1 1.7 1.11"),
+    "prepared and committed in one batch": ({1: "r b7 r P7 r K7 r"}, 0, "1.0 1.4 1.2 1.6"),
+    "prepared and rolled back": ({1: "r b7 r P7 r r7 r"}, 0, "1.0 1.4 1.6"),
+    "prepared and never decided": ({1: "r b7 r P7 r"}, 0, "1.0 1.4"),
+    "prepared in a batch, committed in the next": ({1: "r b7 r P7 r", 2: "r K7 r"}, 0, "1.0 1.4 2.0 1.2 2.2"),
+    "prepared before the range": ({1: "r b7 r P7 r", 2: "r", 3: "r K7 r"}, 1, "2.0 3.0 1.2 3.2"),
+    "prepared before the range, decided before it": ({1: "b7 r P7", 2: "K7 r", 3: "r"}, 2, "3.0"),
+    "streamed, then prepared": ({1: "S7 7r 8r E7 A7/8 S7 7r E7 p7 r", 2: "r K7 r"}, 0, "1.9 2.0 1.1 1.6 2.2"),
+    "streamed, prepared, never decided": ({1: "S7 7r E7 p7 r"}, 0, "1.4"),
+    "streamed and prepared before the range": ({1: "S7 7r E7 r p7", 2: "K7 r"}, 1, "1.1 2.1"),
+    "prepared twice under one name": ({1: "b7 r P7 r7", 2: "b7 r P7 K7"}, 0, "2.1"),
+    "two prepared, committed in the other order": ({1: "b7 r P7 b9 r P9 K9 K7"}, 0, "1.4 1.1"),
+    "batches without any control message beside one that has": ({1: "r", 2: "S7 7r E7 c7", 3: "r"}, 0, "1.0 2.1 3.0"),
+    "a message outside any transaction between chunks": ({1: "S7 7r E7 r S7 7r E7 c7"}, 0, "1.3 1.1 1.5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script, after, expected", CASES.values(), ids=CASES)
+def test_order(script, after, expected):
+    """Rows that count, in the order of their commits."""
+    assert order(script, after) == expected
+
+
+def test_commit_position_and_time():
+    """Rows of a plain stretch keep their own; others take those of the message that decided them."""
+    landmarks, rows = stream({1: "r S7 7r E7 c7", 2: "b8 r P8 K8"})
+    batch, seq, streamed = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    segments = resolve(landmarks, 0, 2)
+    at = segments.find(batch, seq, streamed)
+    assert segments.commit_lsn(at, np.array([5, 0, 0])).tolist() == [5, 104, 103]
+    assert segments.commit_ts_us(at, np.array([5, 0, 0])).tolist() == [5, 4, 3]
+
+
+def test_a_transaction_whose_prepare_is_gone_is_named():
+    """Its changes aren't in the log: somebody must decide whether that matters."""
+    segments = resolve(stream({2: "r K7 r"})[0], 1, 2)
+    assert [(p.gid, p.xid8, p.decided_in) for p in segments.missing] == [("7", 7, 2)]
+
+
+def test_prepared_transactions_with_their_decisions():
+    """What retention has to keep."""
+    landmarks, _ = stream({1: "b7 r P7 b8 r P8", 2: "S9 9r E9 p9 K7", 3: "r8"})
+    found = [(p.gid, p.batch, p.decided_in) for p in prepared_transactions(landmarks)]
+    assert sorted(found) == [("7", 1, 2), ("8", 1, 3), ("9", 2, None)]
