@@ -6,11 +6,21 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from spark_jobs.merge import CommitTag, insert_statement, merge_statement, tagged
+from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
+from spark_jobs.merge import (
+    FOUND_DELETES,
+    FOUND_UPDATES,
+    CommitTag,
+    insert_statement,
+    merge_statement,
+    tagged,
+)
+from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
 from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
@@ -203,15 +213,18 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
             reshape(
                 run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
             )
-        counts = stage(run.spark, run.stretches.change_log, plan, staged)
-        _merge(run, staged, plan, tag)
+            evolved = [column.state for column in plan.evolution.columns]
+            plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
+        changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
+        changes = reread(job, run.stretches.change_log, plan, changes)
+        tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
     except WaldeltaError:
         raise
     except Exception as err:
         raise _apply_error(state, err) from err
     finally:
         remove_folder(staged)
-    return read_commit(job, state, tag, counts)
+    return read_commit(job, state, tag)
 
 
 def _policy(job: Job, state: TableState) -> SchemaPolicy:
@@ -226,16 +239,27 @@ def _staging_folder(job: Job, state: TableState, batch: int) -> str:
     return f"{bookkeeping_uri(job.pipeline.target.root, 'staging')}/{folder}"
 
 
-def _merge(run: _Run, staged: str, plan: TargetPlan, tag: CommitTag) -> None:
-    uri, source = uri_of(run.job, plan.state.table_name), f"parquet.`{staged}`"
-    keep_metadata = run.job.pipeline.target.metadata_columns
+def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTag:
+    """Commit the net changes; returns the tag they were committed under."""
+    uri, keep_metadata = uri_of(run.job, plan.state.table_name), run.job.pipeline.target.metadata_columns
     names = plan.decode.names
-    if plan.truncated or not plan.decode.shape.key:
+    by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
+    columns = [by_name[name] for name in names]
+    found = {}
+    if not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}:
+        counted = run.spark.sql(count_statement(uri, source, columns, metadata_columns=keep_metadata)).collect()
+        by_action = {row["action"]: row["rows"] for row in counted}
+        found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
+        tag = replace(tag, counts=tag.counts | found)
+    if any(found.values()):
+        statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata)
+    elif plan.truncated or not plan.decode.shape.key:
         statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=plan.truncated)
     else:
         statement = merge_statement(uri, source, names, plan.decode.shape, metadata_columns=keep_metadata)
     with tagged(run.spark, tag):
         run.spark.sql(statement).collect()
+    return tag
 
 
 def _apply_error(state: TableState, err: Exception) -> WaldeltaError:

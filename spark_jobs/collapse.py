@@ -18,8 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.errors import ApplyError
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -34,7 +32,7 @@ ACTION_PURGE = "purge"  # like delete, but the source never said that there is a
 ACTION_SKIP = "skip"  # an update or delete of a row that this very batch shows to be missing
 
 
-class _Root(IntEnum):
+class Root(IntEnum):
     """Where a chain starts."""
 
     BASE = -1  # at a row of the target
@@ -46,7 +44,8 @@ class _Root(IntEnum):
 class EventShape:
     """How the columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key, ``u<i>`` unchanged.
 
-    ``key`` are the positions of the key among the columns; ``toastable`` those that may arrive as "unchanged".
+    ``key`` are the positions of the key among the columns, none for a table without one; ``toastable`` those that may
+    arrive as "unchanged".
     """
 
     column_count: int
@@ -59,14 +58,19 @@ class EventShape:
         return [f"c{i}" for i in range(self.column_count)]
 
     @property
+    def identity(self) -> tuple[int, ...]:
+        """Positions of the columns that identify a row: the key, or, without one, all of them."""
+        return self.key or tuple(range(self.column_count))
+
+    @property
     def old_keys(self) -> list[str]:
-        """Names of the columns with the key before the event."""
-        return [f"o{k}" for k in range(len(self.key))]
+        """Names of the columns with the row's identity before the event."""
+        return [f"o{k}" for k in range(len(self.identity))]
 
     @property
     def bases(self) -> list[str]:
-        """Names of the net changes' columns with the key of the target's row."""
-        return [f"b{k}" for k in range(len(self.key))]
+        """Names of the net changes' columns with the identity of the target's row."""
+        return [f"b{k}" for k in range(len(self.identity))]
 
     @property
     def flags(self) -> list[str]:
@@ -75,29 +79,16 @@ class EventShape:
 
 
 def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False) -> pa.Table:
-    """Collapse events into net changes: columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``.
+    """Collapse events of a table with a key into net changes: columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``.
 
     ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
     ``base_is_empty``: the target was truncated before the first event, so no chain can start at one of its rows.
     """
-    events = _in_order(events)
+    events = in_order(events)
     op = events["op"].to_numpy().astype(np.int64)
-    if not shape.key:
-        return _only_inserts(events, shape, op)
-    old, new = _key_codes(events, shape)
+    old, new = identity_codes(events, shape)
     chains = _Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
     return _net_changes(events, shape, chains)
-
-
-def _only_inserts(events: pa.Table, shape: EventShape, op: Ints) -> pa.Table:
-    """Rows of a table without a key: each insert is a row of its own, equal ones too."""
-    if (op != INSERT).any():
-        raise ApplyError(
-            "an update or delete came for a table without a key: give it a primary key or replica identity index, then "
-            "sync it again"
-        )
-    columns = {"action": pa.repeat(ACTION_INSERT, len(events))}
-    return pa.table(columns | {name: events[name] for name in (*shape.values, *shape.flags, "lsn", "commit_ts")})
 
 
 class _Chains:
@@ -108,8 +99,8 @@ class _Chains:
         self._order_touches()
         self.parent = self._parents()
         if base_is_empty:
-            self.parent[self.parent == _Root.BASE] = _Root.MISSING
-        self.root = _follow(np.where(self.parent >= 0, self.parent, np.arange(len(op))))
+            self.parent[self.parent == Root.BASE] = Root.MISSING
+        self.root = follow(np.where(self.parent >= 0, self.parent, np.arange(len(op))))
         self.origin: Ints = self.parent[self.root]
 
     def _order_touches(self) -> None:
@@ -134,28 +125,28 @@ class _Chains:
         consuming = self.touch_key == self.source[self.touch_event]
         event, before = self.touch_event[consuming], before[consuming]
         left_a_row = (before >= 0) & (self.destination[before] == self.source[event])
-        parent = np.full(len(self.op), _Root.NEW, np.int64)
-        parent[event] = np.where(left_a_row, before, np.where(before < 0, _Root.BASE, _Root.MISSING))
+        parent = np.full(len(self.op), Root.NEW, np.int64)
+        parent[event] = np.where(left_a_row, before, np.where(before < 0, Root.BASE, Root.MISSING))
         return parent
 
     def live(self) -> Ints:
         """Events that left behind a row which is there at the end."""
         stays = self.is_last & (self.destination[self.touch_event] == self.touch_key)
         events = self.touch_event[stays]
-        return np.sort(events[self.origin[events] != _Root.MISSING])
+        return np.sort(events[self.origin[events] != Root.MISSING])
 
     def unclaimed(self) -> Ints:
         """Events that arrived at a key as the first of the batch: a row standing there is in their way."""
         arrived = self.is_first & (self.touch_key != self.source[self.touch_event])
         events = self.touch_event[arrived]
-        return np.sort(events[self.origin[events] != _Root.MISSING])
+        return np.sort(events[self.origin[events] != Root.MISSING])
 
 
 def _net_changes(events: pa.Table, shape: EventShape, chains: _Chains) -> pa.Table:
     live = chains.live()
-    from_base = chains.origin[live] == _Root.BASE
+    from_base = chains.origin[live] == Root.BASE
     updates, fresh = live[from_base], live[~from_base]
-    base_roots = np.flatnonzero(chains.parent == _Root.BASE)
+    base_roots = np.flatnonzero(chains.parent == Root.BASE)
     dead_roots = np.setdiff1d(base_roots, chains.root[updates], assume_unique=True)
     kept_keys = chains.source[chains.root[updates]]
     taken = np.isin(chains.destination[fresh], kept_keys)
@@ -163,7 +154,7 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: _Chains) -> pa.Tab
     deletes = dead_roots[~np.isin(chains.source[dead_roots], fresh_keys)]
     unclaimed = chains.unclaimed()
     purges = unclaimed[~np.isin(chains.destination[unclaimed], fresh_keys)]
-    skips = np.flatnonzero(chains.origin == _Root.MISSING)
+    skips = np.flatnonzero(chains.origin == Root.MISSING)
     parts = [
         _rows(events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")),
         _rows(events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")),
@@ -198,7 +189,7 @@ def _newest_known(unchanged: pa.ChunkedArray, chains: _Chains, chosen: Ints) -> 
     if not flags[chosen].any():
         return chosen, np.zeros(len(chosen), bool)
     index = np.arange(len(flags))
-    sender = _follow(np.where(flags & (chains.parent >= 0), chains.parent, index))[chosen]
+    sender = follow(np.where(flags & (chains.parent >= 0), chains.parent, index))[chosen]
     return sender, flags[sender]
 
 
@@ -228,7 +219,7 @@ def _base_columns(
     return {b: events[name].take(chosen) for b, name in zip(shape.bases, names, strict=True)}
 
 
-def _follow(jump: Ints) -> Ints:
+def follow(jump: Ints) -> Ints:
     """The end of each chain of references (an end refers to itself), by pointer doubling."""
     while True:
         further = jump[jump]
@@ -237,18 +228,19 @@ def _follow(jump: Ints) -> Ints:
         jump = further
 
 
-def _in_order(events: pa.Table) -> pa.Table:
+def in_order(events: pa.Table) -> pa.Table:
+    """The events by their place in the stream."""
     position = events["ord"].to_numpy()
     if len(position) > 1 and not (position[1:] > position[:-1]).all():
         events = events.take(np.argsort(position, kind="stable"))
     return events.combine_chunks()
 
 
-def _key_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
-    """Integers that are equal exactly where keys are equal, for the old and the new key of each event."""
+def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
+    """Integers that are equal exactly where identities are, for the old and the new row of each event."""
     count = len(events)
     codes = np.zeros(2 * count, np.int64)
-    for k, i in enumerate(shape.key):
+    for k, i in enumerate(shape.identity):
         both = pa.chunked_array([*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type)
         part, cardinality = _codes(both)
         codes = part if k == 0 else _compact(codes * cardinality + part)
@@ -272,14 +264,14 @@ def _compact(codes: Ints) -> Ints:
 def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
     """The Arrow schema of events."""
     fields = [("ord", pa.int64()), ("op", pa.int32())]
-    fields += [(name, column_types[i]) for name, i in zip(shape.old_keys, shape.key, strict=True)]
+    fields += [(name, column_types[i]) for name, i in zip(shape.old_keys, shape.identity, strict=True)]
     return pa.schema([*fields, *_common(shape, column_types)])
 
 
 def net_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
     """The Arrow schema of net changes."""
     fields = [("action", pa.string())]
-    fields += [(name, column_types[i]) for name, i in zip(shape.bases, shape.key, strict=True)]
+    fields += [(name, column_types[i]) for name, i in zip(shape.bases, shape.identity, strict=True)]
     return pa.schema([*fields, *_common(shape, column_types)])
 
 

@@ -9,7 +9,7 @@ less work, and no nested columns between tasks (Spark's writer of Arrow batches 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import DELETE, INSERT, EventShape, collapse, event_schema, net_schema
+from spark_jobs.collapse_copies import PLACE, collapse_copies
 from spark_jobs.versions import RelationVersion
 from waldelta.change_log import place_columns
 from waldelta.copy import RAW_TYPE, raw_map
@@ -56,8 +57,11 @@ class DecodePlan:
 
     @property
     def net_schema(self) -> pa.Schema:
-        """The Arrow schema of typed net changes."""
-        return net_schema(self.shape, [kind.arrow for kind in self.types]).append(pa.field("raw", RAW_TYPE))
+        """The Arrow schema of typed net changes; ``raw`` and ``base_raw`` hold what the types of ``c`` and ``b`` can't."""
+        fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
+        if not self.shape.key:
+            fields += [pa.field(PLACE, pa.int64()), pa.field("base_raw", RAW_TYPE)]
+        return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
 
 
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
@@ -109,28 +113,35 @@ def _decode_version(
 
     rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text)
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
-    for k, i in enumerate(plan.shape.key):
-        columns[f"o{k}"] = _old_key(rows, _key_position(positions, i))
+    identity = plan.shape.identity
+    if not plan.shape.key:
+        _check_whole_rows(rows)
+    for k, i in enumerate(identity):
+        columns[f"o{k}"] = _identity_value(rows, plan, positions, i, _old_key)
     for i, name in enumerate(plan.shape.values):
-        if i in plan.shape.key:
-            columns[name] = _new_key(rows, _key_position(positions, i))
+        if i in identity:
+            columns[name] = _identity_value(rows, plan, positions, i, _new_key)
         elif (at := positions[i]) is None:
             columns[name] = _filled(plan.fills[i], len(rows))
         else:
             columns[name] = rows.new[at]
     for i in plan.shape.toastable:
         at = positions[i]
-        never = i in plan.shape.key or at is None
-        columns[f"u{i}"] = pa.array(np.zeros(len(rows), bool) if never else rows.unchanged[at])
+        never = np.zeros(len(rows), bool)
+        columns[f"u{i}"] = pa.array(never if i in identity or at is None else rows.unchanged[at])
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
     return pa.table(columns, schema=plan.event_schema)
 
 
-def _key_position(positions: tuple[int | None, ...], i: int) -> int:
+def _identity_value(
+    rows: Rows, plan: DecodePlan, positions: tuple[int | None, ...], i: int, read: Callable[[Rows, int], pa.Array]
+) -> pa.Array:
     at = positions[i]
-    if at is None:  # planned so: a relation without the key's columns can't be followed
+    if at is not None:
+        return read(rows, at)
+    if plan.shape.key:  # planned so: a relation without the key's columns can't be followed
         raise ApplyError("a change came without its key: sync this table again; was its replica identity changed?")
-    return at
+    return _filled(plan.fills[i], len(rows))
 
 
 def _filled(value: bytes | None, count: int) -> pa.Array:
@@ -147,6 +158,15 @@ def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.A
     own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
     times = pa.array(segments.commit_ts_us(stretch, own_at)).cast(at.type)
     return pa.array(segments.commit_lsn(stretch, own_lsn)), times
+
+
+def _check_whole_rows(rows: Rows) -> None:
+    """Without a key only the whole old row tells which row was changed."""
+    if ((rows.op != INSERT) & (rows.old_kind != ord("O"))).any():
+        raise ApplyError(
+            "an update or delete came for a table without a key, and without its whole old row: give the table a primary "
+            "key or REPLICA IDENTITY FULL, then sync it again"
+        )
 
 
 def _new_key(rows: Rows, k: int) -> pa.Array:
@@ -176,15 +196,24 @@ def collapse_events(events: pa.Table, plan: DecodePlan, *, base_is_empty: bool) 
             at = events.schema.get_field_index(name)
             field = pa.field(name, plan.types[i].arrow)
             events = events.set_column(at, field, _typed_key(events[name], plan.types[i], plan.names[i], present))
-    net = collapse(events, plan.shape, base_is_empty=base_is_empty)
+    if not plan.shape.key:
+        net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
+        net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")
+    else:
+        net = collapse(events, plan.shape, base_is_empty=base_is_empty)
+    texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
+    return _typed(net, plan, texts, "raw").cast(plan.net_schema)
+
+
+def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: str) -> pa.Table:
+    """Bring columns of text, named by the position of their type, into the target's types."""
     raws: dict[str, pa.Array] = {}
-    for i in set(range(len(plan.names))) - set(plan.shape.key):
-        value, raw = plan.types[i].from_text(_one_array(net[f"c{i}"]))
-        at = net.schema.get_field_index(f"c{i}")
-        net = net.set_column(at, pa.field(f"c{i}", plan.types[i].arrow), value)
+    for i, name in columns.items():
+        value, raw = plan.types[i].from_text(_one_array(net[name]))
+        net = net.set_column(net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value)
         if raw is not None and raw.null_count < len(raw):
             raws[plan.names[i]] = raw
-    return net.append_column(pa.field("raw", RAW_TYPE), raw_map(raws, len(net))).cast(plan.net_schema)
+    return net.append_column(pa.field(raw_name, RAW_TYPE), raw_map(raws, len(net)))
 
 
 def _typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:

@@ -21,8 +21,10 @@ from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.job import Job
+from waldelta.lake import BOOKKEEPING
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
+from waldelta.quarantine import IncompleteRow
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.watermark import synced_states
@@ -64,6 +66,12 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     applied = apply(spark, job)
     for cut in applied.steps:
         result.add_cut(cut)
+    for name, table in sorted(result.tables.items()):
+        if table.quarantined:
+            result.warnings.append(
+                f"{name}: {table.quarantined} rows came without values that the source no longer has; they are in the "
+                f"lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
+            )
     failures = applied.failures | _copy_again(spark, job, result, applied.outdated)
     result.not_applied = sorted(failures)
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_jobs.collapse import (
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 LSN, COMMIT_TS, RAW = "_wd_lsn", "_wd_commit_ts", "_wd_raw"
 
+# In a commit's counts: of a table without a key, the staged updates and deletes that found a row in the target.
+FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
+# And of rows that came without all of their values: those completed from the source, and those that couldn't be.
+REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
+
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -34,12 +39,16 @@ _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 
 @dataclass(frozen=True, slots=True)
 class CommitTag:
-    """Delta's identity of one application of changes: repeated, it changes nothing."""
+    """Delta's identity of one application of changes: repeated, it changes nothing.
+
+    ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the commit did.
+    """
 
     app_id: str
     batch: int
     run_id: str = ""
     truncated: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def metadata(self) -> str:

@@ -23,7 +23,8 @@ from waldelta.lsn import Lsn
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {
     "consume": {
-        "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "version": "version",
+        "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "reread": "reread",
+        "quarantined": "quarantined", "version": "version",
     },
     "sync": {"rows copied": "rows", "version": "version"},
 }  # fmt: skip
@@ -50,6 +51,9 @@ class TableResult:
     truncated: bool = False
     version: int | None = None
     rows: int | None = None
+    # Rows that came without all of their values: completed from the source, or kept out of the target.
+    reread: int = 0
+    quarantined: int = 0
 
     @property
     def changed(self) -> bool:
@@ -119,6 +123,8 @@ class RunResult:
             table.deleted += target.deleted
             table.skipped += target.skipped
             table.truncated = table.truncated or target.truncated
+            table.reread += target.reread
+            table.quarantined += target.quarantined
             table.version = target.version
 
     def record(self, job: Job) -> None:

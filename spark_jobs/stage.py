@@ -7,6 +7,7 @@ A larger one goes through Spark's Python tasks, by the same functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,7 +20,6 @@ from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decod
 from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ROW_KINDS, ChangeLog
-from waldelta.errors import ApplyError
 from waldelta.lake import write_parquet
 
 if TYPE_CHECKING:
@@ -29,21 +29,26 @@ if TYPE_CHECKING:
 ROWS_PER_TASK = 500_000
 
 
-def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> dict[str, int]:
-    """Write the net changes as Parquet into ``folder``; returns their number by action.
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Net changes ready to be merged: their files, what the merge reads (as SQL), how many by action.
 
-    Raises ApplyError for a new row that came without the value of a large column.
+    ``incomplete``: a new row came without the value of a large column, which ``reread`` must find.
     """
+
+    folder: str
+    source: str
+    counts: dict[str, int]
+    incomplete: bool = False
+
+
+def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
+    """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
         counts, incomplete = _stage_here(plan.rows, plan, folder)
     else:
         counts, incomplete = _stage_in_tasks(spark, change_log, plan, folder)
-    if incomplete:
-        raise ApplyError(
-            f"{plan.state.table_name}: a row came into the row filter without the value of a large column that did not change; "
-            f"set REPLICA IDENTITY FULL on the table, then sync it again"
-        )
-    return counts
+    return Staged(folder, f"parquet.`{folder}`", counts, incomplete)
 
 
 def _stage_here(rows: pa.Table, plan: TargetPlan, folder: str) -> tuple[dict[str, int], bool]:

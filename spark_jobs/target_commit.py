@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from deltalake import DeltaTable
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.merge import CommitTag
+from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, QUARANTINED_ROWS, REREAD_ROWS, CommitTag
 from spark_jobs.result import RunResult
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter
@@ -28,20 +28,16 @@ def read_present(job: Job, state: TableState) -> TargetCut:
     return TargetCut(state.table_name, state.generation, _open(job, state).version())
 
 
-def read_commit(job: Job, state: TableState, tag: CommitTag, counts: dict[str, int]) -> TargetCut:
-    """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't there.
-
-    ``counts`` are the staged net changes by action.
-    """
+def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
+    """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't there."""
     table = _open(job, state)
     for entry in table.history(_NEWEST):
         written = _metadata(entry)
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             version = int(entry["version"])
             sync_commit(uri_of(job, state.table_name), version)
-            effects = _effects(entry.get("operationMetrics", {}), counts)
-            return TargetCut(state.table_name, state.generation, version, truncated=tag.truncated, **effects)
-    if any(counts.values()):
+            return _cut(state, version, entry, tag.truncated, tag.counts)
+    if any(tag.counts.values()):
         raise LateWriter(f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again")
     return TargetCut(state.table_name, state.generation, table.version())
 
@@ -53,11 +49,24 @@ def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> Targ
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         if run_id is None or _told(job, run_id, state.table_name, version):
             break
-        effects = _effects(entry.get("operationMetrics", {}), {})
-        truncated = bool(entry["waldelta"].get("truncated"))
-        this = TargetCut(state.table_name, state.generation, version, truncated=truncated, **effects)
+        counts = entry["waldelta"].get("counts") or {}
+        this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
         found = this if found is None else add_cuts(found, this)
     return found
+
+
+def _cut(
+    state: TableState, version: int, entry: Mapping[str, Any], truncated: bool, counts: Mapping[str, int]
+) -> TargetCut:
+    return TargetCut(
+        state.table_name,
+        state.generation,
+        version,
+        truncated=truncated,
+        reread=counts.get(REREAD_ROWS, 0),
+        quarantined=counts.get(QUARANTINED_ROWS, 0),
+        **_effects(entry.get("operationMetrics", {}), counts),
+    )
 
 
 def add_cuts(one: TargetCut, other: TargetCut) -> TargetCut:
@@ -69,6 +78,8 @@ def add_cuts(one: TargetCut, other: TargetCut) -> TargetCut:
         updated=one.updated + other.updated,
         deleted=one.deleted + other.deleted,
         skipped=one.skipped + other.skipped,
+        reread=one.reread + other.reread,
+        quarantined=one.quarantined + other.quarantined,
         truncated=one.truncated or other.truncated,
     )
 
@@ -107,12 +118,18 @@ def _tells(run: Run | None, table: str, version: int) -> bool:
     return told is not None and told.version is not None and told.version >= version
 
 
-def _effects(metrics: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
-    """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit.
+def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
+    """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit and the staged ``counts``.
 
-    A new row that found one at its key replaced it: Delta counts that as updated. Updates and deletes that found no
-    row are skipped, as PostgreSQL's subscriber does.
+    Changes of one row count once: as inserted when it is new, as deleted when it is gone, else as updated. A new row
+    that found one at its key replaced it: Delta counts that as updated. Updates and deletes that found no row are
+    skipped, as PostgreSQL's subscriber does. A rewritten target (no key) was counted before it was written.
     """
+    if FOUND_UPDATES in counts:
+        updated, deleted = counts[FOUND_UPDATES], counts[FOUND_DELETES]
+        skipped = counts.get(ACTION_SKIP, 0) + counts.get(ACTION_UPDATE, 0) + counts.get(ACTION_DELETE, 0)
+        inserted, skipped = counts.get(ACTION_INSERT, 0), skipped - updated - deleted
+        return {"inserted": inserted, "updated": updated, "deleted": deleted, "skipped": skipped}
     if "numTargetRowsInserted" not in metrics:  # an INSERT, not a MERGE
         return {"inserted": int(metrics.get("numOutputRows", 0)), "skipped": counts.get(ACTION_SKIP, 0)}
     inserted = int(metrics.get("numTargetRowsInserted", 0))

@@ -211,6 +211,11 @@ class ChangeLog:
                 return True
         return False
 
+    def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
+        """The top-level transactions that brought row messages of these relations."""
+        parts = self._rows_of(segments, relation_ids, snapshot, ["xid8"])
+        return {xid for part in parts for xid in part["xid8"].unique().to_pylist()}
+
     def _rows_of(
         self,
         segments: Segments,

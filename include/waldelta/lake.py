@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 
@@ -68,12 +69,21 @@ def check_writable(root: str) -> None:
         ) from None
 
 
-def write_parquet(folder: str, table: pa.Table) -> None:
-    """Write a table as the one Parquet file of a folder, replacing what is there."""
-    remove_folder(folder)
+def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
+    """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is there."""
+    if part == 0:
+        remove_folder(folder)
     files, path = _file_system(folder)
     files.create_dir(path)
-    pq.write_table(table, f"{path}/part-0.parquet", filesystem=files)
+    pq.write_table(table, f"{path}/part-{part}.parquet", filesystem=files)
+
+
+def open_parquet(folder: str) -> ds.Dataset:
+    """The Parquet files of a folder, whether Spark or Arrow wrote them."""
+    files, path = _file_system(folder)
+    # Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
+    options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=options))
 
 
 def remove_folder(uri: str) -> None:

@@ -125,13 +125,16 @@ class TargetCut:
     deleted: int = 0
     skipped: int = 0
     truncated: bool = False
+    # Rows that came without all of their values: completed from the source, or not in the target (see quarantine).
+    reread: int = 0
+    quarantined: int = 0
 
 
 _CUT = pa.struct(
     [
         ("table_name", pa.string()), ("generation", pa.int64()), ("version", pa.int64()),
         ("inserted", pa.int64()), ("updated", pa.int64()), ("deleted", pa.int64()), ("skipped", pa.int64()),
-        ("truncated", pa.bool_()),
+        ("truncated", pa.bool_()), ("reread", pa.int64()), ("quarantined", pa.int64()),
     ]
 )  # fmt: skip
 
@@ -266,5 +269,7 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
     values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
     for name, of in nested.items():
         if name in values:
-            values[name] = [of(**item) for item in values[name] or []]
+            # So may a struct inside of one, whose field is null then.
+            items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
+            values[name] = [of(**item) for item in items]
     return kind(**values)

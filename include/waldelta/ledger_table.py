@@ -58,12 +58,13 @@ class LedgerTable:
         newest = self._newest_at(table)
         if newest is not None and row["at"] < newest + _STATISTIC:
             row = row | {"at": newest + _STATISTIC}
-        known = {field.name for field in table.schema().fields}
+        held: pa.Schema = pa.schema(table.schema().to_arrow())
+        known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         write_deltalake(
             table,
             pa.Table.from_pylist([row], schema=self.schema),
             mode="append",
-            schema_mode=None if set(self.schema.names) <= known else "merge",
+            schema_mode=None if known else "merge",
             commit_properties=_ONLY_IF_UNCHANGED,
         )
         sync_commit(self.uri, table.version())

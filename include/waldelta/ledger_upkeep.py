@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from waldelta.ledger import BatchCut, Ledger, Run, SlotMove, TableState
+from waldelta.quarantine import Quarantine
 
 
 def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:
@@ -22,6 +23,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
         + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
         + ledger.prune(Run, lambda rows: keep_runs(rows, oldest))
+        + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
     )
 
 

@@ -78,6 +78,26 @@ def wait_for_old_transactions(
         old &= _held_xids(conn)
 
 
+def wait_until_visible(conn: psycopg.Connection[Any], xids: Iterable[int], timeout_s: float) -> None:
+    """Return once a new snapshot sees all of these committed transactions (64-bit ids).
+
+    A commit that waits for a synchronous standby is decoded before anybody sees it. Raises TransactionsStillOpen, naming
+    each, when some still can't be seen after ``timeout_s``.
+    """
+    hidden = {str(xid & 0xFFFFFFFF) for xid in xids} & _held_xids(conn)
+    deadline = time.monotonic() + timeout_s
+    pause, longest = _POLL_S
+    while hidden:
+        if time.monotonic() >= deadline:
+            holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
+            raise TransactionsStillOpen(
+                f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous standby: {holders}; run again"
+            )
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(pause * 2, longest)
+        hidden &= _held_xids(conn)
+
+
 def _held_xids(conn: psycopg.Connection[Any]) -> set[str]:
     return {xid for (xid,) in conn.execute(_HELD_XIDS)}
 

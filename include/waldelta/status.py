@@ -6,6 +6,7 @@ from typing import Any
 
 from waldelta.errors import SlotMissing
 from waldelta.job import Job
+from waldelta.quarantine import Quarantine
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, read_slot
 from waldelta.watermark import last_cut
@@ -18,13 +19,18 @@ def read_status(job: Job) -> dict[str, Any]:
         server = read_position(connection)
         slot = read_slot(connection, slot_name)
     states = job.table_states()
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    lacking = quarantine.open_counts({name: state.generation for name, state in states.items()})
     cut = last_cut(job)
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server),
         "targets": {
-            name: {"status": state.status, "generation": state.generation, "rows_copied": state.rows, "reason": state.reason}
+            name: {
+                "status": state.status, "generation": state.generation, "rows_copied": state.rows, "reason": state.reason,
+                "quarantined": lacking.get(name, 0),
+            }
             for name, state in sorted(states.items())
         },
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},

@@ -120,13 +120,13 @@ def _identity(
     if not key:
         yield problem(
             f"{where}: it has no primary key or replica identity, {fail}: add a primary key, or alter table {leaf.id} "
-            "replica identity using index …, or publish only inserts and truncates"
+            "replica identity using index … (or full, where there is none), or publish only inserts and truncates"
         )
         return
     if leaf.replica_identity == "f" and not relation.primary_key:
-        yield problem(
-            f"{where}: REPLICA IDENTITY FULL without a primary key isn't supported yet (its rows can't be told apart): "
-            "add a primary key, or publish only inserts and truncates"
+        yield warning(
+            f"{where}: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites its whole target "
+            f"(source: {size(leaf.size_bytes)}); a primary key avoids that"
         )
     yield from _identity_rules(where, state, table, found, leaf, version)
 

@@ -97,6 +97,7 @@ def test_publications_that_would_break_the_application(database, conn, lake, cas
         (PLAIN, {}),
         (PLAIN, {"where": "id % 2 = 0", "columns": ["id"]}),
         (PLAIN + "; alter table t replica identity full", {"where": "v > 0"}),
+        (NO_KEY + "; alter table t replica identity full", {"where": "v > 0"}),
         (INDEXED + "alter table t replica identity using index t_u", {"where": "u > 0", "columns": ["u", "v"]}),
     ],
 )
@@ -149,11 +150,6 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
             ROOT + "alter table t1 replica identity full",
             {"tables": [T], "publish_via_partition_root": True},
             "partition public.t1: its replica identity (id, v) differs from the root's (id)",
-        ),
-        (
-            NO_KEY + "; alter table t replica identity full",
-            {"tables": [T]},
-            "REPLICA IDENTITY FULL without a primary key isn't supported yet",
         ),
         (PLAIN, {"all_tables": True}, "accept_future_tables: true"),
         (PLAIN, {"schemas": ["public"]}, "accept_future_tables: true"),
@@ -370,15 +366,18 @@ def test_warnings(database, conn, lake):
     database.execute(
         PLAIN + "; alter table t replica identity full; create unlogged table fast (id int);"
         "create table g (id int primary key, d int generated always as (id) stored);"
-        "create table parent (id int primary key); create table child () inherits (parent)"
+        "create table parent (id int primary key); create table child () inherits (parent);"
+        "create table k (a int); alter table k replica identity full"
     )
-    tables = [T, {"name": "public.g"}, {"name": "public.parent"}]
+    tables = [T, {"name": "public.g"}, {"name": "public.parent"}, {"name": "public.k"}]
     publications = (
         {"name": "p", "tables": tables},
         {"name": "q", "schemas": ["public"], "publish": ["insert"]},
     )
     warnings = "\n".join(plan_setup(conn, job_for(database.conninfo, lake, *publications)).warnings)
     assert "public.t: REPLICA IDENTITY FULL writes the whole old row" in warnings
+    assert "public.k: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites" in warnings
+    assert "public.t: it has no primary key" not in warnings
     assert "generated column d isn't published" in warnings
     assert "inheritance children aren't published" in warnings
     assert "1 relations of schema public can't be published" in warnings

@@ -200,3 +200,22 @@ def test_rows_with_a_clock_ahead_are_kept(ledger):
     ledger.append(replace(run("next"), at=now()))
     assert prune_ledger(ledger, now() + DAY, None) == 0
     assert ledger.last_run().run_id == "next"
+
+
+def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
+    """Rows that were there have the defaults."""
+    earlier = pa.struct(
+        [
+            field
+            for field in BatchCut.schema.field("targets").type.value_type
+            if field.name not in ("reread", "quarantined")
+        ]
+    )
+    schema = pa.schema([f if f.name != "targets" else pa.field("targets", pa.list_(earlier)) for f in BatchCut.schema])
+    first = replace(cut(1), targets=[TargetCut("public.t", 1, 5, inserted=3)])
+    ledger_table.LedgerTable(bookkeeping_uri(lake, BatchCut.table), schema).append(asdict(first))
+    ledger = Ledger(lake)
+    assert ledger.last_cut().targets == first.targets
+    later = replace(cut(2), targets=[replace(first.targets[0], quarantined=7)])
+    ledger.append(later)
+    assert [found.targets for found in ledger.batches()] == [first.targets, later.targets]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spark_jobs.collapse import EventShape
 from spark_jobs.identifier import quote
 from spark_jobs.merge import forget_statement, insert_statement, merge_statement
+from spark_jobs.merge_copies import CopiedColumn, rewrite_statement
 
 SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))
 NAMES = ("v", "the `key`", "it's")
@@ -44,3 +45,20 @@ def test_names_cannot_end_a_statement():
     """A backtick in a name stays inside the name."""
     assert quote("a` ; drop table x; --") == "`a`` ; drop table x; --`"
     assert forget_statement("u", 7) == "delete from delta.`u` where batch <= 7"
+
+
+def test_rewrite_statement():
+    """Without a key, columns are compared by position, whatever they are called, and maps by their entries."""
+    columns = [CopiedColumn("the `row", "string", "text"), CopiedColumn("n", "string", "numeric"),
+               CopiedColumn("h", "map<string,string>", "hstore")]  # fmt: skip
+    statement = rewrite_statement("u", "src", columns, metadata_columns=True)
+    assert statement.startswith(
+        "insert overwrite delta.`u` (`the ``row`, `n`, `h`, _wd_lsn, _wd_commit_ts, _wd_raw)\n"
+        "with plain as (select `the ``row` as v0, `n` as v1, `h` as v2, _wd_lsn as lsn, "
+    )
+    assert "array_sort(map_entries(v2)), array_sort(map_entries(raw))) as exact" in statement
+    assert "array_sort(map_entries(b2)), array_sort(map_entries(base_raw))) as exact" in statement
+    assert statement.endswith(
+        "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action = 'insert'"
+    )
+    assert "raw" not in rewrite_statement("u", "src", columns, metadata_columns=False)

@@ -1,0 +1,126 @@
+"""Merge for tables without a key: copies of equal rows are taken out of the target or changed, in one commit.
+
+No MERGE can take one of two equal rows, so the target is rewritten. Rows are equal where every published column is, as
+PostgreSQL's subscriber compares them: nulls are equal, so are -0 and 0, all NaN, and 1.0 and 1.00. Among equal rows
+those go first that are written just as the source's, so that the target keeps what the source keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
+from spark_jobs.collapse_copies import PLACE
+from spark_jobs.identifier import path, quote
+from spark_jobs.merge import COMMIT_TS, LSN, RAW
+
+_FLOATS = ("float", "double")
+_FLOAT_ARRAY = re.compile(r"array<(float|double)>")
+# What a numeric without a scale is called, and what it is in the lake.
+_NUMERIC = ("numeric", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedColumn:
+    """A column of a target without a key: its name, its type in the lake, and PostgreSQL's name of its type."""
+
+    name: str
+    spark_type: str
+    type_name: str
+
+
+def count_statement(target: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """How many staged updates and deletes find their row: a row of ``action, rows`` for each action that has any."""
+    return (
+        f"with {_chosen(target, source, columns, metadata_columns)}\n"
+        "select r.action, count(*) as rows\n"
+        "from chosen as t\n"
+        "join numbered as r on t.alike = r.alike and t.n = r.n\n"
+        "group by r.action"
+    )
+
+
+def rewrite_statement(target: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation ``source``."""
+    names = [quote(column.name) for column in columns]
+    held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
+    if metadata_columns:
+        names += [LSN, COMMIT_TS, RAW]
+        held, staged = [*held, "lsn", "commit_ts", "raw"], [*staged, "lsn", "commit_ts", "raw"]
+    changed = [f"case when r.action is null then t.{v} else r.{c} end" for v, c in zip(held, staged, strict=True)]
+    return (
+        f"insert overwrite {path(target)} ({', '.join(names)})\n"
+        f"with {_chosen(target, source, columns, metadata_columns)}\n"
+        f"select {', '.join(f't.{v}' for v in held)}\n"
+        "from held as t\n"
+        "left anti join wanted as w on t.alike = w.alike\n"
+        "union all\n"
+        f"select {', '.join(changed)}\n"
+        "from chosen as t\n"
+        "left join numbered as r on t.alike = r.alike and t.n = r.n\n"
+        f"where r.action is null or r.action = '{ACTION_UPDATE}'\n"
+        "union all\n"
+        f"select {', '.join(f's.{c}' for c in staged)}\n"
+        f"from {source} as s\n"
+        f"where s.action = '{ACTION_INSERT}'"
+    )
+
+
+def _chosen(target: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool) -> str:
+    """Staged removals and the target's rows they may take, numbered within equal rows.
+
+    The target's columns are renamed by position, since a source's column may have any name. Comparing structs, nulls
+    are equal and floats by value; ``exact`` tells apart what is equal but written differently.
+    """
+    held = [f"{quote(column.name)} as v{i}" for i, column in enumerate(columns)]
+    if metadata_columns:
+        held += [f"{LSN} as lsn", f"{COMMIT_TS} as commit_ts", f"{RAW} as raw"]
+    raws = ("raw", "base_raw") if metadata_columns else (None, None)
+    return (
+        f"plain as (select {', '.join(held)} from {path(target)}),\n"
+        f"held as (select *, {_forms('v', columns, raws[0])} from plain),\n"
+        f"removals as (select *, {_forms('b', columns, raws[1])} from {source}"
+        f" where action in ('{ACTION_UPDATE}', '{ACTION_DELETE}')),\n"
+        f"numbered as (select *, row_number() over (partition by alike order by {PLACE}) as n from removals),\n"
+        "wanted as (select distinct alike from removals),\n"
+        "wanted_exact as (select exact, count(*) as copies from removals group by exact),\n"
+        "candidates as (select t.*, row_number() over (partition by t.exact order by t.exact) as copy\n"
+        "  from held as t left semi join wanted as w on t.alike = w.alike),\n"
+        "chosen as (select t.*, row_number() over (partition by t.alike order by coalesce(t.copy <= x.copies, false) desc)"
+        " as n\n"
+        "  from candidates as t left join wanted_exact as x on t.exact = x.exact)"
+    )
+
+
+def _forms(prefix: str, columns: Sequence[CopiedColumn], raw: str | None) -> str:
+    values = [f"{prefix}{i}" for i in range(len(columns))]
+    alike = [_alike(value, column) for value, column in zip(values, columns, strict=True)]
+    exact = [_exact(value, column) for value, column in zip(values, columns, strict=True)]
+    if raw is not None:
+        alike.append(_entries(raw))
+        exact.append(_entries(raw))
+    return f"struct({', '.join(alike)}) as alike, struct({', '.join(exact)}) as exact"
+
+
+def _alike(value: str, column: CopiedColumn) -> str:
+    if column.spark_type.startswith("map<"):
+        return _entries(value)
+    if (column.type_name, column.spark_type) == _NUMERIC:
+        shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
+        return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
+    return value
+
+
+def _exact(value: str, column: CopiedColumn) -> str:
+    if column.spark_type in _FLOATS:
+        return f"cast({value} as string)"
+    if _FLOAT_ARRAY.fullmatch(column.spark_type):
+        return f"transform({value}, x -> cast(x as string))"
+    return _entries(value) if column.spark_type.startswith("map<") else value
+
+
+def _entries(value: str) -> str:
+    """A map, which has no equality, as something that has."""
+    return f"array_sort(map_entries({value}))"

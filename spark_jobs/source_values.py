@@ -1,0 +1,183 @@
+"""Source values: what rows of the source hold now, read by key; one statement for many keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from spark_jobs.plan import TargetPlan
+from waldelta.change_log import ChangeLog
+from waldelta.connection import describe
+from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable
+from waldelta.job import Job
+from waldelta.ledger import TableState
+from waldelta.pg_text import pg_text
+from waldelta.snapshot import wait_until_visible
+from waldelta.types.target import printed
+
+Mask = npt.NDArray[np.bool_]
+Texts = list[str | None]
+
+VISIBLE_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class SourceValues:
+    """Texts by row for each column that may lack them, which rows the source can't complete, and why."""
+
+    texts: dict[int, Texts]
+    missing: Mask
+    reasons: Texts
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """How rows of one table are found and read."""
+
+    relation: sql.Composable
+    key: tuple[tuple[str, str], ...]  # name and type
+    columns: dict[int, str] = field(default_factory=dict)
+
+
+def read_values(job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Mask) -> SourceValues:
+    """Read the columns that are marked as unchanged, for those ``rows`` (net changes) that are ``lacking``.
+
+    Raises TransactionsStillOpen when a change isn't visible on the source after a minute, PrivilegeMissing,
+    SourceUnreachable.
+    """
+    shape, count = plan.decode.shape, len(rows)
+    flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.toastable}
+    values = SourceValues({i: [None] * count for i in shape.toastable}, np.zeros(count, bool), [None] * count)
+    if not lacking.any():
+        return values
+    with job.connect("reread") as connection, _named_errors(job, plan.state):
+        lookup = _lookup(connection, plan, flagged, lacking, values)
+        if lookup is None:
+            return values
+        keys = [pg_text(rows[f"c{i}"].combine_chunks()) for i in shape.key]
+        absent = _read(connection, lookup, keys, values, lacking & ~values.missing)
+        if absent.any():
+            # Decoded is not the same as visible.
+            xids = change_log.xids(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
+            wait_until_visible(connection, xids, VISIBLE_TIMEOUT_S)
+            absent = _read(connection, lookup, keys, values, absent)
+        _give_up(values, absent, "the source has no row with this key any more")
+    return values
+
+
+def _lookup(
+    connection: psycopg.Connection[Any],
+    plan: TargetPlan,
+    flagged: Mapping[int, Mask],
+    lacking: Mask,
+    values: SourceValues,
+) -> _Lookup | None:
+    """What can still be read of the table; rows that need more are missing."""
+    state, names = plan.state, plan.decode.names
+    found = connection.execute(_TABLE, (state.relation_ids[0],)).fetchone()
+    held = {(n, oid, typmod) for n, oid, typmod in connection.execute(_COLUMNS, (state.relation_ids[0],))}
+    usable = {c.name for c in state.columns if (c.name, c.type_oid, c.typmod) in held}
+    if found is None or not usable.issuperset(state.key_columns):
+        what = "the table was dropped" if found is None else "its key was changed"
+        _give_up(values, lacking, f"{what} on the source")
+        return None
+    for i, rows in flagged.items():
+        if names[i] not in usable:
+            _give_up(values, rows, f"column {names[i]} was dropped or changed on the source")
+    schema, table, is_root = found
+    # ONLY, since a table that others inherit from is published without them.
+    relation = sql.SQL("{}{}").format(sql.SQL("" if is_root else "only "), sql.Identifier(schema, table))
+    types = {c.name: c.type_name for c in state.columns}
+    columns = {i: names[i] for i, rows in flagged.items() if names[i] in usable and rows.any()}
+    return _Lookup(relation, tuple((names[i], types[names[i]]) for i in plan.decode.shape.key), columns)
+
+
+def _read(
+    connection: psycopg.Connection[Any], lookup: _Lookup, keys: Sequence[Texts], values: SourceValues, lacking: Mask
+) -> Mask:
+    """Read these rows' values; returns which of them the source doesn't show."""
+    absent = lacking.copy()
+    wanted = np.flatnonzero(lacking)
+    if not len(wanted):
+        return absent
+    query, arrays = _values_query(lookup), [[texts[n] for n in wanted] for texts in keys]
+    for number, *texts in connection.execute(query, arrays):
+        row = int(wanted[number - 1])
+        absent[row] = False
+        for i, text in zip(lookup.columns, texts, strict=True):
+            values.texts[i][row] = text
+    return absent
+
+
+def _values_query(lookup: _Lookup) -> sql.Composed:
+    """One row per key that is found: its number, from 1, and the columns as pgoutput would send them."""
+    columns = [printed(sql.SQL("t.{}").format(sql.Identifier(name))) for name in lookup.columns.values()]
+    numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
+    same = [
+        # The type's name is PostgreSQL's own, quoted where it must be.
+        sql.SQL("t.{} = k.{}::{}").format(sql.Identifier(name), number, sql.SQL(type_name))
+        for number, (name, type_name) in zip(numbered, lookup.key, strict=True)
+    ]
+    return sql.SQL(
+        "select {selected} from unnest({arrays}) with ordinality as k ({names}) join {relation} as t on {same}"
+    ).format(
+        selected=sql.SQL(", ").join([sql.SQL("k.n"), *columns]),
+        arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(numbered)),
+        names=sql.SQL(", ").join([*numbered, sql.Identifier("n")]),
+        relation=lookup.relation,
+        same=sql.SQL(" and ").join(same),
+    )
+
+
+def _give_up(values: SourceValues, rows: Mask, reason: str) -> None:
+    for n in np.flatnonzero(rows & ~values.missing):
+        values.reasons[n] = reason
+    values.missing |= rows
+
+
+@contextmanager
+def _named_errors(job: Job, state: TableState) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as err:
+        named: SourceError = PrivilegeMissing(
+            f"{state.table_name} can't be read to complete its rows ({_reason(err)}): grant select on it"
+        )
+    except psycopg.OperationalError as err:
+        named = SourceUnreachable(
+            f"reading {state.table_name} from {describe(job.conninfo)} broke off ({_reason(err)})"
+        )
+    except psycopg.Error as err:
+        named = SourceError(f"{state.table_name} can't be read to complete its rows ({_reason(err)}): run again")
+    else:
+        return
+    raise named
+
+
+def _reason(err: psycopg.Error) -> str:
+    # The primary message alone: detail and context may hold values.
+    return err.diag.message_primary or type(err).__name__
+
+
+_TABLE = """
+select n.nspname, c.relname, c.relkind = 'p'
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where c.oid = %s
+"""
+
+_COLUMNS = """
+select attname, atttypid::int8, atttypmod
+from pg_attribute
+where attrelid = %s
+  and attnum > 0
+  and not attisdropped
+"""

@@ -1,0 +1,274 @@
+"""Rows that come without all of their values: completed from the source, or quarantined; never null in silence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs.drain import drain
+from spark_jobs.flow import consume
+from spark_jobs.result import TableResult
+from spark_jobs.sync import sync
+from tests.integration.test_apply import where_decoded  # noqa: F401
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.errors import TransactionsStillOpen
+from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, Quarantine
+from waldelta.status import read_status
+from waldelta.watermark import uri_of
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+# The filter's column is in the identity, so an UPDATE that moves a row in sends no old row's other columns.
+IDENTITIES = {
+    "default": "create table t(id int, a text, big text, m numeric(10,2), primary key (id, a))",
+    "index": """
+        create table t(id int primary key, a text not null, big text, m numeric(10,2));
+        create unique index t_a on t(id, a);
+        alter table t replica identity using index t_a""",
+    "full": """
+        create table t(id int, a text, big text, m numeric(10,2), primary key (id, a));
+        alter table t replica identity full""",
+    "partitioned": """
+        create table t(id int, a text, big text, m numeric(10,2), primary key (id, a)) partition by range (id);
+        create table t_1 partition of t default;
+        alter table t_1 alter big set storage external""",
+}
+
+
+def made(database, lake, ddl=IDENTITIES["default"]):
+    database.execute(f"{ddl}; alter table t alter big set storage external")
+    pipeline = pipeline_file(lake, f"s_{database.name}")
+    job = bare_slot(database, pipeline)
+    database.execute(
+        f"drop publication s_{database.name}_pub; create publication s_{database.name}_pub for table t where (a > 'm') "
+        "with (publish_via_partition_root = true)"
+    )
+    return job
+
+
+@pytest.fixture
+def job(database, lake):
+    return made(database, lake)
+
+
+def target_rows(spark, job):
+    frame = spark.read.format("delta").load(uri_of(job, "public.t")).select("id", "a", "big", "m")
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def source_rows(database):
+    return sorted(database.execute("select id, a, big, m from t where a > 'm'"))
+
+
+def run(spark, job, run_id="test") -> TableResult:
+    return consume(spark, replace(job, run_id=run_id)).tables.get("public.t", TableResult())
+
+
+def told(job):
+    rows = Quarantine(job.pipeline.target.root).rows("public.t", 1)
+    return [(row.status, json.loads(row.key)["id"], row.columns) for row in rows]
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+def test_a_row_that_moves_into_the_filter(spark, database, lake, identity, where_decoded):  # noqa: F811
+    """It arrives as INSERT without its large value, which is read from the source and marked as such."""
+    job = made(database, lake, IDENTITIES[identity])
+    database.execute(f"insert into t values (1, 'a', {BIG}, 1.5), (2, 'a', {BIG}, null), (3, 'z', {BIG}, 3)")
+    sync(spark, job)
+    database.execute("update t set a = 'n' where id = 1; insert into t values (4, 'x', 'small')")
+    done = run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+    if identity == "full":
+        assert (done.reread, told(job)) == (0, [])  # the old row came too
+    else:
+        assert (done.inserted, done.reread, done.quarantined) == (2, 1, 0)
+        assert told(job) == [(REREAD, "1", ["big"])]
+    # Moved in, moved its key and changed, all in one batch.
+    database.execute("update t set a = 'n' where id = 2; update t set id = 20, m = 7 where id = 2")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):  # noqa: F811
+    """One statement for a bounded number of keys."""
+    monkeypatch.setattr("spark_jobs.reread.ROWS_PER_READ", 10)
+    database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
+    sync(spark, job)
+    database.execute("update t set a = 'x'; delete from t where id = 7; insert into t values (7, 'x', 'new')")
+    done = run(spark, job)
+    assert (done.inserted, done.reread) == (35, 34)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded):  # noqa: F811
+    """It isn't written, nor lost: quarantine holds what came, and the run says so."""
+    database.execute(f"insert into t values (1, 'a', {BIG}, 'NaN'), (2, 'a', {BIG}, 2)")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("delete from t where id = 1")
+    drained = replace(job, run_id="first")
+    from spark_jobs.apply import apply
+
+    cut = apply(spark, drained).steps[0].targets[0]
+    assert target_rows(spark, job) == source_rows(database)
+    assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
+    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
+    (row,) = [r for r in Quarantine(job.pipeline.target.root).rows("public.t", 1) if r.status == QUARANTINED]
+    assert json.loads(row.sent) == {"id": "1", "a": "x", "m": "NaN"}
+    assert row.lsn is not None
+    assert row.commit_ts is not None
+    assert "no row with this key" in row.reason
+    assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
+    run(spark, job, "second")
+    assert told(job)[-1][:2] == (RESOLVED, "1")
+    assert read_status(job)["targets"]["public.t"]["quarantined"] == 0
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
+    """The update that moved it brings it, read by its new key; as an update of a missing row it would be skipped."""
+    database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("update t set id = 5, m = 5")
+    from spark_jobs.apply import apply
+
+    assert apply(spark, replace(job, run_id="first")).failures == {}
+    assert target_rows(spark, job) == []
+    done = run(spark, job, "second")
+    assert target_rows(spark, job) == source_rows(database)
+    assert done.skipped == 0
+    assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (REREAD, "5")]
+
+
+def test_a_column_that_was_dropped_meanwhile(spark, database, job):
+    """Its value can't be read any more."""
+    database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("alter table t drop column big")
+    run(spark, job)
+    assert told(job) == [(QUARANTINED, "1", ["big"])]
+    (row,) = Quarantine(job.pipeline.target.root).rows("public.t", 1)
+    assert row.reason == "column big was dropped or changed on the source"
+
+
+def test_a_stale_row_at_the_key_goes(spark, database, job):
+    """What the source deleted before the incomplete row came doesn't stay in its place."""
+    database.execute(f"insert into t values (1, 'x', 'old', 1); insert into t values (2, 'a', {BIG}, 2)")
+    sync(spark, job)
+    database.execute("delete from t where id = 1; update t set id = 1, a = 'x' where id = 2")
+    drain(spark, job)
+    database.execute("delete from t")
+    from spark_jobs.apply import apply
+
+    assert apply(spark, job).failures == {}
+    assert target_rows(spark, job) == []
+    assert told(job) == [(QUARANTINED, "1", ["big"])]
+
+
+def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monkeypatch):
+    """Killed between quarantine and merge, the next run starts from the same watermark."""
+    database.execute(f"insert into t values (1, 'a', {BIG}, 1), (2, 'a', {BIG}, 1)")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("delete from t where id = 1")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    from spark_jobs.apply import apply
+
+    monkeypatch.setattr("spark_jobs.apply._merge", killed)
+    with pytest.raises(Killed):
+        apply(spark, job)
+    assert len(told(job)) == 2
+    monkeypatch.undo()
+    assert apply(spark, job).failures == {}
+    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
+
+
+def test_a_killed_run_whose_rows_the_next_one_finds_whole(spark, database, job, monkeypatch):
+    """With later batches beside it nothing is incomplete any more: what was told is taken back."""
+    database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("delete from t")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    from spark_jobs.apply import apply
+
+    monkeypatch.setattr("spark_jobs.apply._merge", killed)
+    with pytest.raises(Killed):
+        apply(spark, job)
+    monkeypatch.undo()
+    run(spark, job)
+    assert (told(job), target_rows(spark, job)) == ([], [])
+
+
+def test_a_key_change_whose_base_row_is_missing_is_skipped(spark, database, job):
+    """As PostgreSQL's subscriber does; the value that wasn't sent is never made up."""
+    database.execute(f"insert into t values (1, 'x', {BIG}, 1), (2, 'x', {BIG}, 2)")
+    sync(spark, job)
+    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
+    database.execute("update t set id = id + 10")
+    done = run(spark, job)
+    assert (done.updated, done.skipped) == (1, 1)
+    assert target_rows(spark, job) == source_rows(database)[1:]
+
+
+def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(spark, database, job, postgres, monkeypatch):
+    """A commit that waits for a synchronous standby is decoded before it is visible."""
+    database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
+    sync(spark, job)
+    database.execute("alter system set synchronous_standby_names = 'absent'")
+    database.execute("select pg_reload_conf()")
+    from spark_jobs.apply import apply
+
+    waiting = database.connect(autocommit=True)
+    try:
+        pid = waiting.info.backend_pid
+        waiting.pgconn.send_query(b"update t set a = 'x'")
+        wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
+        drain(spark, job)
+        monkeypatch.setattr("spark_jobs.source_values.VISIBLE_TIMEOUT_S", 0.1)
+        assert isinstance(apply(spark, job).failures["public.t"], TransactionsStillOpen)
+        assert told(job) == []
+    finally:
+        database.execute("alter system reset synchronous_standby_names")
+        database.execute("select pg_reload_conf()")
+    wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
+    waiting.close()
+    assert apply(spark, job).failures == {}
+    assert target_rows(spark, job) == source_rows(database)
+    assert told(job) == [(REREAD, "1", ["big"])]
+
+
+def wait_until(database, query, *params):
+    import tenacity
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_result(lambda found: found is not True),
+        stop=tenacity.stop_after_delay(60),
+        wait=tenacity.wait_fixed(0.05),
+    )
+    def found():
+        return database.execute(query, params)[0][0]
+
+    found()
