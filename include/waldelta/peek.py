@@ -60,7 +60,7 @@ class PeekBound:
 
     upto_lsn: Lsn
     upto_nchanges: int | None
-    statement_timeout_s: int
+    statement_timeout_s: float
     next_xid8: int
 
 
@@ -125,11 +125,14 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
     try:
         with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
-            cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s) * 1000}")
+            cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s * 1000)}")
             cursor.execute(statement)
             for batch in cursor.fetch_record_batch():
                 yield _landing_batch(envelope, batch)
-    except adbc_driver_postgresql.dbapi.Error as err:
+    except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
+        # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a timeout, OSError.
+        if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
+            raise
         raise _peek_error(source.slot, str(err)) from None
 
 

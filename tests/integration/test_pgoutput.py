@@ -7,11 +7,16 @@ import pyarrow.compute as pc
 import pytest
 
 from waldelta.connection import connect, connect_arrow
+from waldelta.errors import PeekTimeout
+from waldelta.peek import PeekBound
+from waldelta.peek import peek as peek_slot
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.logical_message import read_logical_message
 from waldelta.pgoutput.relation import read_relation, read_type
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pipeline_file import Source
+from waldelta.server import read_position
 
 pytestmark = pytest.mark.pg
 
@@ -120,3 +125,12 @@ def test_binary_format_is_recognised(published):
     rows = decode_rows(rows_of(table, relation.relation_id), 3)
     assert (rows.new.format(0), rows.new.values(0).to_pylist()) == ("b", [b"\0\0\0\7"])
     assert rows.new.values(2).to_pylist() == [b"z"]
+
+
+def test_a_bite_that_takes_too_long_is_named(published):
+    """The driver tells it through Arrow, not by an error of its own; a smaller bite is taken then."""
+    published.execute("insert into t select g, 'ok', repeat('x', 900) from generate_series(1, 50000) g")
+    document = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "manage": False}]}
+    bound = PeekBound(read_position(published.connection).flush_lsn, None, 0.02, 1000)
+    with pytest.raises(PeekTimeout, match="longer than the statement timeout"):
+        list(peek_slot(published.conninfo, Source.model_validate(document), bound))
