@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_jobs.identifier import quote
+from spark_jobs.identifier import ddl, quote
 from waldelta.catalog import PublishedTable, TableId, read_published_tables
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import SchemaChanged, StateError
@@ -73,7 +72,7 @@ def compare_target(
         copy = plan_copy(table, holder.snapshot_id, files, holder.lsn.value if with_metadata else None)
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_TASK), BYTES_PER_TASK)
         reader = _reader(conninfo, copy, tasks, holder.pid)
-        schema = from_arrow_schema(copy.schema, prefer_timestamp_ntz=True)
+        schema = ddl(copy.schema)
         source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(reader, schema)
         target = _read_target(spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version)
         _check_columns(table, source, target)

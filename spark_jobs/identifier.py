@@ -1,6 +1,9 @@
-"""Names as Spark SQL takes them."""
+"""Names and schemas as Spark SQL takes them."""
 
 from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 
 def quote(name: str) -> str:
@@ -11,3 +14,9 @@ def quote(name: str) -> str:
 def path(uri: str) -> str:
     """A Delta table by its location."""
     return f"delta.{quote(uri)}"
+
+
+def ddl(schema: pa.Schema) -> str:
+    """An Arrow schema as the text of a DDL."""
+    fields = from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
+    return ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in fields)

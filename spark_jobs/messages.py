@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.changes import read_changes
 from spark_jobs.decode import commits
+from spark_jobs.identifier import ddl
 from spark_jobs.merge import CommitTag
 from spark_jobs.task_error import named_error
 from waldelta.change_log import ChangeLog, place_columns
@@ -82,7 +82,7 @@ def _messages(spark: SparkSession, change_log: ChangeLog, segments: Segments) ->
             yield from read_messages(part, segments)
 
     chosen = read_changes(spark, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
-    return chosen.mapInArrow(read, from_arrow_schema(SCHEMA, prefer_timestamp_ntz=True))
+    return chosen.mapInArrow(read, ddl(SCHEMA))
 
 
 def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.RecordBatch]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.changes import read_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
+from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ROW_KINDS, ChangeLog
 from waldelta.lake import write_parquet
@@ -89,8 +89,8 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
     Chains of moved keys cross any partitioning by key, so a range with moves is collapsed by one task.
     """
     decode_plan, shape, empty = plan.decode, plan.decode.shape, plan.truncated
-    events_schema = from_arrow_schema(decode_plan.event_schema, prefer_timestamp_ntz=True)
-    result_schema = from_arrow_schema(decode_plan.net_schema, prefer_timestamp_ntz=True)
+    events_schema = ddl(decode_plan.event_schema)
+    result_schema = ddl(decode_plan.net_schema)
 
     def decode_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql import functions as F
 
-from spark_jobs.identifier import path, quote
+from spark_jobs.identifier import ddl, path, quote
 from spark_jobs.task_error import first_line, named_error
 from waldelta.catalog import PublishedTable
 from waldelta.copy import METADATA_COLUMNS
@@ -21,7 +21,7 @@ from waldelta.lake import sync_commit
 from waldelta.type_map import target_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
 
 _METADATA_TYPES = {"_wd_lsn": "bigint", "_wd_commit_ts": "timestamp", "_wd_raw": "map<string,string>"}
@@ -78,10 +78,10 @@ def target_ddl(columns: Sequence[TargetColumn]) -> str:
     return ", ".join(f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns)
 
 
-def target_schema(columns: Sequence[TargetColumn]) -> StructType:
-    """The columns as Spark's schema; needs no session."""
+def target_schema(columns: Sequence[TargetColumn]) -> str:
+    """The columns as the DDL of a DataFrame's schema."""
     fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
-    return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+    return ddl(pa.schema(fields))
 
 
 def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn]) -> None:
@@ -117,16 +117,9 @@ def replace_target(
     Raises the error a task named, LateWriter when somebody else committed meanwhile.
     """
     user_metadata = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
-    app_id, version = txn
-    writer = (
-        frame.write.format("delta")
-        .mode("overwrite")
-        .option("txnAppId", app_id)
-        .option("txnVersion", version)
-        .option("userMetadata", user_metadata)
-    )
+    writer = _writer(frame, txn, user_metadata)
     if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
-        writer = writer.option(option, "true")
+        writer = _writer(_plainly_typed(frame), txn, user_metadata).option(option, "true")
     try:
         writer.save(uri)
     except Exception as err:
@@ -134,6 +127,28 @@ def replace_target(
     written = _read_commit(spark, uri, user_metadata)
     sync_commit(uri, written.version)
     return written
+
+
+def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataFrameWriter:
+    app_id, version = txn
+    return (
+        frame.write.format("delta")
+        .mode("overwrite")
+        .option("txnAppId", app_id)
+        .option("txnVersion", version)
+        .option("userMetadata", user_metadata)
+    )
+
+
+def _plainly_typed(frame: DataFrame) -> DataFrame:
+    """The same columns, of types as SQL names them.
+
+    A Connect client sends strings with an explicit collation, which would become part of the table's schema; delta-rs
+    can't open such a table.
+    """
+    return frame.select(
+        *(F.expr(f"cast({quote(f.name)} as {f.dataType.simpleString()})").alias(f.name) for f in frame.schema.fields)
+    )
 
 
 def _write_error(uri: str, err: Exception) -> WaldeltaError:

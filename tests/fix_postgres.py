@@ -56,7 +56,8 @@ class Database:
     def close(self) -> None:
         for (gid,) in self.execute("select gid from pg_prepared_xacts where database = %s", (self.name,)):
             self.execute(f"rollback prepared '{gid}'")
-        for (name,) in self.execute("select slot_name from pg_replication_slots where database = %s", (self.name,)):
+        every = "select slot_name from pg_replication_slots where not temporary and database = %s"
+        for (name,) in self.execute(every, (self.name,)):
             self.execute(
                 "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (name,)
             )

@@ -40,7 +40,8 @@ LANDING_SCHEMA = pa.schema(
 
 
 # Every call streams an open transaction again from its beginning, so its chunks would be landed again and again, to count
-# never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. The server has collected the whole answer anyway.
+# never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. One that was prepared earlier may be streamed again too,
+# and is decided by 75 Commit Prepared or 114 Rollback Prepared. The server has collected the whole answer anyway.
 _COMPLETE = """
 with changes as materialized ({changes})
 select lsn, xid, data
@@ -49,7 +50,7 @@ where xid not in (
     select xid from changes where get_byte(data, 0) = 83
     except
     select xid from changes where get_byte(data, 0) in (99, 112)
-)
+) or get_byte(data, 0) in (75, 114)
 """
 
 

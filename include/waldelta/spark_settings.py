@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 from pathlib import Path
 
@@ -31,10 +33,16 @@ SETTINGS: dict[str, str] = {
 }
 
 
+# A batch job's JVM lives for seconds and does without the second compiler.
+JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
+
+
 def local_settings() -> dict[str, str]:
     """What a driver needs besides when its executors are in its own process, for the length of one job."""
+    archive = class_archive()
+    archived = f" -XX:SharedArchiveFile={archive}" if archive is not None and archive.exists() else ""
     return {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": f"{JVM_FLAGS}{archived}",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(shuffle_partitions()),
@@ -58,3 +66,20 @@ def jars() -> list[Path]:
     if not found:
         raise ConfigError(f"no Delta jars in {folder}: run `make setup`, or point {JARS_VARIABLE} at them")
     return found
+
+
+def class_archive() -> Path | None:
+    """Where `make setup` archives the classes of the installed Spark; None when a JVM couldn't be told.
+
+    A JVM takes an archive only for the very jars it was made of, so that its name stands for these.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "jars"
+    if not folder.is_dir():
+        return None
+    made_of = f"{folder} {folder.stat().st_mtime_ns}"
+    name = f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.jsa"
+    archive = Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS).parent / name
+    return None if " " in str(archive) else archive

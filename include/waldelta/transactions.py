@@ -31,11 +31,6 @@ def order_of(batch: int, seq: int) -> int:
     return (batch << SEQ_BITS) | seq
 
 
-def split_order(place: int) -> tuple[int, int]:
-    """The batch and number of a place in the stream."""
-    return place >> SEQ_BITS, place & LAST_SEQ
-
-
 @dataclass(frozen=True, slots=True)
 class Landmark:
     """A control message with its place in the change log; ``xid8`` is the top-level transaction's."""

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
-from tests.pipelines import pipeline_file
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -110,3 +112,37 @@ def test_what_a_killed_run_left_behind_is_ended(client):
         output, error = following.communicate(timeout=120)
     assert (following.returncode, output) == (0, "done 1\n"), error
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end", 60)
+
+
+# Copies the table, lets it grow text columns, copies it again and applies changes to it.
+RESYNC = """
+import json, os, sys
+import psycopg
+from spark_jobs.flow import consume
+from spark_jobs.session import open_session
+from spark_jobs.sync import sync
+from waldelta.job import load_job
+from waldelta.pipeline_file import PipelineFile
+
+job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))
+with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo, autocommit=True) as source:
+    sync(spark, job)
+    source.execute("alter table t add column w text, add column l text[]")
+    sync(spark, job, ["public.t"])
+    source.execute("alter table t add column x text default 'd'; insert into t values (1, 'a', 'b', '{c}', 'e')")
+    consume(spark, job)
+"""
+
+
+def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, lake):
+    """A Connect client sends strings with an explicit collation, which delta-rs doesn't know."""
+    database.execute("create table t(id int primary key, v text); insert into t values (2, 'z')")
+    pipeline = pipeline_file(lake, f"s_{database.name}")
+    job = bare_slot(database, pipeline)
+    document = json.dumps(pipeline.model_dump(mode="json"))
+    command, environment = [sys.executable, "-c", RESYNC, document], os.environ | {"SPARK_REMOTE": server.remote}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    table = DeltaTable(uri_of(job, "public.t")).to_pyarrow_table().select(["id", "v", "w", "l", "x"])
+    rows = [{"id": 1, "v": "a", "w": "b", "l": ["c"], "x": "e"}, {"id": 2, "v": "z", "w": None, "l": None, "x": "d"}]
+    assert table.sort_by("id").to_pylist() == rows

@@ -178,12 +178,19 @@ def test_what_a_task_raises_comes_back_by_name(spark, database, job):
     """A slot in use, or a bite that took too long, is known as such, not as a failure of Spark."""
     database.execute("insert into t select g, 'x' from generate_series(1, 1000) g")
     slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
-    query = (
-        f"select pg_sleep(0.1) from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1', "
-        f"'publication_names', '{publication}')"
-    )
-    conninfo = f"{database.conninfo} application_name='somebody else'"
-    reader = subprocess.Popen([str(database.server.bin / "psql"), conninfo, "-Atc", query], stdout=subprocess.DEVNULL)
+    options = ["-o", "proto_version=1", "-o", f"publication_names={publication}"]
+    receive = [
+        str(database.server.bin / "pg_recvlogical"),
+        "-d",
+        database.conninfo,
+        "-S",
+        slot,
+        "--start",
+        "-f",
+        "-",
+        *options,
+    ]
+    reader = subprocess.Popen(receive, stdout=subprocess.DEVNULL)
     try:
         while not database.execute("select 1 from pg_replication_slots where slot_name = %s and active", (slot,)):
             assert reader.poll() is None

@@ -14,6 +14,7 @@ from spark_jobs.drain import drain
 from spark_jobs.maintain import run_maintain
 from spark_jobs.messages import write_messages
 from spark_jobs.sync import sync
+from tests.integration.test_drain import land_only
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError
@@ -21,7 +22,7 @@ from waldelta.idle import look
 from waldelta.job import load_job
 from waldelta.ledger import now
 from waldelta.setup import plan_setup
-from waldelta.watermark import last_cut, messages_uri, uri_of
+from waldelta.watermark import messages_uri, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -157,7 +158,9 @@ def test_a_transaction_larger_than_the_window(spark, database, lake):
         a.commit()
     database.execute("insert into u values (-1, 'after')")
     drained = run(spark, job)
-    assert len(drained.batches) > 1
+    # Nothing is landed while it is open, then all of it at once.
+    assert drained.end - drained.start > 2 * (16 << 20)
+    assert drained.batches[-1].rows > 35_000
     assert_same(spark, job, database)
 
 
@@ -375,7 +378,7 @@ def consume_all(spark, job):
     assert apply(spark, job).failures == {}
 
 
-def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, lake):
+def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, lake, monkeypatch):
     """However old, the batch with its changes stays until the decision has expired too."""
     job = make_job(database, lake, PREPARED)
     sync(spark, job)
@@ -389,14 +392,12 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
     log = job.change_log(job.slot_identity())
     (waiting,) = log.prepared()
     assert (waiting.batch, waiting.decided_in) == (1, None)
-    old = replace(last_cut(job), at=now() - timedelta(days=90))
-    job.ledger.append(old)
+    monkeypatch.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
     run_maintain(spark, job)
     assert sorted(log.sizes(0, 100)) == [1, 2]
     database.execute(f"commit prepared 'old {database.name}'")
     run(spark, job)
     assert_same(spark, job, database)
-    job.ledger.append(replace(last_cut(job), at=now() - timedelta(days=90)))
     run_maintain(spark, job)
     assert sorted(log.sizes(0, 100)) == []
 
@@ -477,3 +478,27 @@ def test_types_without_a_binary_reader_are_refused_at_setup(database, lake):
     assert "column i is of type interval, which can't be read in binary format" in problems
     assert "column a is of type integer[]" in problems
     assert "column id" not in problems
+
+
+def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, lake):
+    """The next run advances the slot over it; its commit brings it, not the whole transaction again."""
+    job = make_job(database, lake, PREPARED)
+    sync(spark, job)
+    with database.connect() as a:
+        a.execute(rows(1, 3))
+        a.execute(f"prepare transaction 'small {database.name}'")
+        a.commit()
+        a.execute(rows(1, 2000, "u"))
+        a.execute(f"prepare transaction 'large {database.name}'")
+        a.commit()
+    land_only(spark, job, 1)
+    run(spark, job)
+    database.execute(f"commit prepared 'large {database.name}'")
+    database.execute(f"commit prepared 'small {database.name}'")
+    (landed,) = run(spark, job).batches
+    assert (landed.transactions.prepares, landed.transactions.prepared_commits, landed.transactions.changes) == (
+        0,
+        2,
+        0,
+    )
+    assert_same(spark, job, database)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
-from waldelta.pgoutput.control import Control
+from waldelta.pgoutput.control import NAMES, Control
 from waldelta.transactions import Landmark, prepared_transactions, resolve
 
 
@@ -60,6 +62,7 @@ CASES = {
     "streamed, prepared, never decided": ({1: "S7 7r E7 p7 r"}, 0, "1.4"),
     "streamed and prepared before the range": ({1: "S7 7r E7 r p7", 2: "K7 r"}, 1, "1.1 2.1"),
     "prepared twice under one name": ({1: "b7 r P7 r7", 2: "b7 r P7 K7"}, 0, "2.1"),
+    "streamed once more after it was prepared": ({1: "S7 7r E7 p7", 2: "S7 7r E7 r K7"}, 1, "2.3 1.1"),
     "two prepared, committed in the other order": ({1: "b7 r P7 b9 r P9 K9 K7"}, 0, "1.4 1.1"),
     "batches without any control message beside one that has": ({1: "r", 2: "S7 7r E7 c7", 3: "r"}, 0, "1.0 2.1 3.0"),
     "a message outside any transaction between chunks": ({1: "S7 7r E7 r S7 7r E7 c7"}, 0, "1.3 1.1 1.5"),
@@ -93,3 +96,108 @@ def test_prepared_transactions_with_their_decisions():
     landmarks, _ = stream({1: "b7 r P7 b8 r P8", 2: "S9 9r E9 p9 K7", 3: "r8"})
     found = [(p.gid, p.batch, p.decided_in) for p in prepared_transactions(landmarks)]
     assert sorted(found) == [("7", 1, 2), ("8", 1, 3), ("9", 2, None)]
+
+
+def random_log(rng):
+    """Batches of valid messages: each streams again what is still open, as every call does."""
+    xids, waiting, script = iter(range(100, 10_000)), [], {}
+    for batch in range(1, rng.randrange(2, 6)):
+        words, streams = [], {}
+        for _ in range(rng.randrange(25)):
+            action = rng.choice("rrSSSAcpbKr")
+            if action == "r" and rng.random() < 0.5:
+                words.append("r")
+            elif action == "S":
+                xid = rng.choice([*streams, str(next(xids))])
+                subxids = streams.setdefault(xid, [xid])
+                subxids += [str(next(xids))] * (rng.random() < 0.4)
+                words += [f"S{xid}", *(f"{rng.choice(subxids)}r" for _ in range(rng.randrange(4))), f"E{xid}"]
+            elif action == "A" and streams:
+                xid = rng.choice(list(streams))
+                gone = rng.choice(streams[xid])
+                streams[xid].remove(gone)
+                words.append(f"A{xid}" if gone == xid else f"A{xid}/{gone}")
+                if gone == xid:
+                    del streams[xid]
+            elif action in "cp" and streams:
+                xid = rng.choice(list(streams))
+                del streams[xid]
+                words.append(f"{action}{xid}")
+                waiting += [xid] * (action == "p")
+            elif action == "b":
+                xid = str(next(xids))
+                words += [f"b{xid}", *["r"] * rng.randrange(3), f"P{xid}"]
+                waiting.append(xid)
+            elif action in "Kr" and waiting:
+                words.append(f"{action}{waiting.pop(rng.randrange(len(waiting)))}")
+        script[batch] = " ".join(words)
+    return script
+
+
+class Subscriber:
+    """Applies one message at a time, as PostgreSQL's does; only what comes in batches behind ``after`` is noted."""
+
+    def __init__(self, after):
+        self.after, self.batch, self.applied, self.waiting = after, 0, [], {}
+        self.streams, self.stream, self.prepared = {}, None, None
+
+    def read(self, script):
+        for self.batch, words in script.items():
+            self.streams = {}
+            for seq, word in enumerate(words.split()):
+                if word.endswith("r") and (word == "r" or word[:-1].isdigit()):
+                    self.row((f"{self.batch}.{seq}", word[:-1]))
+                else:
+                    xid, _, subxid = word[1:].partition("/")
+                    getattr(self, NAMES[word[0]].lower().replace(" ", "_"))(xid, subxid)
+        return " ".join(row for row, _ in self.applied)
+
+    def row(self, row):
+        if row[1]:
+            self.stream.append(row)
+        elif self.prepared is not None:
+            self.prepared.append(row)
+        else:
+            self.apply([row])
+
+    def apply(self, rows):
+        self.applied += rows if self.batch > self.after else []
+
+    def stream_start(self, xid, _):
+        self.stream = self.streams.setdefault(xid, [])
+
+    def stream_stop(self, *_):
+        self.stream = None
+
+    def stream_abort(self, xid, subxid):
+        self.streams[xid] = [row for row in self.streams[xid] if subxid and row[1] != subxid]
+
+    def begin_prepare(self, *_):
+        self.prepared = []
+
+    def prepare(self, xid, _):
+        self.waiting[xid], self.prepared = self.prepared, None
+
+    def stream_prepare(self, xid, _):
+        self.waiting[xid] = self.streams.pop(xid)
+
+    def stream_commit(self, xid, _):
+        self.apply(self.streams.pop(xid))
+
+    def commit_prepared(self, xid, _):
+        self.apply(self.waiting.pop(xid))
+
+    def rollback_prepared(self, xid, _):
+        del self.waiting[xid]
+
+
+def test_any_log_reads_as_a_subscriber_would_apply_it():
+    """Streams, savepoints and prepared transactions at random, from any batch on."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(2_000):
+        script = random_log(rng)
+        after = rng.randrange(max(script))
+        if any(rows := stream(script)[1]):
+            assert order(script, after) == Subscriber(after).read(script), (script, rows)
