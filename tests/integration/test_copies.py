@@ -158,6 +158,21 @@ def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, mon
     assert run(spark, job) == (0, 1, 1, 0)
 
 
+def test_a_column_added_between_changes(spark, database, job):
+    """Old rows show the default, in the target, in the stream before it and in that after it."""
+    database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")
+    sync(spark, job)
+    database.execute("update t set a = 'y' where ctid = '(0,1)'; insert into t(a) values ('z'), ('z')")
+    database.execute("alter table t add column extra int default 7; delete from t where a = 'z' and ctid = '(0,9)'")
+    database.execute("update t set extra = 8 where a = 'y'; delete from t where ctid = '(0,2)'")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database.connection)
+    extra = spark.read.format("delta").load(uri_of(job, "public.t")).groupBy("extra").count().collect()
+    assert Counter(dict(map(tuple, extra))) == Counter(
+        dict(database.execute("select extra, count(*) from t group by extra"))
+    )
+
+
 def test_a_change_without_its_whole_old_row_is_refused(spark, database, job):
     """Another replica identity sends less than it takes to find the row."""
     database.execute("insert into t(a, b) values ('x', 1)")
