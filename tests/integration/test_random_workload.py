@@ -20,7 +20,7 @@ OPTIONS = {
     "protocol 1": {},
     "streamed, binary": {"streaming": "on", "binary": True},
 }
-RUNS = 4
+RUNS = 2
 
 
 @pytest.mark.parametrize("name", OPTIONS)
