@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ from pyspark.sql import functions as F
 
 from spark_jobs.merge import COMMIT_TS, LSN, RAW, path, quote
 from spark_jobs.target import TargetColumn, prepare_target, replace_target
+from spark_jobs.target_commit import read_metadata
+from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
 from waldelta.job import Job
 from waldelta.lake import remove_folder, write_parquet
@@ -44,12 +45,12 @@ def reshape(
     uri = uri_of(job, state.table_name)
     types = {column.state.name: kind for column, kind in zip(evolution.columns, column_types, strict=True)}
     app_id, batch, staged = commit
-    metadata = {"verb": "reshape", "app_id": app_id, "batch": batch, "columns": [c.state.name for c in evolution.columns],
-                "change": evolution.describe()}  # fmt: skip
+    metadata = {"verb": "reshape", "since": state.at.isoformat(), "columns": [c.state.name for c in evolution.columns],
+                "change": evolution.describe(), "run_id": job.run_id}  # fmt: skip
     columns = [_target_column(c, evolution, types) for c in evolution.columns]
     if evolution.only_adds:
         _add_columns(spark, uri, evolution, types)
-    elif not _is_done(job, uri, metadata):
+    elif not _is_done(job, uri, state, metadata):
         kept = job.pipeline.target.metadata_columns
         prepare_target(spark, uri, columns)
         try:
@@ -70,11 +71,18 @@ def _target_column(column: NewColumn, evolution: Evolution, types: dict[str, Tar
     return TargetColumn(name, types[name].spark, types[name].arrow, name not in evolution.key_columns)
 
 
-def _is_done(job: Job, uri: str, metadata: dict[str, Any]) -> bool:
-    """Whether a killed run has committed this already: Delta would skip it in silence, but its old columns are gone."""
-    wanted = json.dumps({"waldelta": metadata}, sort_keys=True)
-    table = DeltaTable(uri, storage_options=job.storage_options)
-    return any(entry.get("userMetadata") == wanted for entry in table.history(20))
+def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) -> bool:
+    """Whether a killed run has committed this already: then the old columns are gone, and only the ledger lacks it.
+
+    Raises NeedsSync when they have changed further since.
+    """
+    for entry in DeltaTable(uri, storage_options=job.storage_options).history(50):
+        done = read_metadata(entry)
+        if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
+            if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):
+                return True
+            raise NeedsSync(f"{state.table_name}: its columns changed again before a change of columns was recorded")
+    return False
 
 
 def _add_columns(spark: SparkSession, uri: str, evolution: Evolution, types: dict[str, TargetType]) -> None:

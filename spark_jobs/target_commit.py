@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from deltalake import DeltaTable
@@ -32,7 +33,7 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
     """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't there."""
     table = _open(job, state)
     for entry in table.history(_NEWEST):
-        written = _metadata(entry)
+        written = read_metadata(entry)
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             version = int(entry["version"])
             sync_commit(uri_of(job, state.table_name), version)
@@ -47,7 +48,8 @@ def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> Targ
     found: TargetCut | None = None
     for entry in _ours(_open(job, state), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
-        if run_id is None or _told(job, run_id, state.table_name, version):
+        committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
+        if run_id is None or _told(job, run_id, state.table_name, version, committed_at):
             break
         counts = entry["waldelta"].get("counts") or {}
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
@@ -91,24 +93,28 @@ def _open(job: Job, state: TableState) -> DeltaTable:
 def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
     """The newest commits, as long as they are this writer's; mostly the first one answers, so one is read at first."""
     for limit in (1, _NEWEST):
-        entries = [entry | {"waldelta": _metadata(entry)} for entry in table.history(limit)]
+        entries = [entry | {"waldelta": read_metadata(entry)} for entry in table.history(limit)]
         if not entries or entries[0]["waldelta"].get("app_id") != app_id:
             return []
     return [entry for entry in entries if entry["waldelta"].get("app_id") == app_id]
 
 
-def _metadata(entry: dict[str, Any]) -> dict[str, Any]:
+def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What waldelta wrote about one of its commits; nothing for somebody else's."""
     try:
         found = json.loads(entry.get("userMetadata") or "{}").get("waldelta", {})
-    except (ValueError, AttributeError):  # somebody else's commit
+    except (ValueError, AttributeError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _told(job: Job, run_id: str, table: str, version: int) -> bool:
+def _told(job: Job, run_id: str, table: str, version: int, committed_at: datetime) -> bool:
     """Whether some run's result has the commit: mostly the run's own, after a kill perhaps a later one's."""
-    own = job.ledger.run_result(run_id, "consume")
-    return _tells(own, table, version) or any(_tells(run, table, version) for run in job.ledger.runs())
+    if _tells(job.ledger.run_result(run_id, "consume"), table, version):
+        return True
+    runs = job.ledger.runs()
+    # Maintenance forgets old runs; what is older than all that are left was told long ago.
+    return bool(runs and committed_at < runs[0].at) or any(_tells(run, table, version) for run in runs)
 
 
 def _tells(run: Run | None, table: str, version: int) -> bool:

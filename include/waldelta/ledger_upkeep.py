@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from waldelta.ledger import BatchCut, Ledger, Run, SlotMove, TableState
+from waldelta.ledger import BatchCut, ColumnState, Ledger, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
 
 
@@ -35,9 +35,15 @@ def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
 
 
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
-    """Each target's latest state, and the latest of its complete copies."""
+    """Each target's latest state, the latest of its complete copies, and the first of each set of columns it has had."""
     needed = set({state.table_name: i for i, state in enumerate(states)}.values())
-    needed |= set({state.table_name: i for i, state in enumerate(states) if state.status == "synced"}.values())
+    complete = [(i, state) for i, state in enumerate(states) if state.status == "synced"]
+    needed |= set({state.table_name: i for i, state in complete}.values())
+    columns: dict[str, list[ColumnState]] = {}
+    for i, state in complete:
+        if columns.get(state.table_name) != state.columns:
+            columns[state.table_name] = state.columns
+            needed.add(i)
     return [state.at >= oldest or i in needed for i, state in enumerate(states)]
 
 

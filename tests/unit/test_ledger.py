@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from waldelta import ledger_table
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, Ledger, Run, SlotMove, TableState, TargetCut, now
+from waldelta.ledger import BatchCut, ColumnState, Ledger, Run, SlotMove, TableState, TargetCut, now
 from waldelta.ledger_upkeep import keep_cuts, keep_moves, keep_states, prune_ledger
 
 DAY = timedelta(days=1)
@@ -135,7 +135,7 @@ def test_pruning_drops_what_is_old_and_leaves_one_file(ledger):
         ledger.append(cut(number, OLD))
         ledger.append(state("t", number, "synced", OLD))
     ledger.append(run("new"))
-    assert prune_ledger(ledger, NOON - DAY, None) == 4 + 6 + 5 + 5
+    assert prune_ledger(ledger, NOON - DAY, None) == 4 + 6 + 5 + 4
     assert [m.lsn for m in ledger.slot_moves()] == [0, 5]
     assert [r.run_id for r in ledger.runs()] == ["new"]
     assert ledger.last_cut().batch == 5
@@ -181,9 +181,13 @@ def test_moves_that_recovery_rests_on_are_kept(moves, kept):
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():
-    states = [state("a", 1, "synced", OLD), state("a", 2, "synced", OLD), state("a", 3, "copying", OLD),
-              state("b", 1, "failed", OLD), state("c", 1, "copying"), state("c", 1, "synced")]  # fmt: skip
-    assert keep_states(states, NOON - DAY) == [False, True, True, True, True, True]
+    """And the first of each set of columns: together the schema's history."""
+    states = [state("a", 1, "synced", OLD), state("a", 2, "synced", OLD), state("a", 3, "synced", OLD),
+              state("a", 4, "copying", OLD), state("b", 1, "failed", OLD), state("c", 1, "copying"),
+              state("c", 1, "synced")]  # fmt: skip
+    assert keep_states(states, NOON - DAY) == [True, False, True, True, True, True, True]
+    added = replace(states[1], columns=[ColumnState("x", 23, -1, "integer", "int", not_null=False)])
+    assert keep_states([states[0], added, states[2], states[3]], NOON - DAY) == [True, True, True, True]
 
 
 def test_cuts_are_kept_as_long_as_the_change_log_needs_them():
