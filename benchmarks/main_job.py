@@ -35,7 +35,8 @@ FILL = """
 insert into orders
 select g, g % 1000, 'new', (g % 10000) / 100.0, 'note ' || g, now() from generate_series(1, {rows}) g
 """
-# Half inserts, 40% updates of scattered rows, 10% deletes, in transactions of 100 changes.
+# Half inserts, 40% updates, 10% deletes, in transactions of 100 changes. The rows updated lie all over the table, the worst
+# case for files that are written anew as a whole, or among the newest ones, as in most applications.
 BACKLOG = """
 do $$
 declare base bigint := (select max(id) from orders);
@@ -43,7 +44,7 @@ begin
     for i in 0..{transactions} loop
         insert into orders select base + i * 50 + g, g, 'new', g / 7.0, 'note ' || g, now() from generate_series(1, 50) g;
         update orders set status = 'paid', amount = amount + 1 where id in
-            (select 1 + ((i * 40 + g) * 7919::bigint) % {rows} from generate_series(1, 40) g);
+            (select {first} + ((i * 40 + g) * 7919::bigint) % {among} from generate_series(1, 40) g);
         delete from orders where id between base + i * 50 + 1 and base + i * 50 + 10;
         commit;
     end loop;
@@ -116,8 +117,17 @@ class Bench:
             raise SystemExit(done.stdout + done.stderr)
         return json.loads(result.read_text()) if result.exists() else {}
 
-    def backlog(self, changes: int) -> None:
-        self.sql(BACKLOG.format(transactions=changes // 100 - 1, rows=self.rows))
+    def backlog(self, changes: int, *, recent: bool = False) -> None:
+        """Write to the table; ``recent``: updates of the newest of the first rows alone."""
+        among = self.rows // 20 if recent else self.rows
+        self.sql(BACKLOG.format(transactions=changes // 100 - 1, first=self.rows - among + 1, among=among))
+
+    def one_transaction(self, rows: int) -> None:
+        """Insert so many rows at once."""
+        (last,) = psycopg.connect(self.server.conninfo()).execute("select max(id) from orders").fetchone()
+        self.sql(
+            f"insert into orders select {last} + g, g, 'new', g / 7.0, 'note ' || g, now() from generate_series(1, {rows}) g"
+        )
 
     def measure(self, name: str, action: Callable[[], dict], baseline: Measured | None = None) -> Measured:
         """Time an action; ``baseline`` is what its seconds are divided by."""
@@ -134,7 +144,7 @@ class Bench:
         return row
 
 
-def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000) -> list[Measured]:
+def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000, huge: int = 5_000_000) -> list[Measured]:
     """Measure the main job; takes some minutes."""
     folder = Path(tempfile.mkdtemp(prefix="waldelta-bench-"))
     try:
@@ -150,11 +160,15 @@ def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000) ->
                 raw = bench.measure(f"pg_recvlogical ({label})", lambda: _recvlogical(bench))
                 bench.measure(f"COPY of a peek ({label})", lambda: _drain_copy(bench, PEEK), raw)
                 bench.measure(f"consume {label}", lambda: _with_reader_memory(bench, lambda: bench.job("consume")), raw)
-            for label in ("first", "warm"):
-                bench.backlog(small)
-                bench.measure(f"{small:,} changes, three tasks on the warm server ({label})", lambda: _tasks(bench))
+            for label, recent in (("first", False), ("scattered", False), ("recent rows", True)):
+                bench.backlog(small, recent=recent)
+                bench.measure(f"{small:,} changes, as tasks on the warm server ({label})", lambda: _tasks(bench))
             bench.backlog(small)
             bench.measure(f"{small:,} changes, fresh JVM", lambda: _stages(bench.job("consume", warm=False)))
+            bench.one_transaction(huge)
+            bench.measure(
+                f"one transaction of {huge:,} inserts", lambda: _with_reader_memory(bench, lambda: bench.job("consume"))
+            )
             bench.measure("idle look, new process", lambda: _idle(bench))
             return bench.measured
     finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.flow import Stage, run_stages
 from spark_jobs.identifier import path
-from spark_jobs.merge import forget_statement
+from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
 from waldelta.errors import LockHeld
 from waldelta.job import Job
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+
+# Small files only, into files that are still small: a merge writes each file that it touches anew.
+_FILE_SIZES = {
+    "spark.databricks.delta.optimize.minFileSize": str(1 << 20),
+    "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
+}
 
 
 def run_maintain(spark: SparkSession, job: Job) -> RunResult:
@@ -61,7 +68,8 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
 
 
 def _compact(spark: SparkSession, uri: str, hours: int) -> None:
-    spark.sql(f"optimize {path(uri)}").collect()
+    with session_settings(spark, _FILE_SIZES):
+        spark.sql(f"optimize {path(uri)}").collect()
     spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
 
 

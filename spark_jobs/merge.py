@@ -6,7 +6,7 @@ Column names come from the source's catalogs, so every one is quoted; values nev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -33,6 +33,9 @@ REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+# A merge writes every file that it touches anew: with smaller ones, changes of rows that lie together touch little.
+ROWS_PER_FILE = 250_000
+_ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 # The source is a file that was just written, so Delta needs no second copy of it.
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 
@@ -103,7 +106,15 @@ def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
         _TXN_VERSION: str(tag.batch),
         _USER_METADATA: tag.metadata,
         _MATERIALIZE: "none",
+        _ROWS_PER_FILE: str(ROWS_PER_FILE),
     }
+    with session_settings(spark, settings):
+        yield
+
+
+@contextmanager
+def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session for the statements inside."""
     try:
         for key, value in settings.items():
             spark.conf.set(key, value)

@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import ddl, path, quote
+from spark_jobs.merge import ROWS_PER_FILE
 from spark_jobs.task_error import first_line, named_error
 from waldelta.catalog import PublishedTable
 from waldelta.copy import METADATA_COLUMNS
@@ -137,6 +138,7 @@ def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataF
         .option("txnAppId", app_id)
         .option("txnVersion", version)
         .option("userMetadata", user_metadata)
+        .option("maxRecordsPerFile", ROWS_PER_FILE)
     )
 
 
