@@ -29,6 +29,8 @@ LSN, COMMIT_TS, RAW = "_wd_lsn", "_wd_commit_ts", "_wd_raw"
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
 # And of rows that came without all of their values: those completed from the source, and those that couldn't be.
 REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
+# New and updated rows with a value that its column's type can't hold: it stands verbatim in _wd_raw.
+VERBATIM_ROWS = "verbatim"
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"

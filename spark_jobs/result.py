@@ -24,7 +24,7 @@ from waldelta.lsn import Lsn
 _COLUMNS: dict[str, dict[str, str]] = {
     "consume": {
         "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "reread": "reread",
-        "quarantined": "quarantined", "version": "version",
+        "quarantined": "quarantined", "verbatim": "verbatim", "version": "version",
     },
     "sync": {"rows copied": "rows", "version": "version"},
 }  # fmt: skip
@@ -54,6 +54,8 @@ class TableResult:
     # Rows that came without all of their values: completed from the source, or kept out of the target.
     reread: int = 0
     quarantined: int = 0
+    # Rows with a value that its column's type can't hold: it stands in _wd_raw.
+    verbatim: int = 0
 
     @property
     def changed(self) -> bool:
@@ -125,6 +127,7 @@ class RunResult:
             table.truncated = table.truncated or target.truncated
             table.reread += target.reread
             table.quarantined += target.quarantined
+            table.verbatim += target.verbatim
             table.version = target.version
 
     def record(self, job: Job) -> None:

@@ -18,6 +18,7 @@ from spark_jobs.changes import read_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
 from spark_jobs.identifier import ddl
+from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ROW_KINDS, ChangeLog
 from waldelta.lake import write_parquet
@@ -57,6 +58,7 @@ def _stage_here(rows: pa.Table, plan: TargetPlan, folder: str) -> tuple[dict[str
     net = pa.Table.from_batches(batches, plan.decode.net_schema)
     write_parquet(folder, net)
     counts = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
+    counts[VERBATIM_ROWS] = len(net) - net["raw"].null_count
     fresh = net.filter(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
     return counts, any(pc.any(fresh[flag]).as_py() for flag in plan.decode.shape.flags)
 
@@ -77,10 +79,12 @@ def _stage_in_tasks(
     by_action = (
         spark.read.parquet(folder)
         .groupBy("action")
-        .agg(F.count("*").alias("rows"), F.max(lacking).alias("incomplete"))
+        .agg(F.count("*").alias("rows"), F.count("raw").alias("verbatim"), F.max(lacking).alias("incomplete"))
         .collect()
     )
-    return {row["action"]: row["rows"] for row in by_action}, any(row["incomplete"] for row in by_action)
+    counts = {row["action"]: row["rows"] for row in by_action}
+    counts[VERBATIM_ROWS] = sum(row["verbatim"] for row in by_action)
+    return counts, any(row["incomplete"] for row in by_action)
 
 
 def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:

@@ -11,7 +11,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, QUARANTINED_ROWS, REREAD_ROWS, CommitTag
+from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS, CommitTag
 from spark_jobs.result import RunResult
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter
@@ -67,6 +67,7 @@ def _cut(
         truncated=truncated,
         reread=counts.get(REREAD_ROWS, 0),
         quarantined=counts.get(QUARANTINED_ROWS, 0),
+        verbatim=counts.get(VERBATIM_ROWS, 0),
         **_effects(entry.get("operationMetrics", {}), counts),
     )
 
@@ -82,6 +83,7 @@ def add_cuts(one: TargetCut, other: TargetCut) -> TargetCut:
         skipped=one.skipped + other.skipped,
         reread=one.reread + other.reread,
         quarantined=one.quarantined + other.quarantined,
+        verbatim=one.verbatim + other.verbatim,
         truncated=one.truncated or other.truncated,
     )
 

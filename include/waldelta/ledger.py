@@ -128,6 +128,8 @@ class TargetCut:
     # Rows that came without all of their values: completed from the source, or not in the target (see quarantine).
     reread: int = 0
     quarantined: int = 0
+    # Rows written with a value that its column's type can't hold (in _wd_raw).
+    verbatim: int = 0
 
 
 _CUT = pa.struct(
@@ -135,6 +137,7 @@ _CUT = pa.struct(
         ("table_name", pa.string()), ("generation", pa.int64()), ("version", pa.int64()),
         ("inserted", pa.int64()), ("updated", pa.int64()), ("deleted", pa.int64()), ("skipped", pa.int64()),
         ("truncated", pa.bool_()), ("reread", pa.int64()), ("quarantined", pa.int64()),
+        ("verbatim", pa.int64()),
     ]
 )  # fmt: skip
 

@@ -182,6 +182,13 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
     assert target_rows(spark, job) == source_rows(database)
 
 
+def test_values_that_the_type_cant_hold_are_counted(spark, database, job, where_decoded):
+    """They stand verbatim beside the row; the run's summary says how many rows have such."""
+    sync(spark, job)
+    database.execute("insert into t(id, n, ts) values (1, 'NaN', 'infinity'), (2, 1.5, now()), (3, null, '-infinity')")
+    assert consume(spark, job).tables["public.t"].verbatim == 2
+
+
 def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):
     """A run that died between its merge and its report leaves rows that nobody counted, checked or announced."""
     sync(spark, job)
