@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
@@ -137,6 +137,10 @@ def _watermarks(
             failures[name] = StateError(
                 f"{name} gets no changes since its last sync failed ({broken.reason}): run the initial sync for it again"
             )
+        elif broken.status == "copying" and broken.generation > 1 and not _is_locked(job, name):
+            failures[name] = StateError(
+                f"{name} gets no changes since its last sync was killed: run the initial sync for it again"
+            )
     watermarks: dict[str, int] = {}
     for state in states:
         try:
@@ -144,6 +148,15 @@ def _watermarks(
         except StateError as err:
             failures[state.table_name] = err
     return watermarks
+
+
+def _is_locked(job: Job, table: str) -> bool:
+    """Whether a run is at work on the target right now."""
+    try:
+        with target_lock(job, table):
+            return False
+    except LockHeld:
+        return True
 
 
 def _steps(sizes: dict[int, int], most: int) -> list[int]:
@@ -179,11 +192,17 @@ def _members(cut: BatchCut) -> set[tuple[str, int]]:
 
 def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
     began = time.monotonic()
-    with target_lock(run.job, state.table_name):
-        _check_same_copy(run.job, state)
+    with target_lock(run.job, state.table_name) as lock:
+        present = _check_same_copy(run.job, state)
         # Another run may have applied some of it since the watermarks were read.
-        after = max(batches[0], run.held.of(state))
-        cut = _apply_target(run, state, (after, batches[1]))
+        after = max(batches[0], run.held.of(present))
+
+        def check() -> None:
+            lock.check()
+            if run.held.of(present) > after:
+                raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+
+        cut = _apply_target(run, present, (after, batches[1]), check)
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
         state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
@@ -191,14 +210,16 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     return cut
 
 
-def _check_same_copy(job: Job, state: TableState) -> None:
-    """Under the target's lock: the copy is still the one whose changes were chosen."""
+def _check_same_copy(job: Job, state: TableState) -> TableState:
+    """Under the target's lock: the copy is still the one whose changes were chosen; its columns may have changed since."""
     present = job.table_states().get(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(f"{state.table_name} was synced again meanwhile: its changes are applied by the next run")
+    return present
 
 
-def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
+def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], None]) -> TargetCut:
+    """``check`` raises when this run may not write any more: a second writer of inserts would double them."""
     job = run.job
     if batches[0] >= batches[1]:
         return read_present(job, state)
@@ -209,6 +230,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
     staged = _staging_folder(job, state, tag.batch)
     try:
+        check()
         if plan.evolution is not None:
             reshape(
                 run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
@@ -217,6 +239,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
             plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         changes = reread(job, run.stretches.change_log, plan, changes)
+        check()
         tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
     except WaldeltaError:
         raise

@@ -87,7 +87,10 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
     if job.pipeline.source.options.messages:
         expired = min(expired, messages_applied(job, identity))
-    expired = min([expired, *(p.batch - 1 for p in change_log.prepared() if _is_needed(p, expired))])
+    # Another life of the slot never hears how a transaction prepared in an earlier one was decided.
+    first = job.first_batch()
+    prepared = [p for p in change_log.prepared() if p.batch > first]
+    expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
     spark.sql(forget_statement(uri, expired)).collect()

@@ -25,6 +25,7 @@ from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
 from waldelta.change_log import ChangeLog
 from waldelta.copy import RAW_TYPE
+from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.lake import open_parquet, write_parquet
 from waldelta.ledger import now
@@ -168,7 +169,12 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
 def _touched(staged: Staged, plan: TargetPlan, opened: set[str]) -> pa.Table:
     """The staged rows whose base key is one of these."""
     first = plan.decode.shape.key[0]
-    texts = sorted({json.loads(key)[plan.decode.names[first]] for key in opened})
+    keys = [json.loads(key) for key in opened]
+    if renamed := [key for key in keys if plan.decode.names[first] not in key]:
+        raise NeedsSync(
+            f"{plan.state.table_name}: its key was renamed while {len(renamed)} of its rows are in quarantine"
+        )
+    texts = sorted({key[plan.decode.names[first]] for key in keys})
     typed, _ = plan.decode.types[first].from_text(pa.array(texts, pa.string()))
     files = open_parquet(staged.folder)
     typed = typed.cast(files.schema.field("b0").type)

@@ -93,12 +93,14 @@ def _open(job: Job, state: TableState) -> DeltaTable:
 
 
 def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
-    """The newest commits, as long as they are this writer's; mostly the first one answers, so one is read at first."""
-    for limit in (1, _NEWEST):
-        entries = [entry | {"waldelta": read_metadata(entry)} for entry in table.history(limit)]
-        if not entries or entries[0]["waldelta"].get("app_id") != app_id:
-            return []
-    return [entry for entry in entries if entry["waldelta"].get("app_id") == app_id]
+    """This writer's newest commits, read as they are asked for; others may lie between, but no other copy of the table."""
+    for limit, skip in ((1, 0), (_NEWEST, 1)):
+        for entry in table.history(limit)[skip:]:
+            written = read_metadata(entry)
+            if written.get("app_id") == app_id:
+                yield entry | {"waldelta": written}
+            elif written and written.get("verb") != "reshape":
+                return
 
 
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:

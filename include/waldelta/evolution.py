@@ -31,12 +31,14 @@ class PresentColumn:
     """A column as the source's catalogs have it now.
 
     ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text); ``unsure`` when such rows
-    may hold values that no catalog tells: a default without a missing value, or a generated column.
+    may hold values that no catalog tells: a default or NOT NULL without a missing value, or a generated column.
     """
 
     attnum: int
     missing: str | None
     unsure: bool
+    # The highest number below this one's of a column that was dropped.
+    last_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ def read_present_columns(connection: psycopg.Connection[Any], relation_ids: Iter
     """The columns of a target's relation by name; of a partitioned one, with what its leaves' old rows show."""
     rows = fetch(connection, _COLUMNS, {"oids": list(relation_ids)})
     return {
-        row.name: PresentColumn(row.attnum, row.missing[0] if row.missing else None, _is_unsure(row)) for row in rows
+        row.name: PresentColumn(
+            row.attnum, row.missing[0] if row.missing else None, _is_unsure(row), row.last_dropped or 0
+        )
+        for row in rows
     }
 
 
@@ -127,7 +132,9 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
     places = []
     for relation in relations:
         there = {column.name: k for k, column in enumerate(relation.columns)}
-        if lost := [name for name in state.key_columns if name not in there]:
+        # Rows of a table without a key are found by all of their values.
+        identity = state.key_columns or [column.name for column in state.columns]
+        if lost := [name for name in identity if name not in there]:
             raise SchemaChanged(f"{state.table_name}: its key lost {', '.join(lost)}: sync this table again")
         for column in state.columns:
             now = relation.columns[there[column.name]] if column.name in there else None
@@ -184,10 +191,16 @@ def _new_column(
     )  # fmt: skip
     if held is None:
         now = present[column.name]
-        if now.unsure:
+        known = max((c.attnum for c in state.columns), default=0)
+        # A number below those that the copy knows: the column was there already, only not published.
+        if now.unsure or now.attnum < known:
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} was added with values that the stream doesn't send for rows that "
-                f"are there already"
+                f"{state.table_name}: column {column.name!r} came with values that the stream doesn't send for rows that are "
+                f"there already"
+            )
+        if now.last_dropped > known:
+            raise NeedsSync(
+                f"{state.table_name}: column {column.name!r} may be another one than the column of that name before it"
             )
         return NewColumn(new, None, now.missing)
     return NewColumn(new, held.name, same_type=held.spark_type == new.spark_type)
@@ -241,7 +254,7 @@ def _key(state: TableState, last: dict[int, RelationColumn], numbers: Sequence[l
 def _is_unsure(row: Any) -> bool:
     if row.missing is not None:
         return len(row.missing) > 1
-    return bool(row.has_default or row.is_generated)
+    return bool(row.has_default or row.not_null or row.is_generated)
 
 
 # A partitioned table has no rows, so what old rows show stands with its leaves.
@@ -257,6 +270,9 @@ leaf as (
 select a.attname as name,
        min(a.attnum)::int as attnum,
        bool_or(a.atthasdef or coalesce(l.atthasdef, false)) as has_default,
+       bool_or(a.attnotnull) as not_null,
+       max((select max(d.attnum) from pg_attribute d
+            where d.attrelid = a.attrelid and d.attisdropped and d.attnum < a.attnum)) as last_dropped,
        bool_or(a.attgenerated <> '' or a.attidentity <> '') as is_generated,
        array_agg(distinct (l.attmissingval::text::text[])[1]) filter (where l.atthasmissing) as missing
 from leaf

@@ -28,9 +28,9 @@ def _type(name):
 
 
 def present(**columns):
-    """name=attnum, or (attnum, missing), or (attnum, None, unsure)."""
-    given = {n: c if isinstance(c, tuple) else (c,) for n, c in columns.items()}
-    return {n: PresentColumn(c[0], c[1] if len(c) > 1 else None, len(c) > 2) for n, c in given.items()}
+    """name=attnum, or (attnum, missing, unsure, last dropped) as far as they matter."""
+    given = {name: c if isinstance(c, tuple) else (c,) for name, c in columns.items()}
+    return {name: PresentColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()}
 
 
 # The target's columns, the relations that came, the catalog now; what is said of it.
@@ -65,6 +65,8 @@ NOT_FOLLOWED = {
     "a name taken over": (("id", "a"), [("id", "a")], {"id": 1, "a": 3}, "took its name"),
     "a column that came and went": (("id",), [("id", "b"), ("id",)], {"id": 1}, "came and went"),
     "a column gone for a while": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2}, "came back"),
+    "a column that was there, but not published": (("id", "z", "b"), [("id", "a", "b")], {"id": 1, "z": 2, "b": 3, "a": (0,)}, "there already"),
+    "a column that may be another one": (("id",), [("id", "x")], {"id": 1, "x": (3, None, False, 2)}, "another one"),
     "another type": (("id", "a"), [("id", "text_a")], {"id": 1, "text_a": 2}, "changed its type"),
     "the key dropped": (("id", "a"), [("a",)], {"a": 2}, "replica identity"),
 }  # fmt: skip
@@ -99,6 +101,8 @@ def test_ignoring_keeps_the_columns():
     assert evolution.positions == ((0, None),)
     with pytest.raises(SchemaChanged, match="its key lost id"):
         plan_ignoring(state("id", "a"), [relation("a")])
+    with pytest.raises(SchemaChanged, match="its key lost a"):
+        plan_ignoring(state("id", "a", key=()), [relation("id", "b")])
 
 
 def test_unchanged_changes_nothing():
