@@ -56,10 +56,12 @@ class Stretch:
 
 def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
     """Row messages by relation, each in the order of the log: sorted once, so that many relations cost no more than one."""
+    if not len(rows):
+        return {}
     relation_id = rows["relation_id"].to_numpy()
     order = np.argsort(relation_id, kind="stable")
     sorted_rows, sorted_ids = rows.take(pa.array(order)), relation_id[order]
-    starts = np.flatnonzero(np.concatenate([[True], sorted_ids[1:] != sorted_ids[:-1]])) if len(order) else []
+    starts = np.flatnonzero(np.concatenate([[True], sorted_ids[1:] != sorted_ids[:-1]]))
     ends = [*starts[1:], len(order)]
     return {int(sorted_ids[a]): sorted_rows.slice(a, b - a) for a, b in zip(starts, ends, strict=True)}
 
