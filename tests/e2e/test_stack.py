@@ -158,7 +158,10 @@ def test_down_leaves_no_process_and_no_open_port(own_stack):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
     line = [sys.executable, "-m", "demo.stack", "up", "--folder", str(stack_folder)]
+    # A background job of a shell that isn't interactive ignores Ctrl-C, and so would what it starts.
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
     starting = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    signal.signal(signal.SIGINT, was)
     wait_until((stack_folder / "logs/airflow-db-migrate.log").exists, "the migration", 60)
     starting.send_signal(number)
     assert starting.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]

@@ -266,7 +266,7 @@ def test_random_changes_of_copies(spark, database, postgres, job):
     rng = random.Random(seed)
     sync(spark, job)
     with native_subscriber(postgres, database) as (subscriber, slot):
-        for _ in range(5):
+        for _ in range(3):
             for _ in range(40):
                 database.execute(random_statement(rng))
             run(spark, job)

@@ -243,7 +243,7 @@ def test_any_mixture(spark, database, lake):
     sessions = [database.connect() for _ in range(3)]
     names, waiting, ids = count(), [], count(1)
     try:
-        for _ in range(6):
+        for _ in range(3):
             for _ in range(40):
                 waiting = _step(rng, database, sessions, waiting, names, ids)
             run(spark, job)
