@@ -81,7 +81,7 @@ STATEMENTS = [
 ]
 
 
-def test_every_kind_of_change_one_run_each(spark, database, job, where_decoded):
+def test_every_kind_of_change_one_run_each(spark, database, job):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])
     sync(spark, job)
