@@ -57,7 +57,11 @@ type: setup ## types alone
 
 .PHONY: test
 test: setup ## all tests
+ifeq ($(ARGS),)
+	@failed=0; ( $(PYTEST) tests/e2e ) || failed=1; ( $(PYTEST) -n 2 --dist loadfile tests/integration tests/unit ) || failed=1; exit $$failed
+else
 	@$(PYTEST) $(ARGS)
+endif
 
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
