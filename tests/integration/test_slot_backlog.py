@@ -36,7 +36,8 @@ def test_figures_and_limits(database, job):
     hold_back(database, 3)
     state = read_slot(database.connection, slot)
     text = backlog_warning(state, job.pipeline.slot_limits)
-    assert text.startswith(f"slot {slot!r} holds back {state.retained_bytes >> 20} MB of WAL, and is lost after ")
+    # What follows depends on the server's max_slot_wal_keep_size and on how much of it is left.
+    assert text.startswith(f"slot {slot!r} holds back {state.retained_bytes >> 20} MB of WAL")
     assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
     assert str(state.restart_lsn) in text
     hold_back(database, 3)
