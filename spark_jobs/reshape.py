@@ -38,9 +38,9 @@ def reshape(
 ) -> None:
     """Bring a target and its state in the ledger from one set of columns to the next.
 
-    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and a folder to stage values in. Columns without a value for the rows
-    that exist cost a change of metadata; anything else writes the table anew, so that no reader sees a half state.
-    A run killed in between finds its commit and only records the state.
+    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and a folder to stage
+    values in. Columns without a value for the rows that exist cost a change of metadata; anything else writes the table
+    anew, so that no reader sees a half state. A run killed in between finds its commit and only records the state.
     """
     uri = uri_of(job, state.table_name)
     types = {column.state.name: kind for column, kind in zip(evolution.columns, column_types, strict=True)}

@@ -58,9 +58,9 @@ class Database:
             self.execute(f"rollback prepared '{gid}'")
         every = "select slot_name from pg_replication_slots where not temporary and database = %s"
         for (name,) in self.execute(every, (self.name,)):
-            self.execute(
-                "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (name,)
-            )
+            # With a timeout, so that it returns when the backend is gone and the slot is free.
+            end = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = %s"
+            self.execute(end, (name,))
             self.execute("select pg_drop_replication_slot(%s)", (name,))
         self.connection.close()
 

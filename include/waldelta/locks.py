@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,9 +115,18 @@ def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Itera
         row = connection.execute("select pg_try_advisory_lock(%s)", (name.key,)).fetchone()
         if row is None or not row[0]:
             raise LockHeld(_held_by(connection, name))
-        yield AdvisoryLock(name, connection)
+        try:
+            yield AdvisoryLock(name, connection)
+        finally:
+            _release(connection, name)
     finally:
-        connection.close()  # ends the session, and the lock with it
+        connection.close()
+
+
+def _release(connection: psycopg.Connection[tuple[Any, ...]], name: LockName) -> None:
+    # Closing alone ends the backend only some time later, and the run that follows at once would find the lock held.
+    with suppress(psycopg.Error):  # a lost connection has lost the lock too
+        connection.execute("select pg_advisory_unlock(%s)", (name.key,))
 
 
 def _keep_alive(connection: psycopg.Connection[tuple[Any, ...]]) -> None:

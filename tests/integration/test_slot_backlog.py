@@ -36,8 +36,10 @@ def test_figures_and_limits(database, job):
     hold_back(database, 3)
     state = read_slot(database.connection, slot)
     text = backlog_warning(state, job.pipeline.slot_limits)
-    # What follows depends on the server's max_slot_wal_keep_size and on how much of it is left.
-    assert text.startswith(f"slot {slot!r} holds back {state.retained_bytes >> 20} MB of WAL")
+    # Figures are rounded to the nearest MB, not down.
+    assert text.startswith(
+        f"slot {slot!r} holds back {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost after "
+    )
     assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
     assert str(state.restart_lsn) in text
     hold_back(database, 3)
