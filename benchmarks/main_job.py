@@ -165,11 +165,16 @@ def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000, hu
                 bench.measure(f"{small:,} changes, as tasks on the warm server ({label})", lambda: _tasks(bench))
             bench.backlog(small)
             bench.measure(f"{small:,} changes, fresh JVM", lambda: _stages(bench.job("consume", warm=False)))
+            bench.measure("idle look, new process", lambda: _idle(bench))
             bench.one_transaction(huge)
             bench.measure(
                 f"one transaction of {huge:,} inserts", lambda: _with_reader_memory(bench, lambda: bench.job("consume"))
             )
-            bench.measure("idle look, new process", lambda: _idle(bench))
+            bench.measure("idle look behind that transaction", lambda: _idle(bench))
+            for _ in range(2):
+                bench.sql("select pg_log_standby_snapshot()")  # as the server's background writer does by itself
+            bench.measure("idle look that lets go of its WAL", lambda: _idle(bench))
+            bench.measure("idle look after that", lambda: _idle(bench))
             return bench.measured
     finally:
         shutil.rmtree(folder, ignore_errors=True)

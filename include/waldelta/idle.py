@@ -1,6 +1,6 @@
 """A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds no WAL back.
 
-It is moved when that frees a WAL file: each move is recorded durably, and smaller ones would free nothing.
+It is moved when that frees a WAL file, or may: each move is recorded durably, and smaller ones would free nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def look(job: Job) -> Look:
         while reason is None and position < server.flush_lsn:
             upto = min(server.flush_lsn, position + window)
             reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
-            if reason is None and server.must_move(stands, upto):
+            if reason is None and server.must_move(stands, upto, slot.restart_lsn):
                 move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
                 stands = upto
             position = upto

@@ -28,14 +28,21 @@ class ServerPosition:
     next_xid8: int
     wal_segment_size: int
 
-    def must_move(self, confirmed: Lsn, upto: Lsn) -> bool:
+    def must_move(self, confirmed: Lsn, upto: Lsn, restart: Lsn | None = None) -> bool:
         """Whether a slot at ``confirmed`` must move over what was read up to ``upto`` and holds nothing for us.
 
         It must when that lets go of a whole WAL file, since the server keeps and removes nothing smaller, and when more
-        is to be read behind it, since every reading begins where the slot stands.
+        is to be read behind it, since every reading begins where the slot stands. It must too while the slot's
+        ``restart`` position lags by files behind the confirmed one, as after a huge transaction: that position follows
+        only when a move passes the server's next record of running transactions, and every reading begins there.
         """
-        frees = upto.value // self.wal_segment_size > confirmed.value // self.wal_segment_size
-        return upto > confirmed and (frees or upto < self.flush_lsn)
+        lets_go = self._file(upto) > self._file(confirmed) or (
+            restart is not None and self._file(confirmed) > self._file(restart)
+        )
+        return upto > confirmed and (lets_go or upto < self.flush_lsn)
+
+    def _file(self, lsn: Lsn) -> int:
+        return lsn.value // self.wal_segment_size
 
 
 def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:

@@ -37,24 +37,35 @@ def write_wal(database, *, segments: int = 0) -> None:
 
 
 def begin_segment(database) -> None:
-    """So that what a test writes doesn't reach the end of a file by chance."""
+    """So that what a test writes doesn't reach the end of a file by chance; restart_lsn follows a look into the file."""
     database.execute("create table if not exists filler(v text); insert into filler values ('x')")
     database.execute("select pg_switch_wal()")
+    _log_running_transactions(database)
+
+
+# In MB: restart_lsn, confirmed_flush_lsn, what was read, the end of WAL.
+def _log_running_transactions(database) -> None:
+    """What the server's background writer does by itself; decoding may begin at one when it has seen the next."""
+    for _ in range(2):
+        database.execute("select pg_log_standby_snapshot()")
+    database.execute("insert into filler values ('committed, so that the records are flushed')")
 
 
 MUST_MOVE = {
-    "within a file": (1, 15, 15, False),
-    "into the next file": (1, 17, 17, True),
-    "within a file, with more to read behind": (1, 2, 15, True),
-    "nowhere": (3, 3, 9, False),
-    "back": (5, 3, 3, False),
+    "within a file": (1, 1, 15, 15, False),
+    "into the next file": (1, 1, 17, 17, True),
+    "within a file, with more to read behind": (1, 1, 2, 15, True),
+    "nowhere": (3, 3, 3, 9, False),
+    "back": (3, 5, 3, 3, False),
+    "within a file, decoding begins in an earlier one": (1, 17, 18, 18, True),
+    "nowhere, decoding begins in an earlier file": (1, 17, 17, 17, False),
 }
 
 
-@pytest.mark.parametrize("confirmed, upto, flushed, moves", MUST_MOVE.values(), ids=MUST_MOVE)
-def test_when_a_slot_must_move(confirmed, upto, flushed, moves):
+@pytest.mark.parametrize("restart, confirmed, upto, flushed, moves", MUST_MOVE.values(), ids=MUST_MOVE)
+def test_when_a_slot_must_move(restart, confirmed, upto, flushed, moves):
     server = ServerPosition("1", 1, Lsn(flushed << 20), 1, SEGMENT)
-    assert server.must_move(Lsn(confirmed << 20), Lsn(upto << 20)) is moves
+    assert server.must_move(Lsn(confirmed << 20), Lsn(upto << 20), Lsn(restart << 20)) is moves
 
 
 def test_the_server_says_how_large_its_files_are(database):
@@ -103,6 +114,18 @@ def test_the_idle_slot_lets_go_of_its_files(database, job):
     write_wal(database, segments=1)
     look(job)
     assert read_slot(database.connection, job.pipeline.source.slot).retained_bytes < 3 * SEGMENT
+
+
+def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(database, job):
+    """restart_lsn stays before a large transaction until a move passes records of running transactions behind it."""
+    slot = job.pipeline.source.slot
+    begin_segment(database)
+    write_wal(database, segments=5)
+    look(job)  # moves the slot; no such record has been read yet
+    assert read_slot(database.connection, slot).retained_bytes > 4 * SEGMENT
+    _log_running_transactions(database)
+    look(job)
+    assert read_slot(database.connection, slot).retained_bytes < SEGMENT
 
 
 @pytest.mark.spark
