@@ -33,6 +33,9 @@ SETTINGS: dict[str, str] = {
 }
 
 
+# For executors on the driver's machine, whose Python is the driver's; another machine's daemon may lack our modules.
+WORKERS_HERE = {"spark.python.daemon.module": "spark_jobs.python_daemon"}
+
 # A batch job's JVM lives for seconds and does without the second compiler.
 JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
 
@@ -46,7 +49,7 @@ def local_settings() -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(shuffle_partitions()),
-    }
+    } | WORKERS_HERE
 
 
 def shuffle_partitions() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, start
-from waldelta.spark_settings import SETTINGS, jars, shuffle_partitions
+from waldelta.spark_settings import SETTINGS, WORKERS_HERE, jars, shuffle_partitions
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Read by the server from its environment, so that the token is in no argument, file or configuration page.
@@ -77,7 +77,7 @@ class SparkConnectServer:
     def settings(self) -> dict[str, str]:
         """The server's Spark configuration: the sessions' common settings and what belongs to a server."""
         cores = os.cpu_count() or 2
-        return SETTINGS | {
+        return SETTINGS | WORKERS_HERE | {
             "spark.master": f"local[{cores}]",
             "spark.app.name": "waldelta",
             "spark.jars": ",".join(str(jar) for jar in jars()),
