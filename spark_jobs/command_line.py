@@ -108,6 +108,10 @@ def _setup(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
     plan = pipeline.check()
+    if options.sql:
+        for finding in plan.findings:
+            log.warning("%s", finding)
+        plan.require_for_dba()
     text = plan.as_sql() if options.sql else plan.describe()
     sys.stdout.write(text + "\n")
     _write_simple(options, options.verb, text)

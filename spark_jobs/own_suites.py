@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.pipeline_file import split_table_name
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
@@ -65,17 +65,12 @@ class OwnSuiteFile:
         return f"{self.path}: expectations[{number}]"
 
 
-def suites_folder(pipeline: PipelineFile, base: Path | None = None) -> Path:
-    """The folder of a pipeline's own suites: ``quality.suites``, or ``include/expectations/<pipeline>``."""
-    if pipeline.quality.suites is not None:
-        return Path(pipeline.quality.suites)
-    return (base or Path("include")) / "expectations" / pipeline.pipeline
-
-
-def read_own_suites(folder: Path) -> dict[str, OwnSuiteFile]:
+def read_own_suites(folder: Path | None) -> dict[str, OwnSuiteFile]:
     """Read all suites of a folder by file stem; raises ConfigError that lists every problem with its place."""
-    if not folder.is_dir():
+    if folder is None:
         return {}
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} for own expectations (quality.suites): create it")
     found: dict[str, OwnSuiteFile] = {}
     problems: list[str] = []
     for path in sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES):

@@ -32,7 +32,7 @@ from spark_jobs.data_docs import (
 )
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SuitePlan, plan_suite
-from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites, suites_folder
+from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
@@ -87,7 +87,7 @@ def check(
     """
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == "synced"}
-    own, unused = assign_suites(read_own_suites(suites_folder(pipeline)), states)
+    own, unused = assign_suites(read_own_suites(_suites(pipeline)), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(unused))
@@ -100,6 +100,10 @@ def check(
     _record(ledger, report)
     _log(report)
     return report
+
+
+def _suites(pipeline: PipelineFile) -> Path | None:
+    return Path(pipeline.quality.suites) if pipeline.quality.suites else None
 
 
 @contextmanager

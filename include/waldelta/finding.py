@@ -8,10 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing preflight found; a ``problem`` refuses set-up."""
+    """One thing preflight found; a ``problem`` refuses set-up.
+
+    ``lacks_privilege``: a grant, or a DBA who runs the plan's SQL, takes the problem away.
+    """
 
     severity: Literal["problem", "warning"]
     text: str
+    lacks_privilege: bool = False
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
@@ -20,6 +24,11 @@ class Finding:
 def problem(text: str) -> Finding:
     """A finding that refuses set-up."""
     return Finding("problem", text)
+
+
+def lacking(text: str) -> Finding:
+    """A finding that refuses set-up by this role: the privilege for it is missing."""
+    return Finding("problem", text, lacks_privilege=True)
 
 
 def warning(text: str) -> Finding:

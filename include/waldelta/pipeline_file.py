@@ -186,9 +186,14 @@ class Quality(_Model):
 
     enabled: bool = True
     suites: str | None = Field(
-        None, description="folder of the engineer's own suites; default include/expectations/<pipeline>"
+        None,
+        description="folder of the engineer's own suites, relative to the pipeline file; default: "
+        "../expectations/<pipeline> where there is one",
     )
-    data_docs: str | None = Field(None, description="folder of the HTML reports; default <root>/_waldelta/data_docs")
+    data_docs: str | None = Field(
+        None,
+        description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs",
+    )
     keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
 
 
@@ -238,7 +243,10 @@ class PipelineFile(_Model):
 
 
 def load_pipeline_file(path: str | Path) -> PipelineFile:
-    """Read and validate a pipeline file; raises ConfigError that lists every problem with its place."""
+    """Read and validate a pipeline file; raises ConfigError that lists every problem with its place.
+
+    Folders in it are absolute afterwards.
+    """
     path = Path(path)
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -249,10 +257,26 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     if not isinstance(document, dict):
         raise ConfigError(f"pipeline file {path} is empty or not a mapping: start with 'pipeline: <name>'")
     try:
-        return PipelineFile.model_validate(document)
+        pipeline = PipelineFile.model_validate(document)
     except ValidationError as err:
         lines = "\n".join(f"  - {_place(e['loc'])}: {_remedy(dict(e))}" for e in err.errors())
         raise ConfigError(f"pipeline file {path} is refused:\n{lines}") from err
+    return pipeline.model_copy(update={"quality": _placed(pipeline, path.absolute().parent)})
+
+
+def _placed(pipeline: PipelineFile, folder: Path) -> Quality:
+    """With absolute folders: who reads the file stands elsewhere, Airflow's tasks in a folder of Airflow's."""
+    quality = pipeline.quality
+    default = folder.parent / "expectations" / pipeline.pipeline
+    suites = folder / quality.suites if quality.suites else default if default.is_dir() else None
+    if suites is not None and not suites.is_dir():
+        raise ConfigError(
+            f"quality.suites of pipeline {pipeline.pipeline!r}: there is no folder {suites}: create it, or remove the key"
+        )
+    docs = quality.data_docs
+    if docs is not None and "://" not in docs:
+        docs = str(folder / docs)
+    return quality.model_copy(update={"suites": str(suites) if suites else None, "data_docs": docs})
 
 
 def json_schema() -> dict[str, Any]:

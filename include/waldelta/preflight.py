@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from waldelta.catalog import TableId
 from waldelta.errors import ConfigError, SlotForeign
-from waldelta.finding import Finding, problem, size, warning
+from waldelta.finding import Finding, lacking, problem, size, warning
 from waldelta.pipeline_file import PipelineFile, Publication
 from waldelta.publication import Mark, PublicationState, PublicationTable
 from waldelta.row_filter import parse_row_filter
@@ -58,18 +58,18 @@ def privileges_needed(
         return
     dba = "or let a DBA run the SQL that setup --sql prints"
     if before is None and not server.can_create:
-        yield problem(
+        yield lacking(
             f"publication {state.name!r}: role {server.role!r} may not create publications: "
             f"grant create on database {server.database} to {server.role}, {dba}"
         )
     if before is not None and not before.owned:
-        yield problem(
+        yield lacking(
             f"publication {state.name!r} isn't owned by role {server.role!r}: "
             f"alter publication {state.name} owner to {server.role}, {dba}"
         )
     new_schemas = set(state.schemas) - set(before.schemas if before else ())
     if state.all_tables or new_schemas:
-        yield problem(
+        yield lacking(
             f"publication {state.name!r}: only a superuser may publish all tables or whole schemas: "
             f"list the tables, {dba}"
         )
@@ -77,7 +77,7 @@ def privileges_needed(
     for table in state.tables:
         found = facts.tables.get(table.id)
         if table not in known and found is not None and not found.relation.owned:
-            yield problem(
+            yield lacking(
                 f"publication {state.name!r}: role {server.role!r} doesn't own {table.id}: "
                 f"alter table {table.id} owner to {server.role} (or grant it the owner's role), {dba}"
             )
@@ -100,7 +100,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             "encoding 'UTF8' template template0), and load a pg_dump --encoding of it there"
         )
     if not server.can_replicate:
-        yield problem(
+        yield lacking(
             f"role {server.role!r} may not use replication slots: alter role {server.role} replication "
             f"(on Amazon RDS: grant rds_replication to {server.role})"
         )

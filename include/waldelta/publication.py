@@ -18,6 +18,7 @@ from psycopg.rows import namedtuple_row
 
 from waldelta.catalog import TableId
 from waldelta.pipeline_file import Publication
+from waldelta.row_filter import parse_row_filter
 
 Connection = psycopg.Connection[Any]
 
@@ -145,7 +146,7 @@ def try_publications(
 
     Gives the wanted state with filters and column lists as the server stores them, and what PostgreSQL refused.
     A table that the role doesn't own can't be tried: when ``known`` was made from this very definition, its text is
-    taken. Raises psycopg.errors.LockNotAvailable when a table stays locked.
+    taken, else the filter as it was written and the columns named there. Raises psycopg.errors.LockNotAvailable when a table stays locked.
     """
     trusted = {t.id: t for t in known.tables} if known is not None and known.comment == wanted.comment else {}
     tables: list[PublicationTable] = []
@@ -163,6 +164,9 @@ def try_publications(
             tables.append(trusted.get(table.id, table))  # whether privileges suffice is preflight's question
             if known is not None and table.id in trusted:
                 filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
+            elif table.row_filter is not None:
+                # Its owner, who is to run the SQL, must hear of a column outside the replica identity as well.
+                filter_columns[table.id] = frozenset(parse_row_filter(table.row_filter).columns)
         except psycopg.Error as err:
             tables.append(table)
             problems.append(_rejected(wanted.name, table, err))

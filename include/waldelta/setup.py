@@ -73,12 +73,16 @@ class SetupPlan:
         return not self.statements and not self.create_slot
 
     def as_sql(self) -> str:
-        """The plan as a script that a DBA can run with psql; empty when nothing is to be done."""
+        """The plan as a script that a DBA can run with psql; empty when nothing is to be done.
+
+        Only for plans without other problems than missing privileges (``require_for_dba``): a DBA may do anything, also
+        what makes the application's statements fail.
+        """
         lines: list[str] = []
         if self.statements:
             lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';"]
             for statement in self.statements:
-                lines += [f"-- {statement.reason}".replace("\n", " "), statement.text() + ";"]
+                lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
             lines.append("commit;")
         if self.create_slot:
             flag = "true" if self.two_phase else "false"
@@ -98,6 +102,17 @@ class SetupPlan:
         """Raises PreflightFailed with every problem."""
         if self.problems:
             raise PreflightFailed(self.problems)
+
+    def require_for_dba(self) -> None:
+        """Raises PreflightFailed with the problems that no privilege takes away."""
+        problems = tuple(f.text for f in self.findings if f.severity == "problem" and not f.lacks_privilege)
+        if problems:
+            raise PreflightFailed(problems)
+
+
+def _on_one_line(text: str) -> str:
+    # A comment of psql's ends at any of these, and names of tables may hold them.
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def plan_setup(conn: Connection, job: Job) -> SetupPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from waldelta.catalog import Leaf, Relation
-from waldelta.finding import Finding, problem, size, warning
+from waldelta.finding import Finding, lacking, problem, size, warning
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
 from waldelta.types.wire_format import has_wire_format
@@ -87,12 +87,12 @@ def _reading(
     wanted = set(table.columns or [c.name for c in found.relation.columns if not c.generated])
     if hidden := sorted((wanted | state.filter_columns.get(name, frozenset())) - found.readable):
         columns = f" ({', '.join(hidden)})" if found.readable else ""
-        yield problem(
+        yield lacking(
             f"{where}: role {server.role!r} may not read it for the initial sync: grant usage on schema {schema} to "
             f"{server.role}; grant select{columns} on {name} to {server.role}"
         )
     if found.hidden_rows:
-        yield problem(
+        yield lacking(
             f"{where}: row-level security hides rows from role {server.role!r}, so a copy would be refused: alter role "
             f"{server.role} bypassrls"
         )

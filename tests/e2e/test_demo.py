@@ -12,6 +12,7 @@ from demo.outcome import show
 from demo.run_demo import CONN_ID, PIPELINE, Demo
 from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
+from waldelta.expectation_results import read_expectation_results
 from waldelta.lake import target_uri
 
 pytestmark = pytest.mark.e2e
@@ -23,10 +24,13 @@ def demo(stack):
     name = f"{PIPELINE}.yml"
     text = (Stack.pipelines / name).read_text()
     (stack.pipelines / name).write_text(text.replace("${WALDELTA_LAKE}", "${WALDELTA_LAKE}/demo"))
+    suites = stack.pipelines.parent / "expectations" / PIPELINE
+    shutil.copytree(Stack.pipelines.parent / "expectations" / PIPELINE, suites)
     stack.add_source(CONN_ID, "flights")
     stack.create_pools()
     yield Demo(stack, Console(file=io.StringIO(), width=250), flights=3000, slices=2)
     (stack.pipelines / name).unlink()
+    shutil.rmtree(suites)
     shutil.rmtree(stack.folder / "lake" / "demo", ignore_errors=True)
 
 
@@ -60,6 +64,15 @@ def test_the_outcome_is_shown(demo, outcome):
     assert "changes/s" in text
     assert str(outcome.report) in text
     assert all(run.run_id in text for run in outcome.runs)
+
+
+def test_the_engineers_own_expectations_were_checked(demo, outcome):
+    """Beside the derived ones, in every run: Airflow's tasks stand in another folder than whoever wrote the suites."""
+    results = read_expectation_results(demo.pipeline.target.root)
+    seen = [r for r in results if r.run_id in {run.run_id for run in outcome.runs}]
+    own = {(r.table_name, r.expectation) for r in seen if r.origin == "own"}
+    assert ("public.flights", "expect_column_pair_values_a_to_be_greater_than_b") in own
+    assert all(r.success for r in seen if r.severity == "critical")
 
 
 def test_one_changed_value_is_found(demo, outcome):

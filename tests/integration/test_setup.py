@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from waldelta import setup
 from waldelta.connection import connect
@@ -17,8 +18,8 @@ from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.locks import slot_lock
 from waldelta.pipeline_file import PipelineFile
-from waldelta.publication import read_publications
-from waldelta.setup import apply_setup, plan_setup, teardown
+from waldelta.publication import Statement, read_publications
+from waldelta.setup import SetupPlan, apply_setup, plan_setup, teardown
 from waldelta.slot import create_slot, read_slot
 
 pytestmark = pytest.mark.pg
@@ -178,6 +179,31 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
         conn.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
                      (database.name,))  # fmt: skip
         conn.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables):
+    """A role that owns nothing can't try the filter, and the DBA's role may do anything: the plan itself says no."""
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {role} login replication password 'p'")
+    conn.execute(f"grant select on all tables in schema public to {role}")
+    try:
+        info = database.server.conninfo(database.name, role, "p")
+        outside = {"name": "public.planes", "where": "Year > 1990"}
+        with connect(info, "test") as plain:
+            plan = plan_setup(plain, job_for(info, lake, {"name": "p", "tables": [outside]}))
+            with pytest.raises(PreflightFailed, match="the filter uses year, which the replica identity") as caught:
+                plan.require_for_dba()
+            assert not any("doesn't own" in text for text in caught.value.problems)
+            plan_setup(plain, job_for(info, lake, {"name": "p", "tables": [FLIGHTS]})).require_for_dba()
+    finally:
+        conn.execute(f"drop owned by {role}; drop role {role}")
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r", "\x0b", "\x85", "\u2028"], ids=ascii)
+def test_no_name_ends_a_comment_of_the_script(ending):
+    reason = f"publication p{ending}drop table important; -- does not exist"
+    plan = SetupPlan((), (Statement(sql.SQL("select 1"), reason),), create_slot=False, slot="s")
+    assert [line for line in plan.as_sql().splitlines() if line.startswith("drop")] == []
 
 
 def test_least_privilege(database, conn, lake):

@@ -1,12 +1,17 @@
-"""Options of the plugin: which protocol version they need, and which can't be honoured and are refused."""
+"""Options in the pipeline file: what they come to, and which can't be honoured and are refused."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from waldelta.peek import most_changes, plugin_options, protocol_version, whole
-from waldelta.pipeline_file import Maintenance, Options, Publication, Source
+from waldelta.errors import ConfigError
+from waldelta.pipeline_file import Maintenance, Options, Publication, Source, load_pipeline_file
+
+REPOSITORY = Path(__file__).parent.parent.parent
 
 
 def source(**options):
@@ -60,3 +65,42 @@ def test_retention_below_a_week():
     """Delta's VACUUM would refuse it at night."""
     with pytest.raises(ValidationError, match="168"):
         Maintenance(keep_versions_hours=24)
+
+
+def write_pipeline(folder, quality=""):
+    (folder / "pipelines").mkdir(parents=True)
+    path = folder / "pipelines" / "shop.yml"
+    path.write_text(
+        "pipeline: shop\nsource: {conn_id: c, slot: s, publications: [{name: p, all_tables: true}]}\n"
+        f"target: {{root: 'file:///lake'}}\nquality: {{{quality}}}\n"
+    )
+    return path
+
+
+def test_own_suites_are_found_wherever_the_reader_stands(tmp_path, monkeypatch):
+    """Airflow's tasks stand in a folder of Airflow's; suites looked for there would silently never run."""
+    monkeypatch.chdir(tmp_path)
+    path = write_pipeline(tmp_path / "a")
+    assert load_pipeline_file(path).quality.suites is None
+    (tmp_path / "a/expectations/shop").mkdir(parents=True)
+    assert load_pipeline_file(path).quality.suites == str(tmp_path / "a/expectations/shop")
+    assert load_pipeline_file("a/pipelines/shop.yml").quality.suites == str(tmp_path / "a/expectations/shop")
+
+
+def test_the_demo_has_suites_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WALDELTA_LAKE", "file:///lake")
+    found = load_pipeline_file(REPOSITORY / "include/pipelines/flights.yml").quality.suites
+    assert found == str(REPOSITORY / "include/expectations/flights")
+
+
+def test_folders_are_relative_to_the_pipeline_file(tmp_path):
+    (tmp_path / "mine").mkdir()
+    quality = load_pipeline_file(write_pipeline(tmp_path, "suites: ../mine, data_docs: docs")).quality
+    assert Path(quality.suites).resolve() == tmp_path / "mine"
+    assert Path(quality.data_docs) == tmp_path / "pipelines/docs"
+
+
+def test_a_named_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"quality.suites of pipeline 'shop': there is no folder .*absent: create it"):
+        load_pipeline_file(write_pipeline(tmp_path, "suites: absent"))

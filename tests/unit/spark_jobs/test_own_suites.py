@@ -40,7 +40,9 @@ def test_all_problems_at_once(tmp_path):
 
 def test_no_folder_no_suites(tmp_path):
     """A pipeline without own suites has no folder for them."""
-    assert read_own_suites(tmp_path / "absent") == {}
+    assert read_own_suites(None) == {}
+    with pytest.raises(ConfigError, match="there is no folder"):
+        read_own_suites(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
