@@ -17,6 +17,7 @@ from spark_jobs.merge import (
     insert_statement,
     merge_statement,
     tagged,
+    with_variants,
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
 from spark_jobs.plan import TargetPlan, plan_target
@@ -24,6 +25,7 @@ from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
+from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
@@ -224,7 +226,8 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     if batches[0] >= batches[1]:
         return read_present(job, state)
     with job.connect("apply") as connection:
-        plan = plan_target(connection, run.stretches.between(*batches), state, _policy(job, state))
+        options = job.pipeline.target.types_of(state.table_name)
+        plan = plan_target(connection, run.stretches.between(*batches), state, _policy(job, state), options)
     if not plan.volume.rows and not plan.truncated:
         return read_present(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
@@ -266,6 +269,7 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTa
     """Commit the net changes; returns the tag they were committed under."""
     uri, keep_metadata = uri_of(run.job, plan.state.table_name), run.job.pipeline.target.metadata_columns
     names = plan.decode.names
+    source = with_variants(source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT])
     by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
     columns = [by_name[name] for name in names]
     found = {}

@@ -95,6 +95,14 @@ def insert_statement(target: str, source: str, names: Sequence[str], *, metadata
     )
 
 
+def with_variants(source: str, columns: Sequence[str]) -> str:
+    """The relation ``source`` with these of its columns, which are JSON texts, as variants."""
+    if not columns:
+        return source
+    parsed = ", ".join(f"parse_json({column}) as {column}" for column in columns)
+    return f"(select * except ({', '.join(columns)}), {parsed} from {source})"
+
+
 def forget_statement(change_log: str, upto_batch: int) -> str:
     """The DELETE of old batches from the change log."""
     return f"delete from {path(change_log)} where batch <= {upto_batch:d}"

@@ -18,13 +18,15 @@ from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.change_log import Stream, Volume
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.evolution import Evolution, plan_evolution, plan_ignoring, read_present_columns, unchanged
+from waldelta.evolution import Evolution, other_type, plan_evolution, plan_ignoring, read_present_columns, unchanged
 from waldelta.ledger import TableState
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.type_catalog import PgType, read_types
-from waldelta.type_map import target_type
+from waldelta.type_map import TargetType, column_types
+from waldelta.type_options import TypeOptions
+from waldelta.types.number import NumericAsDouble
 from waldelta.types.wire_format import wire_name
 from waldelta.visibility import Snapshot
 
@@ -52,12 +54,16 @@ class TargetPlan:
 
 
 def plan_target(
-    connection: psycopg.Connection[Any], stretch: Stretch, state: TableState, policy: SchemaPolicy
+    connection: psycopg.Connection[Any],
+    stretch: Stretch,
+    state: TableState,
+    policy: SchemaPolicy,
+    options: TypeOptions,
 ) -> TargetPlan:
     """Read the relation's versions and truncations in the range, and what becomes of the target's columns.
 
     Raises SchemaChanged when the columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new
-    copy would be exact.
+    copy would be exact; so for columns that have other types in the lake by ``options`` now than the copy gave them.
     """
     stream = stretch.stream
     snapshot = Snapshot.parse(state.snapshot)
@@ -65,20 +71,22 @@ def plan_target(
     volume = stretch.volume(state)
     _check_not_recreated(stream, state)
     versions = _bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
-    evolution = _evolution(connection, state, [version.relation for version in versions], policy)
+    evolution = _evolution(connection, state, [version.relation for version in versions], policy, options)
     columns = [column.state for column in evolution.columns]
     names = tuple(column.name for column in columns)
     types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
+    targets = _target_types(evolution, types, options)
+    _check_chosen_types(state, evolution, targets, policy)
     shape = EventShape(
         column_count=len(names),
         key=tuple(names.index(name) for name in evolution.key_columns),
-        toastable=tuple(i for i, column in enumerate(columns) if column.spark_type not in _FIXED_SIZE),
+        toastable=tuple(i for i, kind in enumerate(targets.values()) if _may_be_toasted(kind)),
     )
     truncated_at = _last_truncate(stream, state, snapshot)
     decode = DecodePlan(
         shape,
         names,
-        tuple(target_type(types[(column.type_oid, column.typmod)]) for column in columns),
+        tuple(targets.values()),
         tuple(versions),
         evolution.positions,
         tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
@@ -107,7 +115,11 @@ def _bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[Rela
 
 
 def _evolution(
-    connection: psycopg.Connection[Any], state: TableState, relations: Sequence[Relation], policy: SchemaPolicy
+    connection: psycopg.Connection[Any],
+    state: TableState,
+    relations: Sequence[Relation],
+    policy: SchemaPolicy,
+    options: TypeOptions,
 ) -> Evolution:
     if not relations:
         return unchanged(state)
@@ -117,7 +129,7 @@ def _evolution(
     present = read_present_columns(connection, state.relation_ids)
     types = _types(connection, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
-        evolution = plan_evolution(state, relations, present, types)
+        evolution = plan_evolution(state, relations, present, types, options)
     except NeedsSync as err:
         if policy == "fail":
             raise SchemaChanged(_waits(state, str(err).removeprefix(f"{state.table_name}: "))) from None
@@ -125,6 +137,29 @@ def _evolution(
     if policy == "fail" and evolution.changes(state):
         raise SchemaChanged(_waits(state, f"its columns changed ({evolution.describe()})"))
     return evolution
+
+
+def _may_be_toasted(kind: TargetType) -> bool:
+    return kind.spark not in _FIXED_SIZE or isinstance(kind, NumericAsDouble)
+
+
+def _target_types(
+    evolution: Evolution, types: dict[tuple[int, int], PgType], options: TypeOptions
+) -> dict[str, TargetType]:
+    named = {c.state.name: types[(c.state.type_oid, c.state.typmod)] for c in evolution.columns}
+    return column_types(named, evolution.key_columns, options)
+
+
+def _check_chosen_types(
+    state: TableState, evolution: Evolution, targets: dict[str, TargetType], policy: SchemaPolicy
+) -> None:
+    """Columns that the plan keeps as they are must still be what the pipeline file says."""
+    for column in evolution.columns:
+        if column.state.spark_type != (now := targets[column.state.name].spark):
+            reason = other_type(column.state.name, column.state.spark_type, now)
+            if policy == "evolve":
+                raise NeedsSync(f"{state.table_name}: {reason}")
+            raise SchemaChanged(_waits(state, reason))
 
 
 def _waits(state: TableState, what: str) -> str:

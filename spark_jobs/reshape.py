@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.merge import COMMIT_TS, LSN, RAW, path, quote
-from spark_jobs.target import TargetColumn, prepare_target, replace_target
+from spark_jobs.target import VARIANT, TargetColumn, prepare_target, replace_target
 from spark_jobs.target_commit import read_metadata
 from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
@@ -131,7 +131,10 @@ def _expression(
 ) -> Column:
     name = column.state.name
     if column.source is None:
-        return F.col(f"f{fills[name]}") if name in fills else F.lit(None).cast(types[name].spark)
+        if name not in fills:
+            return F.lit(None).cast(types[name].spark)
+        fill = F.col(f"f{fills[name]}")
+        return F.parse_json(fill) if types[name].spark == VARIANT else fill
     source = F.col(quote(column.source))
     if column.same_type:
         return source

@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
-from spark_jobs.target import prepare_target, replace_target, target_columns, target_schema
+from spark_jobs.target import as_stored, prepare_target, replace_target, target_columns, target_schema
 from spark_jobs.task_error import first_line
 from waldelta.catalog import PublishedTable, TableId, read_published_tables
 from waldelta.connection import describe
@@ -31,6 +31,7 @@ from waldelta.ledger import ColumnState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name, wait_for_old_transactions
+from waldelta.type_options import TypeOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,17 +118,20 @@ def sync_table(
     uri = target_uri(target.root, table_id.schema, table_id.name)
     with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
         table = _published_as_of(holder, job, table_id)
-        columns = target_columns(table, target.metadata_columns)
+        options = target.types_of(str(table_id))
+        columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
-        copy = plan_copy(table, holder.snapshot_id, files, holder.lsn.value if target.metadata_columns else None)
+        lsn = holder.lsn.value if target.metadata_columns else None
+        copy = plan_copy(table, holder.snapshot_id, files, lsn, options)
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_CHUNK), BYTES_PER_CHUNK)
         log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, generation,
                  holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
         count = max(1, len(tasks))
         reader = _reader(job.conninfo, copy, tasks, holder.pid)
         frame = spark.range(0, count, 1, count).mapInArrow(reader, target_schema(columns))
+        frame = as_stored(frame, [(c.name, c.spark_type) for c in columns])
         metadata = {
             "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": generation,
             "attempt": attempt, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
@@ -184,7 +188,7 @@ def _sync_locked(
             snapshot_lsn=result.lsn.value,
             relation_ids=list(table.relation_ids),
             key_columns=list(table.key_columns),
-            columns=_column_states(table),
+            columns=_column_states(table, job.pipeline.target.types_of(name)),
             row_filter=table.row_filter,
             rows=result.rows,
             bytes=result.bytes,
@@ -274,8 +278,8 @@ def _check_unaltered(job: Job, copied: PublishedTable) -> None:
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
 
 
-def _column_states(table: PublishedTable) -> list[ColumnState]:
-    spark_types = {column.name: column.spark_type for column in target_columns(table, metadata_columns=False)}
+def _column_states(table: PublishedTable, options: TypeOptions) -> list[ColumnState]:
+    spark_types = {c.name: c.spark_type for c in target_columns(table, options, metadata_columns=False)}
     return [
         ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null, c.attnum)
         for c in table.columns

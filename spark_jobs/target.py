@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ from waldelta.catalog import PublishedTable
 from waldelta.copy import METADATA_COLUMNS
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake import sync_commit
-from waldelta.type_map import target_type
+from waldelta.type_map import column_types
+from waldelta.type_options import TypeOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
 
+VARIANT = "variant"
 _METADATA_TYPES = {"_wd_lsn": "bigint", "_wd_commit_ts": "timestamp", "_wd_raw": "map<string,string>"}
 # Parquet's own names can't hold these, so a table that has one is written with column mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
@@ -52,14 +54,14 @@ class Written:
     bytes: int
 
 
-def target_columns(table: PublishedTable, metadata_columns: bool) -> list[TargetColumn]:
+def target_columns(table: PublishedTable, options: TypeOptions, metadata_columns: bool) -> list[TargetColumn]:
     """The columns of a table's target: the published ones in attnum order, then ours.
 
     Raises ConfigError for names that Delta, which ignores case, can't keep apart.
     """
+    types = column_types({c.name: c.type for c in table.columns}, table.key_columns, options)
     columns = [
-        TargetColumn(c.name, target_type(c.type).spark, target_type(c.type).arrow, c.name not in table.key_columns)
-        for c in table.columns
+        TargetColumn(name, kind.spark, kind.arrow, name not in table.key_columns) for name, kind in types.items()
     ]
     if metadata_columns:
         columns += [TargetColumn(name, _METADATA_TYPES[name], arrow, True) for name, arrow in METADATA_COLUMNS.items()]
@@ -83,6 +85,17 @@ def target_schema(columns: Sequence[TargetColumn]) -> str:
     """The columns as the DDL of a DataFrame's schema."""
     fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
     return ddl(pa.schema(fields))
+
+
+def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFrame:
+    """The frame with columns, given as (name, Spark type), as the target holds them: Arrow carries a variant as text."""
+    variants = {name for name, kind in columns if kind == VARIANT}
+    if not variants:
+        return frame
+    chosen = [F.col(quote(name)) for name in frame.columns]
+    return frame.select(
+        *(F.parse_json(c).alias(name) if name in variants else c for name, c in zip(frame.columns, chosen, strict=True))
+    )
 
 
 def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn]) -> None:

@@ -25,7 +25,8 @@ from waldelta.connection import connect_arrow, describe
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.snapshot import Chunk
-from waldelta.type_map import TargetType, target_type
+from waldelta.type_map import TargetType, column_types
+from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 
 BATCH_BYTES = 8 << 20
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
@@ -64,10 +65,16 @@ class TableCopy:
         return pa.schema([*((name, target.arrow) for name, target in self.columns), *metadata])
 
 
-def plan_copy(table: PublishedTable, snapshot_id: str, relfilenodes: dict[int, int], lsn: int | None) -> TableCopy:
+def plan_copy(
+    table: PublishedTable,
+    snapshot_id: str,
+    relfilenodes: dict[int, int],
+    lsn: int | None,
+    options: TypeOptions = DEFAULT_TYPES,
+) -> TableCopy:
     """Describe the copy of a published table: its published columns, the publications' ORed row filter."""
-    columns = tuple((column.name, target_type(column.type)) for column in table.columns)
-    return TableCopy(table.id, columns, table.row_filter, snapshot_id, relfilenodes, lsn)
+    types = column_types({column.name: column.type for column in table.columns}, table.key_columns, options)
+    return TableCopy(table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn)
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk) -> str:

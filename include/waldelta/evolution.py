@@ -18,7 +18,9 @@ from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.ledger import ColumnState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.type_catalog import PgType, fetch
-from waldelta.type_map import target_type
+from waldelta.type_map import TargetType, column_types
+from waldelta.type_options import DEFAULT_TYPES, TypeOptions
+from waldelta.types.number import decimal
 
 _TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
 # time, timestamp, timestamptz, timetz: more digits change no value.
@@ -96,10 +98,12 @@ def plan_evolution(
     relations: Sequence[Relation],
     present: dict[str, PresentColumn],
     types: dict[tuple[int, int], PgType],
+    options: TypeOptions = DEFAULT_TYPES,
 ) -> Evolution:
     """What it takes to apply rows that these relations describe, in their order.
 
-    ``types`` describes the types of the last one's columns. Raises NeedsSync when only a new copy is exact.
+    ``types`` describes the types of the last one's columns, ``options`` chooses theirs in the lake. Raises NeedsSync when
+    only a new copy is exact.
     """
     last = relations[-1]
     attnums = _Attnums(state, present)
@@ -107,11 +111,13 @@ def plan_evolution(
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
     held = {column.attnum: column for column in state.columns}
+    key = _key(state, dict(zip(numbers[-1], last.columns, strict=True)), numbers)
+    named = {column.name: types[(column.type_oid, column.typmod)] for column in last.columns}
+    targets = column_types(named, key, options)
     columns = tuple(
-        _new_column(state, held.get(number), column, present, types)
+        _new_column(state, held.get(number), column, present, (named[column.name], targets[column.name]))
         for number, column in zip(numbers[-1], last.columns, strict=True)
     )
-    key = _key(state, dict(zip(numbers[-1], last.columns, strict=True)), numbers)
     dropped = tuple(column.name for number, column in held.items() if number not in numbers[-1])
     places = tuple(
         tuple(there.index(number) if number in there else None for number in numbers[-1]) for there in numbers
@@ -182,11 +188,10 @@ def _new_column(
     held: ColumnState | None,
     column: RelationColumn,
     present: dict[str, PresentColumn],
-    types: dict[tuple[int, int], PgType],
+    types: tuple[PgType, TargetType],
 ) -> NewColumn:
-    pair = (column.type_oid, column.typmod)
     new = ColumnState(
-        column.name, *pair, types[pair].name, target_type(types[pair]).spark,
+        column.name, column.type_oid, column.typmod, types[0].name, types[1].spark,
         held.not_null if held else False, held.attnum if held else present[column.name].attnum,
     )  # fmt: skip
     if held is None:
@@ -203,7 +208,30 @@ def _new_column(
                 f"{state.table_name}: column {column.name!r} may be another one than the column of that name before it"
             )
         return NewColumn(new, None, now.missing)
+    if held.spark_type != new.spark_type and not _widens(held, new):
+        raise NeedsSync(f"{state.table_name}: {other_type(held.name, held.spark_type, new.spark_type)}")
     return NewColumn(new, held.name, same_type=held.spark_type == new.spark_type)
+
+
+def _widens(held: ColumnState, new: ColumnState) -> bool:
+    """Whether the target's own values, cast, are those that a new copy would have.
+
+    So for a numeric whose limits grew, unless an option chose either type: a decimal that isn't the numeric's own prints
+    other zeros, and another type rounds.
+    """
+    if held.type_oid != _NUMERIC or new.type_oid != _NUMERIC:
+        return False
+    before, after = decimal(held.typmod), decimal(new.typmod)
+    return (
+        before is not None
+        and before.spark == held.spark_type
+        and new.spark_type == (after.spark if after is not None else "string")
+    )
+
+
+def other_type(column: str, held: str, chosen: str) -> str:
+    """What is wrong with a column whose type in the lake isn't the one that the pipeline file's ``types`` choose."""
+    return f"column {column!r} is {held} in its target, and {chosen} by the pipeline file's types"
 
 
 def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:

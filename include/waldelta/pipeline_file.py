@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from waldelta.errors import ConfigError
+from waldelta.type_options import TableTypeOptions, TypeOptions
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]
@@ -144,6 +145,7 @@ class TargetTable(_Model):
     schema_changes: SchemaPolicy | None = Field(
         None, description="what to do when the source's columns change, for this table"
     )
+    types: TableTypeOptions = Field(TableTypeOptions(), description="types of the lake for this table")
 
 
 class Target(_Model):
@@ -159,6 +161,7 @@ class Target(_Model):
         "keeps its columns",
     )
     metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
+    types: TypeOptions = Field(TypeOptions(), description="types of the lake where there is a choice")
 
     @field_validator("root")
     @classmethod
@@ -171,6 +174,20 @@ class Target(_Model):
                 f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently: rename the folder"
             )
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _raw_has_a_place(self) -> Self:
+        chosen = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
+        if not self.metadata_columns and any(options != TypeOptions() for options in chosen):
+            raise ValueError(
+                "types other than string need metadata_columns: true, since what they can't hold stands in _wd_raw"
+            )
+        return self
+
+    def types_of(self, table_name: str) -> TypeOptions:
+        """The type options of one table, named as PostgreSQL prints it."""
+        own = self.tables.get(table_name)
+        return own.types.over(self.types) if own else self.types
 
 
 class Batch(_Model):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import cache
 
 import pyarrow as pa
 
 from waldelta.type_catalog import PgType
+from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.types.array import Array
 from waldelta.types.binary import Bytea
 from waldelta.types.datetime import Moment
 from waldelta.types.hstore import Hstore
-from waldelta.types.number import Boolean, Number, decimal
+from waldelta.types.json_document import Variant
+from waldelta.types.number import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
 from waldelta.types.target import TargetType
 from waldelta.types.text import Text
 
-__all__ = ["TargetType", "target_type"]
+__all__ = ["TargetType", "column_types", "target_type"]
 
 _NUMERIC_OID, _BOX_OID = 1700, 603
+_JSON, _JSONB = 114, 3802
 _FLOAT = Number("float", pa.float32(), "float4")
 _SCALARS: dict[int, TargetType] = {
     16: Boolean(),
@@ -40,22 +44,41 @@ _VECTORS = frozenset({"vector", "halfvec"})
 _FIRST_USER_OID = 16384
 
 
+def column_types(
+    types: Mapping[str, PgType], key_columns: Collection[str], options: TypeOptions
+) -> dict[str, TargetType]:
+    """The types of a table's columns by name; rows of a table without a key are found by all of their columns."""
+    return {
+        name: target_type(kind, options if key_columns and name not in key_columns else options.comparable)
+        for name, kind in types.items()
+    }
+
+
 @cache
-def target_type(pg_type: PgType) -> TargetType:
+def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> TargetType:
     """The type of a column of ``pg_type``; whatever has no type of its own in the lake stays PostgreSQL's text.
 
     >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark
     'decimal(12,2)'
     """
     if pg_type.base is not None:
-        return target_type(pg_type.base)
+        return target_type(pg_type.base, options)
     if pg_type.oid in _SCALARS:
         return _SCALARS[pg_type.oid]
     if pg_type.oid == _NUMERIC_OID:
-        return decimal(pg_type.typmod) or _TEXT
+        return decimal(pg_type.typmod) or _unlimited(options)
+    if pg_type.oid in (_JSON, _JSONB) and options.json_type == "variant":
+        return Variant(may_repeat_keys=pg_type.oid == _JSON)
     if pg_type.element is not None and pg_type.type_name not in _NOT_ARRAYS:
-        return _array(pg_type.element)
+        # Arrow has no lists of variants, and nothing but the whole value could stand verbatim.
+        return _array(pg_type.element, options.comparable)
     return _extension(pg_type)
+
+
+def _unlimited(options: TypeOptions) -> TargetType:
+    if options.numeric_scale is not None:
+        return scaled_decimal(options.numeric_scale)
+    return NumericAsDouble() if options.numeric == "double" else _TEXT
 
 
 def _extension(pg_type: PgType) -> TargetType:
@@ -69,8 +92,8 @@ def _extension(pg_type: PgType) -> TargetType:
     return _TEXT
 
 
-def _array(element: PgType) -> TargetType:
-    scalar = target_type(element)
+def _array(element: PgType, options: TypeOptions) -> TargetType:
+    scalar = target_type(element, options)
     innermost = element.base or element
     # A foreign base type may print its arrays with a delimiter of its own, as PostGIS does.
     is_foreign = innermost.kind == "base" and innermost.oid >= _FIRST_USER_OID

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 from datetime import UTC, date, datetime
@@ -13,7 +14,8 @@ from psycopg import sql
 
 from waldelta.errors import DecodeError
 from waldelta.type_catalog import PgType
-from waldelta.type_map import target_type
+from waldelta.type_map import column_types, target_type
+from waldelta.type_options import TypeOptions
 
 
 def numeric(precision, scale):
@@ -47,6 +49,45 @@ FAMILIES += [array_of(t) for t in (BOOL, BYTEA, INT4, TEXT, numeric(12, 2), DATE
 
 def texts(*values):
     return pa.array([None if v is None else v.encode() for v in values], pa.binary())
+
+
+ANY_NUMERIC, JSON, JSONB = PgType(1700, -1, "numeric"), PgType(114, -1, "json"), PgType(3802, -1, "jsonb")
+AS_DOUBLE, AS_DECIMAL = TypeOptions(numeric="double"), TypeOptions(numeric="decimal(38,4)")
+AS_VARIANT = TypeOptions(json="variant")
+
+
+@pytest.mark.parametrize(
+    "pg_type, options, spark",
+    [
+        (ANY_NUMERIC, AS_DOUBLE, "double"),
+        (numeric(39, 0), AS_DOUBLE, "double"),
+        (numeric(39, 0), AS_DECIMAL, "decimal(38,4)"),
+        (numeric(38, 2), AS_DOUBLE, "decimal(38,2)"),
+        (domain_over(ANY_NUMERIC), AS_DECIMAL, "decimal(38,4)"),
+        (array_of(ANY_NUMERIC), AS_DECIMAL, "array<decimal(38,4)>"),
+        (array_of(ANY_NUMERIC), AS_DOUBLE, "array<double>"),
+        (ANY_NUMERIC, AS_VARIANT, "string"),
+        (JSON, AS_VARIANT, "variant"),
+        (JSONB, AS_VARIANT, "variant"),
+        (JSONB, AS_DOUBLE, "string"),
+        (array_of(JSONB), AS_VARIANT, "array<string>"),
+        (domain_over(JSONB), AS_VARIANT, "variant"),
+    ],
+    ids=str,
+)
+def test_types_by_choice(pg_type, options, spark):
+    """An option governs its own types alone, wherever they stand."""
+    assert target_type(pg_type, options).spark == spark
+    assert pickle.loads(pickle.dumps(target_type(pg_type, options))) == target_type(pg_type, options)
+
+
+def test_what_rows_are_found_by_is_no_variant():
+    """A key column, and every column of a table without a key."""
+    types = {"id": JSONB, "v": JSONB}
+    found = [
+        [kind.spark for kind in column_types(types, key, AS_VARIANT).values()] for key in ([], ["id"], ["id", "v"])
+    ]
+    assert found == [["string", "string"], ["string", "variant"], ["string", "string"]]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +179,74 @@ VALUES = [
     (VECTOR, "[1,2.5,-3e-05]", [1.0, 2.5, -2.9999999242136255e-05]),
     (VECTOR, "{1}", RAW),
 ]
+# type, option, what it holds, and what it can't
+CHOSEN = [
+    (ANY_NUMERIC, AS_DOUBLE,
+     {"0": 0.0, "0.000": 0.0, "-1.50": -1.5, "0.1": 0.1, "123456789012345": 123456789012345.0, "1" + "0" * 22: 1e22, "NaN": "nan",
+      "Infinity": float("inf"), "-Infinity": float("-inf"), "0.30000000000000004": 0.1 + 0.2, "100": 100.0, "0.00001": 1e-5,
+      "9007199254740992": 2.0**53, "-1" + "0" * 308: -1e308},
+     ["9007199254740993", "0.1000000000000000055511151231257827", "0.33333333333333333333", "1" + "0" * 400, "0." + "0" * 400 + "1",
+      "12345678901234567890", "1.0000000000000000000000001"]),
+    (ANY_NUMERIC, AS_DECIMAL,
+     {"0": Decimal("0.0000"), "-1.5": Decimal("-1.5000"), "1.500000": Decimal("1.5000"), "9" * 34 + ".9999": Decimal("9" * 34 + ".9999")},
+     ["NaN", "Infinity", "-Infinity", "1" + "0" * 34, "1.00001", "-0.00000000001", "1" + "0" * 100 + ".5"]),
+    (ANY_NUMERIC, TypeOptions(numeric="decimal(38,38)"), {"0.5": Decimal("0." + "5" + "0" * 37), "0": Decimal("0E-38")}, ["1", "-12.5"]),
+    (ANY_NUMERIC, TypeOptions(numeric="decimal(38,0)"), {"5": Decimal(5), "5.00": Decimal(5), "9" * 38: Decimal("9" * 38)}, ["0.5", "1" + "0" * 38]),
+    (array_of(ANY_NUMERIC), AS_DECIMAL, {"{1.5,NULL}": [Decimal("1.5000"), None]}, ["{1.5,NaN}", "{0.00001}"]),
+    (array_of(ANY_NUMERIC), AS_DOUBLE, {"{1.5,NULL}": [1.5, None]}, ["{1.5,0.33333333333333333333}"]),
+    *(
+        (kind, AS_VARIANT,
+         {t: t for t in ['{"a": 1}', "[]", "{}", "null", '"x"', "1.10", "-0", "9" * 38, '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\""}',
+                         '["12345678901234567890123456789012345678901234567890", "1e5"]', '{"a": "{", "b": "{"}', "[" * 500 + "]" * 500]},
+         ["9" * 39, "0." + "1" * 38, "[" * 501 + "]" * 501, '{"' + "k" * 50_001 + '": 1}', '"' + "x" * (4 << 20) + '"'])
+        for kind in (JSON, JSONB)
+    ),
+    (JSON, AS_VARIANT,
+     {t: t for t in ["1e2", "1.5E-7", '{"a":1,"b":{"a":2}}', '"\\ud83d\\ude00"', '{"\\n":1,"n":2}', '[{"a":1},{"a":2}]', '{"a":{"b":1},"b":2}']},
+     ['{"a":1,"a":2}', '[0,{"b":{"x":1 ,"y":2, "x" : 3}}]', "1e400", "1.00000000000000000000001e5", '"\\ud83d"', '{"a":1,"\\u0061":2}', '{"":1,"":2}']),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(CHOSEN)))
+def test_chosen_types_hold_what_is_exact(case):
+    """Alone, together and beside nulls: a value is held exactly or stands verbatim, and nothing else does."""
+    pg_type, options, held, unheld = CHOSEN[case]
+    target = target_type(pg_type, options)
+    every = [*held.items(), *((text, None) for text in unheld)]
+    for given in [*([one] for one in every), [(None, None), *every], list(held.items())]:
+        typed, raw = target.from_text(texts(*(text for text, _ in given)))
+        typed.validate(full=True)
+        assert typed.type == target.arrow
+        assert repr(typed.to_pylist()) == repr([float(v) if v == "nan" else v for _, v in given])
+        raws = raw.to_pylist() if raw is not None else [None] * len(given)
+        assert raws == [text if value is None else None for text, value in given]
+
+
+def test_any_json_is_held_or_kept():
+    """Random documents: those with a key twice in one object are raw, in whatever company, and no other."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    names = ["a", "b", 'q"', "x:{", "[", "ü", ""]
+
+    def document(depth=0):
+        kind = rng.randrange(6 if depth < 4 else 3)
+        if kind < 3:
+            return rng.choice(["1", "null", '"{"', '"a\\\\"', '"\\":"', "-0.5", "true"]), False
+        parts = [document(depth + 1) for _ in range(rng.randrange(4))]
+        repeats = any(again for _, again in parts)
+        if kind == 3:
+            return "[" + ", ".join(text for text, _ in parts) + "]", repeats
+        keys = [rng.choice(names) for _ in parts]
+        members = (
+            f"{json.dumps(key)}{rng.choice(['', ' '])}:{text}" for key, (text, _) in zip(keys, parts, strict=True)
+        )
+        return "{" + ",".join(members) + "}", repeats or len(set(keys)) < len(keys)
+
+    documents = [document() for _ in range(2000)]
+    typed, raw = target_type(JSON, AS_VARIANT).from_text(texts(*(text for text, _ in documents)))
+    assert typed.to_pylist() == [None if again else text for text, again in documents]
+    assert raw.to_pylist() == [text if again else None for text, again in documents]
 
 
 @pytest.mark.parametrize("pg_type, text, value", VALUES)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.target import Held, Selected, TargetType, cast_or_raw, split_held
+from waldelta.types.target import Held, Selected, TargetType, cast_or_raw, split_held, utf8
 
 MAX_PRECISION = 38  # of Spark's decimal
 _HEADER_BYTES = 4  # VARHDRSZ, which every numeric typmod has added
@@ -56,11 +56,60 @@ class Number(TargetType):
 
 @dataclass(frozen=True)
 class Decimal(TargetType):
-    """numeric(p, s); NaN is raw."""
+    """numeric(p, s); NaN is raw, and so is what has more digits: ``unheld`` matches such texts."""
+
+    unheld: str = _UNHELD
 
     def read(self, text: ArrowArray) -> Held:
         """Arrow refuses to round, so a value is exact or raw."""
-        return cast_or_raw(text, self.arrow, _UNHELD)
+        return cast_or_raw(text, self.arrow, self.unheld)
+
+
+@dataclass(frozen=True)
+class NumericAsDouble(TargetType):
+    """numeric as double: only values whose digits come back from it, NaN and the infinities included."""
+
+    spark: str = "double"
+    arrow: Any = field(default_factory=pa.float64)
+
+    def read(self, text: ArrowArray) -> Held:
+        """A double prints as the shortest digits that read back to it: those of the numeric, or it was rounded.
+
+        Only trailing zeros are lost, which change no value; the sign and the point's place need no comparison.
+        """
+        typed, raw = cast_or_raw(text, self.arrow)
+        if raw is not None:
+            text, _ = split_held(text, typed.is_valid().to_numpy(zero_copy_only=False))
+        else:
+            text = utf8(text)
+        same: ArrowArray = pc.equal(_digits(text), _digits(typed.cast(pa.string())))
+        special: ArrowArray = pc.match_substring_regex(text, _UNHELD)
+        held = pc.or_(same, special).fill_null(True)
+        if pc.all(held).as_py():
+            return typed, raw
+        _, rounded = split_held(text, held.to_numpy(zero_copy_only=False))
+        return pc.if_else(held, typed, pa.scalar(None, self.arrow)), rounded if raw is None else pc.coalesce(
+            raw, rounded
+        )
+
+
+def _digits(text: ArrowArray) -> ArrowArray:
+    """The significant digits alone.
+
+    >>> _digits(pa.array(["-0.0120", "1.2e-05"])).to_pylist()
+    ['12', '12']
+    """
+    mantissa: ArrowArray = pc.replace_substring_regex(text, "e.*$|[-.]", "")
+    return pc.utf8_trim(mantissa, "0")
+
+
+def scaled_decimal(scale: int) -> Decimal:
+    """decimal(38, scale) for numeric without limits: digits before and behind the point beyond it are raw."""
+    before, behind = rf"^-?[0-9]{{{MAX_PRECISION - scale + 1},}}", rf"\.[0-9]{{{scale}}}[0-9]*[1-9]"
+    if scale == MAX_PRECISION:
+        before = "^-?[1-9]"
+    unheld = f"{_UNHELD}|{before}|{behind}"
+    return Decimal(f"decimal({MAX_PRECISION},{scale})", pa.decimal128(MAX_PRECISION, scale), unheld)
 
 
 def decimal(typmod: int) -> Decimal | None:

@@ -1,0 +1,61 @@
+"""Type options: which types in the lake an engineer chooses for values that have no single obvious one there."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_DECIMAL = re.compile(r"\Adecimal\(38,([0-9]|[12][0-9]|3[0-8])\)\Z")
+
+
+def _numeric(value: str) -> str:
+    plain = value.replace(" ", "").lower()
+    if plain not in ("string", "double") and not _DECIMAL.match(plain):
+        raise ValueError("string, double or decimal(38,s), where s from 0 to 38 is the digits behind the point")
+    return plain
+
+
+NumericType: TypeAlias = Annotated[str, AfterValidator(_numeric)]
+JsonType: TypeAlias = Literal["string", "variant"]
+
+_NUMERIC_HELP = "numeric without limits or with more than 38 digits: string, double or decimal(38,s)"
+_JSON_HELP = "json and jsonb: string, or Spark's variant (not in key columns, nor in tables without a key)"
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class TypeOptions(_Options):
+    """The types in force. What such a type can't hold exactly stands verbatim in ``_wd_raw``."""
+
+    numeric: NumericType = Field("string", description=_NUMERIC_HELP)
+    # BaseModel has a method of that name.
+    json_type: JsonType = Field("string", alias="json", description=_JSON_HELP)
+
+    @property
+    def numeric_scale(self) -> int | None:
+        """The digits behind the point of ``decimal(38,s)``; None for another choice."""
+        found = _DECIMAL.match(self.numeric)
+        return int(found[1]) if found else None
+
+    @property
+    def comparable(self) -> TypeOptions:
+        """The same for columns that rows are found by: a variant has no equality."""
+        return self.model_copy(update={"json_type": "string"})
+
+
+class TableTypeOptions(_Options):
+    """One table's; None where the pipeline's hold."""
+
+    numeric: NumericType | None = Field(None, description=_NUMERIC_HELP)
+    json_type: JsonType | None = Field(None, alias="json", description=_JSON_HELP)
+
+    def over(self, options: TypeOptions) -> TypeOptions:
+        """These where given, else ``options``."""
+        return options.model_copy(update=self.model_dump(exclude_none=True))
+
+
+DEFAULT_TYPES = TypeOptions()

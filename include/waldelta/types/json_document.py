@@ -1,0 +1,170 @@
+"""json and jsonb as Spark's variant: the text stays as it is here, and Spark parses it; only what it would change is raw.
+
+A variant holds a document's value: no white space, no order of keys, no trailing zeros of numbers. PostgreSQL's text says more,
+so the values held are those that are equal as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
+from waldelta.types.scan import Quotes, find_quotes, gather, packed
+from waldelta.types.target import Held, TargetType, split_held, utf8
+
+# Below what Spark's parser takes: 1,000 levels, names of 50,000 characters, 16 MB of variant.
+_MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20
+# A variant's decimal has 38 digits; Spark reads any number with more of them, or with an exponent, as a double.
+_LONG_NUMBER, _EXPONENT = "[0-9.]{39}", "[0-9][eE]"
+_SURROGATE = r"\\u[dD][89a-fA-F]"
+_OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # with this bit [ and ] are { and }
+
+
+@dataclass(frozen=True)
+class Variant(TargetType):
+    """A JSON document as a variant; ``may_repeat_keys`` for json, whose objects may name a key twice."""
+
+    spark: str = "variant"
+    arrow: Any = field(default_factory=pa.string)
+    may_repeat_keys: bool = False
+
+    def read(self, text: ArrowArray) -> Held:
+        """All documents at once; only numbers with an exponent and escapes in keys or of surrogates are looked at one by one."""
+        text = utf8(text)
+        source, offsets = packed(text, "null")
+        quotes = find_quotes(source, offsets)
+        if quotes is None:
+            nothing = np.zeros(len(source), np.bool_)
+            quotes = Quotes(nothing, nothing, nothing, np.ones(len(text), np.bool_))
+        if not quotes.balanced.all():  # no JSON at all, so never PostgreSQL's
+            rest, raw = split_held(text, quotes.balanced)
+            typed, more = self.read(rest)
+            return typed, raw if more is None else pc.coalesce(raw, more)
+        held, odd = self._judge(_Documents(source, offsets, quotes))
+        odd |= np.asarray(pc.match_substring_regex(text, _SURROGATE).fill_null(False))
+        odd &= held & text.is_valid().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(odd):
+            held[row] = _is_exact(text[int(row)].as_py())
+        if held.all():
+            return text, None
+        return split_held(text, held)
+
+    def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
+        """Which documents a variant holds, and which of them have to be looked at more closely."""
+        outside = documents.outside()
+        held = (np.diff(documents.offsets) <= _MAX_BYTES) & documents.are_flat()
+        held &= ~np.asarray(pc.match_substring_regex(outside, _LONG_NUMBER))
+        odd = np.asarray(pc.match_substring_regex(outside, _EXPONENT)).copy()
+        keys = documents.keys()
+        held[keys.rows[keys.ends - keys.starts > _MAX_NAME_BYTES]] = False
+        if self.may_repeat_keys and len(keys.rows):
+            held[documents.rows_that_repeat(keys)] = False
+            escaped = np.concatenate([[0], np.cumsum(documents.quotes.escaping)])
+            odd[keys.rows[escaped[keys.ends] > escaped[keys.starts]]] = True
+        return held, odd
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Where the keys of all objects begin and end, without quotes; the document and the colon of each."""
+
+    starts: Positions
+    ends: Positions
+    rows: Positions
+    colons: Positions
+
+
+class _Documents:
+    """Many JSON texts in one buffer."""
+
+    def __init__(self, source: Bytes, offsets: Positions, quotes: Quotes) -> None:
+        self.source, self.offsets, self.quotes = source, offsets, quotes
+        self._is_outside = ~(quotes.inside | quotes.mark)
+        folded = source | _LOWER
+        brackets = ((folded == _OPENING) | (folded == _CLOSING)) & self._is_outside
+        self._brackets = np.flatnonzero(brackets)
+        self._opens = folded[self._brackets] == _OPENING
+        # Levels after each bracket, counted through: complete documents end where they began.
+        self._levels = np.cumsum(np.where(self._opens, 1, -1))
+
+    def outside(self) -> ArrowArray:
+        """The texts without their strings."""
+        valid = np.ones(len(self.offsets) - 1, np.bool_)
+        return gather(self.source, self._is_outside, self.offsets[:-1], self.offsets[1:], valid)
+
+    def are_flat(self) -> Mask:
+        """Documents whose brackets match and aren't nested too deeply."""
+        rows = self._rows(self._brackets)
+        most, last = np.zeros(len(self.offsets) - 1, np.int64), np.zeros(len(self.offsets) - 1, np.int64)
+        np.maximum.at(most, rows, self._levels)
+        np.add.at(last, rows, np.where(self._opens, 1, -1))
+        return np.asarray((most <= _MAX_LEVELS) & (last == 0))
+
+    def keys(self) -> _Keys:
+        """Every colon outside strings stands behind a key."""
+        colons = np.flatnonzero((self.source == ord(":")) & self._is_outside)
+        marks = np.flatnonzero(self.quotes.mark)
+        opens, closes = marks[0::2], marks[1::2]
+        which = np.searchsorted(opens, colons) - 1
+        if len(which) and (not len(opens) or which[0] < 0):
+            which, colons = which[:0], colons[:0]
+        return _Keys(opens[which] + 1, closes[which], self._rows(colons), colons)
+
+    def rows_that_repeat(self, keys: _Keys) -> Positions:
+        """Documents with an object that has two keys of the same bytes."""
+        level = self._levels[np.searchsorted(self._brackets, keys.colons) - 1]
+        # The object of a key is the last one opened on its level before it.
+        span = len(self.source) + 1
+        opened = np.sort(self._levels[self._opens] * span + self._brackets[self._opens])
+        container = np.searchsorted(opened, level * span + keys.colons) - 1
+        edges = np.zeros(span, np.int8)
+        edges[keys.starts] += 1
+        edges[keys.ends] -= 1
+        inside = np.cumsum(edges[:-1], dtype=np.int8).astype(np.bool_)
+        names = gather(self.source, inside, keys.starts, keys.ends, np.ones(len(keys.starts), np.bool_))
+        coded: Any = names.dictionary_encode()
+        pair = container * (len(coded.dictionary) + 1) + coded.indices.to_numpy(zero_copy_only=False)
+        order = np.argsort(pair, kind="stable")
+        again = np.flatnonzero(pair[order][1:] == pair[order][:-1])
+        return keys.rows[order[again]]
+
+    def _rows(self, places: Positions) -> Positions:
+        return np.asarray(np.searchsorted(self.offsets, places, side="right") - 1)
+
+
+def _is_exact(text: str) -> bool:
+    """Whether one document comes back from a variant."""
+    try:
+        found = json.loads(text, object_pairs_hook=_distinct, parse_float=_exact, parse_int=str)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _exact(number: str) -> str:
+    """A number that Spark reads as a double must print as its own digits."""
+    if "e" in number.lower():
+        value = float(number)
+        if not math.isfinite(value) or _digits(number) != _digits(repr(value)):
+            raise ValueError("digits lost")
+    return number
+
+
+def _digits(number: str) -> str:
+    return re.sub(r"[eE].*|[-.]", "", number).strip("0")
