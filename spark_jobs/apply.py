@@ -20,7 +20,7 @@ from spark_jobs.merge import (
     with_variants,
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
-from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.plan import TargetPlan, plan_target, refusal
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.stage import stage
@@ -34,7 +34,8 @@ from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.locks import target_lock
-from waldelta.pipeline_file import SchemaPolicy
+from waldelta.present import PresentTable, read_present_tables
+from waldelta.rewrite import rewritten_columns, to_record
 from waldelta.watermark import Watermarks, apply_app_id, last_cut, synced_states, uri_of
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ BATCHES_PER_STEP = 2
 
 @dataclass
 class Applied:
-    """What an apply did: step by step, the tables that failed, and why others have to be copied again."""
+    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell."""
 
     steps: list[BatchCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
     outdated: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -68,6 +70,7 @@ class _Run:
     job: Job
     held: Watermarks
     stretches: Stretches
+    present: dict[str, PresentTable]
 
 
 def apply(spark: SparkSession, job: Job) -> Applied:
@@ -81,13 +84,16 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     change_log = job.change_log(identity)
     applied = Applied()
     last = change_log.last_batch()
+    states = synced_states(job)
+    present = _read_present(job, states)
+    for state in states:
+        _check_storage(job, state, present[state.table_name], applied)
     if last is None:
         return applied
-    states = synced_states(job)
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied.failures)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    run = _Run(spark, job, held, Stretches(change_log, sizes))
+    run = _Run(spark, job, held, Stretches(change_log, sizes), present)
     untold = _unreported(run, states, applied.failures)
     ends = _steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
     for upto in ends or [last] * bool(untold):
@@ -110,8 +116,44 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     return applied
 
 
+def _read_present(job: Job, states: Sequence[TableState]) -> dict[str, PresentTable]:
+    """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
+    if not states:
+        return {}
+    with job.connect("apply") as connection:
+        found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
+    nothing = PresentTable()
+    return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
+
+
+def _check_storage(job: Job, state: TableState, present: PresentTable, applied: Applied) -> None:
+    """Tell a rewrite that the stream doesn't tell; otherwise keep in mind how the table is stored now."""
+    policy, names = job.pipeline.target.policy_of(state.table_name), rewritten_columns(state, present.storage)
+    recorded = to_record(state, present.storage)
+    if names:
+        what = (
+            f"an ALTER TABLE wrote its rows anew without sending them, perhaps with other values ({', '.join(names)})"
+        )
+        if policy == "fail":
+            _give_up(job, state, refusal(state, what), applied)
+            return
+        if policy == "evolve":
+            _give_up(job, state, NeedsSync(f"{state.table_name}: {what}"), applied)
+            return
+        applied.warnings.append(f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is")
+        recorded = replace(state, storage=present.storage)
+    if recorded is None:
+        return
+    try:
+        with target_lock(job, state.table_name):
+            held = _check_same_copy(job, state)
+            job.ledger.append(replace(held, at=now(), run_id=job.run_id, storage=recorded.storage))
+    except (LockHeld, LateWriter) as err:
+        log.info("table=%s another run is at work on it: %s", state.table_name, err)
+
+
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
-    if isinstance(err, NeedsSync) and _policy(job, state) == "evolve":
+    if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
         log.warning("table=%s is to be copied again: %s", state.table_name, err)
         applied.outdated[state.table_name] = str(err)
     else:
@@ -226,8 +268,9 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     if batches[0] >= batches[1]:
         return read_present(job, state)
     with job.connect("apply") as connection:
-        options = job.pipeline.target.types_of(state.table_name)
-        plan = plan_target(connection, run.stretches.between(*batches), state, _policy(job, state), options)
+        target, stretch = job.pipeline.target, run.stretches.between(*batches)
+        policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+        plan = plan_target(connection, stretch, state, run.present[state.table_name], policy, options)
     if not plan.volume.rows and not plan.truncated:
         return read_present(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
@@ -251,11 +294,6 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     finally:
         remove_folder(staged)
     return read_commit(job, state, tag)
-
-
-def _policy(job: Job, state: TableState) -> SchemaPolicy:
-    own = job.pipeline.target.tables.get(state.table_name)
-    return (own.schema_changes if own else None) or job.pipeline.target.schema_changes
 
 
 def _staging_folder(job: Job, state: TableState, batch: int) -> str:

@@ -64,6 +64,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
         write_messages(spark, job)
     applied = apply(spark, job)
+    result.warnings += applied.warnings
     for cut in applied.steps:
         result.add_cut(cut)
     for name, table in sorted(result.tables.items()):

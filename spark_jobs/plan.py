@@ -18,11 +18,12 @@ from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.change_log import Stream, Volume
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.evolution import Evolution, other_type, plan_evolution, plan_ignoring, read_present_columns, unchanged
+from waldelta.evolution import Evolution, other_type, plan_evolution, plan_ignoring, unchanged
 from waldelta.ledger import TableState
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
+from waldelta.present import PresentTable
 from waldelta.type_catalog import PgType, read_types
 from waldelta.type_map import TargetType, column_types
 from waldelta.type_options import TypeOptions
@@ -57,13 +58,15 @@ def plan_target(
     connection: psycopg.Connection[Any],
     stretch: Stretch,
     state: TableState,
+    present: PresentTable,
     policy: SchemaPolicy,
     options: TypeOptions,
 ) -> TargetPlan:
     """Read the relation's versions and truncations in the range, and what becomes of the target's columns.
 
-    Raises SchemaChanged when the columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new
-    copy would be exact; so for columns that have other types in the lake by ``options`` now than the copy gave them.
+    ``present`` is the source's table as the catalogs had it after the range was landed. Raises SchemaChanged when the
+    columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new copy would be exact; so for
+    columns that have other types in the lake by ``options`` now than the copy gave them.
     """
     stream = stretch.stream
     snapshot = Snapshot.parse(state.snapshot)
@@ -71,7 +74,7 @@ def plan_target(
     volume = stretch.volume(state)
     _check_not_recreated(stream, state)
     versions = _bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
-    evolution = _evolution(connection, state, [version.relation for version in versions], policy, options)
+    evolution = _evolution(connection, state, [version.relation for version in versions], present, (policy, options))
     columns = [column.state for column in evolution.columns]
     names = tuple(column.name for column in columns)
     types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
@@ -118,24 +121,24 @@ def _evolution(
     connection: psycopg.Connection[Any],
     state: TableState,
     relations: Sequence[Relation],
-    policy: SchemaPolicy,
-    options: TypeOptions,
+    present: PresentTable,
+    rules: tuple[SchemaPolicy, TypeOptions],
 ) -> Evolution:
+    policy, options = rules
     if not relations:
         return unchanged(state)
     _check_not_renamed(state, relations[-1])
     if policy == "ignore":
         return plan_ignoring(state, relations)
-    present = read_present_columns(connection, state.relation_ids)
     types = _types(connection, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
         evolution = plan_evolution(state, relations, present, types, options)
     except NeedsSync as err:
         if policy == "fail":
-            raise SchemaChanged(_waits(state, str(err).removeprefix(f"{state.table_name}: "))) from None
+            raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None
         raise
     if policy == "fail" and evolution.changes(state):
-        raise SchemaChanged(_waits(state, f"its columns changed ({evolution.describe()})"))
+        raise refusal(state, f"its columns changed ({evolution.describe()})")
     return evolution
 
 
@@ -159,11 +162,12 @@ def _check_chosen_types(
             reason = other_type(column.state.name, column.state.spark_type, now)
             if policy == "evolve":
                 raise NeedsSync(f"{state.table_name}: {reason}")
-            raise SchemaChanged(_waits(state, reason))
+            raise refusal(state, reason)
 
 
-def _waits(state: TableState, what: str) -> str:
-    return (
+def refusal(state: TableState, what: str) -> SchemaChanged:
+    """What the policy ``fail`` says of a change."""
+    return SchemaChanged(
         f"{state.table_name}: {what}; its changes wait in the change log: sync this table again (initial sync with "
         f"tables={state.table_name}), or let it follow by itself with schema_changes: evolve"
     )

@@ -11,7 +11,6 @@ import pandas as pd  # noqa: F401 - pyspark's worker takes it for Arrow
 import pyspark.sql.pandas.serializers  # noqa: F401
 from pyspark.daemon import manager
 
-import spark_jobs.stage
 import waldelta.peek  # noqa: F401
 
 if __name__ == "__main__":

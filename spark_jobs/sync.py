@@ -27,9 +27,10 @@ from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
-from waldelta.ledger import ColumnState, TableState, now
+from waldelta.ledger import ColumnState, StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
+from waldelta.present import read_present_tables
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name, wait_for_old_transactions
 from waldelta.type_options import TypeOptions
 
@@ -59,6 +60,7 @@ class SyncResult:
     seconds: float
     attempts: int
     relation_ids: tuple[int, ...]
+    storage: StorageState | None = None
 
 
 def sync(
@@ -117,7 +119,7 @@ def sync_table(
     target = job.pipeline.target
     uri = target_uri(target.root, table_id.schema, table_id.name)
     with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
-        table = _published_as_of(holder, job, table_id)
+        table, storage = _published_as_of(holder, job, table_id)
         options = target.types_of(str(table_id))
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
@@ -146,7 +148,7 @@ def sync_table(
         return (
             SyncResult(
                 table_id, generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
-                seconds, attempt, table.relation_ids,
+                seconds, attempt, table.relation_ids, storage,
             ),
             table,
         )  # fmt: skip
@@ -194,6 +196,7 @@ def _sync_locked(
             bytes=result.bytes,
             seconds=result.seconds,
             reason=reason,
+            storage=result.storage,
         )
         return result
 
@@ -257,15 +260,17 @@ def _needs_copy(table: PublishedTable, state: TableState | None) -> bool:
     return state is None or state.status != "synced" or set(state.relation_ids) != set(table.relation_ids)
 
 
-def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> PublishedTable:
+def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[PublishedTable, StorageState | None]:
+    """The table, and how its rows are stored, as the snapshot sees them."""
     names = [p.name for p in job.pipeline.source.publications]
     try:
         tables = read_published_tables(holder.connection, names)
+        present = read_present_tables(holder.connection, [t.oid for t in tables if t.id == table_id])
     except psycopg.Error as err:
         raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
     for table in tables:
         if table.id == table_id:
-            return table
+            return table, present[table.oid].storage if table.oid in present else None
     raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
 
 

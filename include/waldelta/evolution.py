@@ -7,17 +7,16 @@ wrote rows anew without sending them, NeedsSync asks for a new copy: exact, if d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
-
-import psycopg
 
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.ledger import ColumnState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
-from waldelta.type_catalog import PgType, fetch
+from waldelta.present import PresentColumn, PresentTable
+from waldelta.rewrite import rewritten
+from waldelta.type_catalog import PgType
 from waldelta.type_map import TargetType, column_types
 from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.types.number import decimal
@@ -26,21 +25,6 @@ _TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
 # time, timestamp, timestamptz, timetz: more digits change no value.
 _WITH_DIGITS = frozenset({1083, 1114, 1184, 1266})
 _MAY_GROW = frozenset({_VARCHAR, _VARBIT}) | _WITH_DIGITS
-
-
-@dataclass(frozen=True, slots=True)
-class PresentColumn:
-    """A column as the source's catalogs have it now.
-
-    ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text); ``unsure`` when such rows
-    may hold values that no catalog tells: a default or NOT NULL without a missing value, or a generated column.
-    """
-
-    attnum: int
-    missing: str | None
-    unsure: bool
-    # The highest number below this one's of a column that was dropped.
-    last_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +66,10 @@ class Evolution:
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names)
 
 
-def read_present_columns(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[str, PresentColumn]:
-    """The columns of a target's relation by name; of a partitioned one, with what its leaves' old rows show."""
-    rows = fetch(connection, _COLUMNS, {"oids": list(relation_ids)})
-    return {
-        row.name: PresentColumn(
-            row.attnum, row.missing[0] if row.missing else None, _is_unsure(row), row.last_dropped or 0
-        )
-        for row in rows
-    }
-
-
 def plan_evolution(
     state: TableState,
     relations: Sequence[Relation],
-    present: dict[str, PresentColumn],
+    present: PresentTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
 ) -> Evolution:
@@ -106,7 +79,7 @@ def plan_evolution(
     only a new copy is exact.
     """
     last = relations[-1]
-    attnums = _Attnums(state, present)
+    attnums = _Attnums(state, present.columns)
     numbers = [attnums.of(relation) for relation in relations]
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
@@ -187,18 +160,19 @@ def _new_column(
     state: TableState,
     held: ColumnState | None,
     column: RelationColumn,
-    present: dict[str, PresentColumn],
+    present: PresentTable,
     types: tuple[PgType, TargetType],
 ) -> NewColumn:
     new = ColumnState(
         column.name, column.type_oid, column.typmod, types[0].name, types[1].spark,
-        held.not_null if held else False, held.attnum if held else present[column.name].attnum,
+        held.not_null if held else False, held.attnum if held else present.columns[column.name].attnum,
     )  # fmt: skip
     if held is None:
-        now = present[column.name]
+        now = present.columns[column.name]
         known = max((c.attnum for c in state.columns), default=0)
-        # A number below those that the copy knows: the column was there already, only not published.
-        if now.unsure or now.attnum < known:
+        # A number below those that the copy knows: the column was there already, only not published. A file of another
+        # number: what gave the column its first values may be gone, as a volatile default that was dropped.
+        if now.unsure or now.attnum < known or now.attnum in rewritten(state.storage, present.storage):
             raise NeedsSync(
                 f"{state.table_name}: column {column.name!r} came with values that the stream doesn't send for rows that are "
                 f"there already"
@@ -277,34 +251,3 @@ def _key(state: TableState, last: dict[int, RelationColumn], numbers: Sequence[l
     if lost or (flagged and not flagged.issuperset(key)):
         raise NeedsSync(f"{state.table_name}: its replica identity changed")
     return tuple(last[number].name for number in key)
-
-
-def _is_unsure(row: Any) -> bool:
-    if row.missing is not None:
-        return len(row.missing) > 1
-    return bool(row.has_default or row.not_null or row.is_generated)
-
-
-# A partitioned table has no rows, so what old rows show stands with its leaves.
-_COLUMNS = """
-with relation as (
-    select c.oid, c.relkind from pg_class c where c.oid = any(%(oids)s::oid[])
-),
-leaf as (
-    select r.oid as root, coalesce(t.relid, r.oid) as oid
-    from relation r
-    left join lateral pg_partition_tree(r.oid) t on t.isleaf and r.relkind = 'p'
-)
-select a.attname as name,
-       min(a.attnum)::int as attnum,
-       bool_or(a.atthasdef or coalesce(l.atthasdef, false)) as has_default,
-       bool_or(a.attnotnull) as not_null,
-       max((select max(d.attnum) from pg_attribute d
-            where d.attrelid = a.attrelid and d.attisdropped and d.attnum < a.attnum)) as last_dropped,
-       bool_or(a.attgenerated <> '' or a.attidentity <> '') as is_generated,
-       array_agg(distinct (l.attmissingval::text::text[])[1]) filter (where l.atthasmissing) as missing
-from leaf
-join pg_attribute a on a.attrelid = leaf.root and a.attnum > 0 and not a.attisdropped
-left join pg_attribute l on l.attrelid = leaf.oid and l.attname = a.attname and not l.attisdropped
-group by a.attname
-"""

@@ -21,7 +21,9 @@ from waldelta.ledger import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, whole
+from waldelta.present import read_present_tables
 from waldelta.recover import recover, slot_move
+from waldelta.rewrite import rewritten_columns
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.visibility import Snapshot
@@ -65,6 +67,8 @@ def look(job: Job) -> Look:
         reason = None
         if behind := _behind(job, identity, change_log):
             reason = f"landed changes wait for {', '.join(behind)}"
+        elif written_anew := _written_anew(connection, job):
+            reason = f"rows were written anew without being sent: {', '.join(written_anew)}"
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
@@ -97,6 +101,17 @@ def _reason_to_run(
     finally:
         connection.execute("set statement_timeout = 0")
     return f"changes {between}" if found is not None else None
+
+
+def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> list[str]:
+    """Targets whose source was rewritten in a way that no change in the slot tells."""
+    states = synced_states(job)
+    present = read_present_tables(connection, [oid for state in states for oid in state.relation_ids]) if states else {}
+    return [
+        state.table_name
+        for state in states
+        if any(oid in present and rewritten_columns(state, present[oid].storage) for oid in state.relation_ids)
+    ]
 
 
 def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> list[str]:

@@ -77,10 +77,47 @@ _COLUMN = pa.struct(
 
 
 @dataclass(frozen=True, slots=True)
+class FileState:
+    """A leaf's file (pg_class.relfilenode): another one after anything that wrote the leaf anew, or emptied it."""
+
+    oid: int
+    relfilenode: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeState:
+    """A column's row of pg_attribute, by what tells one version of it from another (see waldelta.rewrite)."""
+
+    attnum: int
+    xmin: int
+    has_missing: bool = False
+    default_oid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StorageState:
+    """How the source stored a table when its rows were last known to be what the stream told."""
+
+    files: list[FileState] = field(default_factory=list)
+    attributes: list[AttributeState] = field(default_factory=list)
+
+
+_STORAGE = pa.struct(
+    [
+        ("files", pa.list_(pa.struct([("oid", pa.int64()), ("relfilenode", pa.int64())]))),
+        ("attributes", pa.list_(pa.struct([
+            ("attnum", pa.int64()), ("xmin", pa.int64()), ("has_missing", pa.bool_()), ("default_oid", pa.int64()),
+        ]))),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
-    ``incarnation`` is that of the slot whose changes come on top; None in rows of versions that didn't record it.
+    ``incarnation`` is that of the slot whose changes come on top; it and ``storage`` are None in rows of versions that
+    didn't record them.
     """
 
     at: datetime
@@ -99,6 +136,7 @@ class TableState:
     seconds: float = 0.0
     reason: str | None = None
     incarnation: str | None = None
+    storage: StorageState | None = None
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -108,7 +146,7 @@ class TableState:
             ("relation_ids", pa.list_(pa.int64())), ("key_columns", pa.list_(pa.string())),
             ("columns", pa.list_(_COLUMN)), ("row_filter", pa.string()), ("rows", pa.int64()),
             ("bytes", pa.int64()), ("seconds", pa.float64()), ("reason", pa.string()),
-            ("incarnation", pa.string()),
+            ("incarnation", pa.string()), ("storage", _STORAGE),
         ]
     )  # fmt: skip
 
@@ -275,4 +313,8 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             # So may a struct inside of one, whose field is null then.
             items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
             values[name] = [of(**item) for item in items]
+    if (storage := values.get("storage")) is not None:
+        values["storage"] = StorageState(
+            [FileState(**item) for item in storage["files"]], [AttributeState(**item) for item in storage["attributes"]]
+        )
     return kind(**values)

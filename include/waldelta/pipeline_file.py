@@ -189,6 +189,11 @@ class Target(_Model):
         own = self.tables.get(table_name)
         return own.types.over(self.types) if own else self.types
 
+    def policy_of(self, table: str) -> SchemaPolicy:
+        """What to do when this table's columns change."""
+        own = self.tables.get(table)
+        return (own.schema_changes if own else None) or self.schema_changes
+
 
 class Batch(_Model):
     """Bounds of one bite of the slot."""

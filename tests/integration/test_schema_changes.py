@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.integration.test_apply import BIG, source_rows
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.idle import look
+from waldelta.ledger import now
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -116,6 +119,134 @@ def test_the_targets_follow(spark, database, lake):
     assert consume(spark, job).warnings == []
     for table, case in tables.items():
         assert_equal(spark, database, job, table, case)
+
+
+# What the stream tells nothing of, and whether the table has to be copied again for it.
+REWRITES = {
+    "other values of the same type": ("alter table t alter s type varchar(10) using upper(s)", True),
+    "other values, then rows": ("alter table t alter s type varchar(10) using upper(s); insert into t(id) values (99)", True),
+    "another type and back": ("alter table t alter n type text; alter table t alter n type numeric(10,2) using n::numeric + 1", True),
+    "a volatile default that was dropped": (
+        "alter table t add x float8 default random(); alter table t alter x drop default; insert into t(id) values (99)", True),
+    "a default that old rows showed, filled in and dropped": (
+        "alter table t add x int default 5; alter table t alter x type int using 6; alter table t alter x drop default;insert into t(id) values (9)",
+        True),
+    "the same type, written as it was": ("alter table t alter n type numeric(10,2)", False),
+    "vacuum full": ("vacuum full t", False),
+    "cluster": ("cluster t using t_pkey", False),
+    "truncate": ("truncate t; insert into t(id) values (1)", False),
+    "rewritten twice over": ("vacuum full t; delete from t where id = 2; vacuum full t", False),
+    "changes of columns that write no row": (
+        "grant select (v) on t to pg_monitor; alter table t alter s set statistics 500; alter table t alter n set default 1", False),
+    "storage options": ("alter table t set (fillfactor = 50); reindex table t; vacuum freeze t; analyze t", False),
+}  # fmt: skip
+
+
+def run_each(database, table, statements):
+    """VACUUM can't run among others."""
+    for statement in statements.split(";"):
+        database.execute(re.sub(r"\bt(?=\b|_)", table, statement))
+
+
+def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
+    """VACUUM FULL and its like cost nothing; an ALTER that may have changed values has the table copied again."""
+    tables = {f"t{k}": case for k, case in enumerate(REWRITES)}
+    for table in tables:
+        database.execute(DDL.format(table))
+        write(database, 1, table)
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables]))
+    sync(spark, job)
+    for table, case in tables.items():
+        run_each(database, table, REWRITES[case][0])
+    result = consume(spark, job)
+    copied_again = {tables[w.split(":")[0].removeprefix("public.")] for w in result.warnings}
+    assert copied_again == {case for case in tables.values() if REWRITES[case][1]}
+    for table, case in tables.items():
+        assert_equal(spark, database, job, table, case)
+    assert consume(spark, job).warnings == []
+
+
+def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
+    """What VACUUM FULL fills in, GRANT touches and ADD COLUMN adds is kept in mind from run to run."""
+    write(database, 1)
+    sync(spark, job)
+    steps = ["alter table t add x int default 5; insert into t(id) values (50)", "grant select (v) on t to pg_monitor",
+             "vacuum full t", "alter table t add y int", "vacuum full t", "insert into t(id, y) values (51, 1)"]  # fmt: skip
+    for step in steps:
+        run_each(database, "t", step)
+        assert consume(spark, job).warnings == [], step
+    assert_equal(spark, database, job)
+    database.execute("alter table t alter y type int using coalesce(y, 7)")
+    assert look(job).reason == "rows were written anew without being sent: public.t"
+    assert [w.partition(":")[0] for w in consume(spark, job).warnings] == ["public.t"]
+    assert_equal(spark, database, job)
+    assert not look(job).has_work
+
+
+def test_a_volatile_default_long_before_the_first_rows_with_it(spark, database, job):
+    """Runs in between don't forget that the file was another one when the column came."""
+    write(database, 1)
+    sync(spark, job)
+    run_each(database, "t", "alter table t add x float8 default random(); alter table t alter x drop default")
+    assert consume(spark, job).warnings == []
+    run_each(database, "t", "grant select (x) on t to pg_monitor; vacuum full t")
+    assert consume(spark, job).warnings == []
+    write(database, 11)
+    assert len(consume(spark, job).warnings) == 1
+    assert_equal(spark, database, job)
+
+
+def test_a_rewritten_partition_root(spark, database, lake):
+    """The root's columns and the leaves' files."""
+    database.execute("create table t(id int primary key, v text) partition by range (id)")
+    for low in (0, 100):
+        database.execute(f"create table t_{low} partition of t for values from ({low}) to ({low + 100})")
+    database.execute("insert into t select g, 'a' from generate_series(1, 199) g")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute(f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)")
+    sync(spark, job)
+    database.execute("vacuum full t_100")
+    database.execute("create table t_200 partition of t for values from (200) to (300)")
+    database.execute("insert into t values (200, 'b')")
+    assert consume(spark, job).warnings == []
+    database.execute("alter table t alter v type text using upper(v)")
+    assert len(consume(spark, job).warnings) == 1
+    assert_equal(spark, database, job)
+
+
+def test_the_policies_on_a_rewrite(spark, database, lake):
+    """``fail`` stops the table until it is synced again, ``ignore`` says so once."""
+    tables = ["f", "i"]
+    for table in tables:
+        database.execute(DDL.format(table))
+        write(database, 1, table)
+    own = {"public.f": {"schema_changes": "fail"}, "public.i": {"schema_changes": "ignore"}}
+    job = bare_slot(
+        database,
+        pipeline_file(lake, f"s_{database.name}", ["public.f", "public.i"], target={"root": lake, "tables": own}),
+    )
+    sync(spark, job)
+    for table in tables:
+        database.execute(f"alter table {table} alter s type varchar(10) using upper(s)")
+    with pytest.raises(RunFailed, match=r"public\.f: an ALTER TABLE wrote its rows anew") as failed:
+        consume(spark, job)
+    assert ["public.i: an ALTER TABLE" in w for w in failed.value.result.warnings] == [True]
+    sync(spark, job, ["public.f"])
+    assert consume(spark, job).warnings == []
+    assert_equal(spark, database, job, "f")
+
+
+def test_a_state_of_an_earlier_version_only_records(spark, database, job):
+    """A table state without storage says nothing of rewrites before it."""
+    write(database, 1)
+    sync(spark, job)
+    job.ledger.append(replace(job.table_states()["public.t"], at=now(), storage=None))
+    database.execute("alter table t alter s type varchar(10) using upper(s)")
+    assert consume(spark, job).warnings == []
+    assert job.table_states()["public.t"].storage is not None
+    database.execute("alter table t alter s type varchar(10) using lower(s)")
+    assert len(consume(spark, job).warnings) == 1
+    assert_equal(spark, database, job)
 
 
 def test_an_added_column_costs_no_rewrite(spark, database, job):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.evolution import PresentColumn, keeps_values, plan_evolution, plan_ignoring, unchanged
+from waldelta.evolution import keeps_values, plan_evolution, plan_ignoring, unchanged
 from waldelta.ledger import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.present import PresentColumn, PresentTable
 from waldelta.type_catalog import PgType
 
 INT, TEXT, VARCHAR, NUMERIC, TIMESTAMP = 23, 25, 1043, 1700, 1114
@@ -30,7 +31,7 @@ def _type(name):
 def present(**columns):
     """name=attnum, or (attnum, missing, unsure, last dropped) as far as they matter."""
     given = {name: c if isinstance(c, tuple) else (c,) for name, c in columns.items()}
-    return {name: PresentColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()}
+    return PresentTable({name: PresentColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()})
 
 
 # The target's columns, the relations that came, the catalog now; what is said of it.

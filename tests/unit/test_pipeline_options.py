@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from waldelta.peek import most_changes, plugin_options, protocol_version, whole
 from waldelta.errors import ConfigError
+from waldelta.peek import most_changes, plugin_options, protocol_version, whole
 from waldelta.pipeline_file import Maintenance, Options, Publication, Source, load_pipeline_file
 
 REPOSITORY = Path(__file__).parent.parent.parent

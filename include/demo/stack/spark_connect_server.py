@@ -77,7 +77,7 @@ class SparkConnectServer:
     def settings(self) -> dict[str, str]:
         """The server's Spark configuration: the sessions' common settings and what belongs to a server."""
         cores = os.cpu_count() or 2
-        return SETTINGS | WORKERS_HERE | {
+        own = {
             "spark.master": f"local[{cores}]",
             "spark.app.name": "waldelta",
             "spark.jars": ",".join(str(jar) for jar in jars()),
@@ -95,3 +95,4 @@ class SparkConnectServer:
             # Sessions of finished runs are kept no longer than they can be asked about.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",
         }
+        return SETTINGS | WORKERS_HERE | own

@@ -1,0 +1,58 @@
+"""Rewrites: ALTERs that gave rows other values without sending them, told by the source's catalogs alone.
+
+``alter column … type … using`` to the type that the column has leaves no trace in the stream, nor does a volatile default
+that was dropped again. Both write the table into a new file and its columns' rows of pg_attribute anew; VACUUM FULL,
+CLUSTER, TRUNCATE, SET TABLESPACE and the like give a new file only, and GRANT, SET STATISTICS, SET DEFAULT, RENAME or
+NOT NULL only a new row of pg_attribute. So values may have changed where both did.
+
+Two things take care. Freezing leaves xmin as it is. And whatever writes a table anew fills in the values that its old rows
+showed (attmissingval), which touches those columns too; ALTER TYPE also makes the column's default anew, so that a
+default with its old oid says that it was something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from waldelta.ledger import AttributeState, StorageState, TableState
+
+
+def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
+    """Numbers of the columns, new ones included, whose values may be others than the stream told since ``then``.
+
+    Columns without a change of any leaf's file aren't among them; leaves that came or went don't count. Without
+    knowledge of then or now, none are.
+    """
+    if then is None or now is None:
+        return frozenset()
+    files = {file.oid: file.relfilenode for file in then.files}
+    if all(files.get(file.oid, file.relfilenode) == file.relfilenode for file in now.files):
+        return frozenset()
+    before = {attribute.attnum: attribute for attribute in then.attributes}
+    return frozenset(a.attnum for a in now.attributes if not _is_same(before.get(a.attnum), a))
+
+
+def rewritten_columns(state: TableState, now: StorageState | None) -> list[str]:
+    """Names of a target's columns that no longer hold what the source has, as far as anybody can tell."""
+    numbers = rewritten(state.storage, now)
+    return [column.name for column in state.columns if column.attnum in numbers]
+
+
+def to_record(state: TableState, now: StorageState | None) -> TableState | None:
+    """The state with today's files and columns, when they are others and that needs no new copy; else None.
+
+    While columns that the target doesn't have yet may have come with values, the old ones stay: they tell when the
+    first rows with these columns are applied.
+    """
+    if now is None or state.storage == now or rewritten(state.storage, now):
+        return None
+    return replace(state, storage=now)
+
+
+def _is_same(before: AttributeState | None, after: AttributeState) -> bool:
+    if before is None:
+        return False
+    filled = before.has_missing and not after.has_missing
+    return before.xmin == after.xmin or (
+        filled and before.default_oid is not None and before.default_oid == after.default_oid
+    )
