@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.consume import confirmed_lsn
-from waldelta.errors import ApplyError, StateError, WaldeltaError
+from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
 from waldelta.locks import slot_lock
@@ -139,7 +139,7 @@ CONSUME: dict[str, Stage] = {
     "report": report_stage,
 }
 # What a stage builds on; without it the stage is left out. What apply did to the other tables is worth checking.
-_BUILDS_ON = {"apply": {"land"}, "check": {"land", "sync"}}
+_BUILDS_ON = {"apply": {"land"}, "check": {"land"}}
 
 
 def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) -> RunResult:
@@ -164,12 +164,20 @@ def run_sync(
     from spark_jobs.sync import sync
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        copied = sync(spark, job, tables, reason)
+        failed: SyncFailed | None = None
+        try:
+            copied = sync(spark, job, tables, reason)
+        except SyncFailed as err:
+            copied, failed = list(err.results), err
         for done in copied:
             result.tables[str(done.table)] = TableResult(rows=done.rows, version=done.version)
+        result.not_applied = sorted(failed.failures) if failed is not None else []
         stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
+        if failed is not None:
+            raise failed
 
-    result = _continued(job, "sync", fresh=only is None or "sync" in only)
+    # A retry copies what the failed attempt left; what that one copied is checked and told as well.
+    result = _continued(job, "sync", fresh=False)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
 
@@ -198,6 +206,7 @@ def run_stages(
     failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
     for name in chosen:
+        _forget_later(result, list(stages), name)
         if failures.keys() & _BUILDS_ON.get(name, set()):
             continue
         try:
@@ -214,6 +223,12 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
+    """What later stages found is no longer so once this one is run again: its retry may have changed other tables."""
+    for later in stages[stages.index(name) + 1 :]:
+        result.stages.pop(later, None)
 
 
 def _continued(job: Job, verb: str, *, fresh: bool) -> RunResult:

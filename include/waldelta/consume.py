@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.errors import ConsumeMismatch, SlotStuck
+from waldelta.errors import ConsumeMismatch, NoFreeSlot, SlotStuck
 from waldelta.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.peek import call, whole
@@ -163,29 +163,43 @@ def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
     return {int(xid) for (xid,) in rows.fetchall()}
 
 
-def _copy_slot(connection: Connection, slot: str) -> str:
-    name = f"{_short(slot)}_before_get"
-    kept = _kept_name(slot)
-    if connection.execute("select 1 from pg_replication_slots where slot_name = %s", (kept,)).fetchone() is not None:
+def check_no_mismatch(connection: Connection, slot: str) -> None:
+    """Raises ConsumeMismatch while the copy of an earlier mismatch is kept: no run goes on over what it stands for."""
+    if (kept := kept_copy(connection, slot)) is not None:
         raise ConsumeMismatch(
             f"the slot {kept!r} is left from a mismatch and holds WAL: compare its changes with the change log, then drop it "
             f"with select pg_drop_replication_slot('{kept}')"
         )
+
+
+def kept_copy(connection: Connection, slot: str) -> str | None:
+    """The name of the copy that an earlier mismatch left, if there is one."""
+    kept = f"{_short(slot)}_mismatch"
+    found = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (kept,)).fetchone()
+    return kept if found is not None else None
+
+
+def _copy_slot(connection: Connection, slot: str) -> str:
+    name = f"{_short(slot)}_before_get"
     leftover = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (name,)).fetchone()
     if leftover is not None:
         raise ConsumeMismatch(f"the slot {name!r} is in use by another run: wait until that has ended")
+    # After a mismatch the copy is copied once more, to stay: without room for that, nothing would be left of the changes.
+    free = "select current_setting('max_replication_slots')::int - count(*) >= 2 from pg_replication_slots"
+    if connection.execute(free).fetchone() != (True,):
+        raise NoFreeSlot(
+            f"two free replication slots are needed to consume slot {slot!r}, for a copy that keeps a way back and for keeping "
+            "it after a mismatch: drop unused slots, or raise max_replication_slots; nothing was consumed, the changes are "
+            "landed"
+        )
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
     return name
 
 
 def _keep_copy(connection: Connection, slot: str, temporary: str) -> str:
-    kept = _kept_name(slot)
+    kept = f"{_short(slot)}_mismatch"
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, false)", (temporary, kept))
     return kept
-
-
-def _kept_name(slot: str) -> str:
-    return f"{_short(slot)}_mismatch"
 
 
 def _short(slot: str) -> str:

@@ -136,6 +136,12 @@ class PeekTimeout(SlotError):
     retryable = True
 
 
+class NoFreeSlot(SlotError):
+    """The server has no room for the copies of the slot that keep a way back; nothing was consumed."""
+
+    retryable = True
+
+
 class SlotGap(SlotError):
     """The slot moved past changes that were never landed."""
 

@@ -130,9 +130,10 @@ def _release(connection: psycopg.Connection[tuple[Any, ...]], name: LockName) ->
 
 
 def _keep_alive(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-    # The connection is idle for as long as the run works.
-    for setting in ("idle_session_timeout", "statement_timeout"):
-        connection.execute("select set_config(%s, '0', false)", (setting,))
+    # The connection is idle for as long as the run works; a host that dies without a word is to free the lock in a minute,
+    # not in the two hours that a kernel takes by itself.
+    for setting, value in _SESSION:
+        connection.execute("select set_config(%s, %s, false)", (setting, value))
 
 
 def _halves(name: LockName) -> dict[str, int]:
@@ -151,6 +152,15 @@ def _held_by(connection: psycopg.Connection[tuple[Any, ...]], name: LockName) ->
         "wait until it ends, or end that run"
     )
 
+
+_SESSION = (
+    ("idle_session_timeout", "0"),
+    ("statement_timeout", "0"),
+    ("tcp_keepalives_idle", "30"),
+    ("tcp_keepalives_interval", "10"),
+    ("tcp_keepalives_count", "3"),
+    ("tcp_user_timeout", "60000"),
+)
 
 # A bigint key is split into classid (high half) and objid (low half), with objsubid 1.
 _HOLDER = """

@@ -121,9 +121,11 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
 
 def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
     total = server.number("max_replication_slots")
-    needed, free = (1 if slot_exists else 2), total - server.used_slots
+    verifies = pipeline.source.options.acknowledge == "get"
+    needed, free = 2 * verifies + (not slot_exists), total - server.used_slots
     if free < needed:
-        what = "the temporary copy that verifies each consumption" + ("" if slot_exists else " and the slot itself")
+        copies = ["a copy while a consumption is verified, one to keep after a mismatch"] if verifies else []
+        what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
         yield problem(
             f"{server.used_slots} of {total} replication slots are used, and slot {pipeline.source.slot!r} needs {needed} "
             f"more ({what}): drop unused slots, or alter system set max_replication_slots = {total + needed - free} "

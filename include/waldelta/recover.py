@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.consume import SlotIdentity, confirmed_lsn, move_idle_slot
+from waldelta.consume import SlotIdentity, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import SlotGap, SourceChanged
 from waldelta.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
@@ -40,6 +40,7 @@ def recover(
     is advanced. It must not be ahead of every position we ever meant to move it to: then somebody else consumed it.
     """
     _same_server(identity, server)
+    check_no_mismatch(connection, identity.slot)
     confirmed = confirmed_lsn(connection, identity.slot)
     furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
     _no_gap(identity, furthest, confirmed)

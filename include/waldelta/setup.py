@@ -16,6 +16,7 @@ import psycopg
 import tenacity
 
 from waldelta.change_log import ChangeLog
+from waldelta.consume import kept_copy
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SourceError, TableBusy
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
@@ -188,7 +189,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-        return dropped + _slot_that_stays(read_slot(conn, slot), moves)
+        return dropped + _slot_that_stays(read_slot(conn, slot), moves) + _copy_that_stays(conn, slot)
 
 
 def run_statements(conn: Connection, statements: Sequence[Statement]) -> None:
@@ -304,6 +305,17 @@ def _slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[
     line = (
         f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why}; unless somebody else "
         f"reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
+    )
+    return [line]
+
+
+def _copy_that_stays(conn: Connection, slot: str) -> list[str]:
+    kept = kept_copy(conn, slot)
+    if kept is None:
+        return []
+    line = (
+        f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch (docs/consume.md); once that was "
+        f"looked at, drop it: select pg_drop_replication_slot('{kept}')"
     )
     return [line]
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
+# Options without a value; any other text may be "True" too.
+_FLAGS = ("dry-run", "sql")
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT = "check", "report"
 
@@ -156,7 +158,9 @@ class WaldeltaJobOperator(BaseOperator):
         # name=value in one argument, so that no value can pass for another option.
         given = {**options, **self.options}.items()
         shown = [
-            f"--{name}" if value == "True" else f"--{name}={value}" for name, value in given if value not in _NOTHING
+            f"--{name}" if name in _FLAGS and value == "True" else f"--{name}={value}"
+            for name, value in given
+            if value not in _NOTHING
         ]
         return [self.verb, self.pipeline_path, *shown]
 

@@ -167,6 +167,10 @@ def test_a_kept_copy_stops_every_later_run(spark, database, job):
     """A mismatch isn't forgotten: the copy holds WAL until somebody has looked at it."""
     slot = job.pipeline.source.slot
     database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_mismatch"))
+    with pytest.raises(ConsumeMismatch):
+        look(job)
+    with pytest.raises(ConsumeMismatch):  # also with nothing to land
+        drain(spark, job)
     database.execute("insert into t values (1, 'a')")
     with pytest.raises(ConsumeMismatch, match=f"pg_drop_replication_slot\\('{slot}_mismatch'\\)"):
         drain(spark, job)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.flow import consume, run_stages
+from spark_jobs.flow import consume, run_stages, run_sync
 from spark_jobs.result import RunFailed, RunResult
-from waldelta.errors import ApplyError, StateError
+from waldelta.errors import ApplyError, StateError, SyncFailed
 from waldelta.job import Job
 from waldelta.pipeline_file import PipelineFile
 
@@ -71,6 +73,30 @@ def test_a_run_in_several_processes_stays_failed(job):
     assert run(job, only=["check", "report"]) == (["check", "report"], "failed")
     assert run(job, only=["apply"])[1] == "running"
     assert run(job, only=["check", "report"])[1] == "succeeded"
+
+
+def test_a_stage_that_is_run_again_makes_later_results_void(job):
+    """A retried apply may have changed other tables: they are checked and told as well, not taken for done."""
+    run(job, ["apply"])
+    run(job, only=["apply"])
+    assert set(json.loads(job.ledger.run_result("run").result)["stages"]) == {"land", "apply"}
+
+
+def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatch):
+    """Also those of an attempt before, since a retry copies only what that left."""
+    copied = iter(["public.a", "public.b"])
+
+    def sync(*_):
+        done = SimpleNamespace(table=next(copied), rows=1, version=3)
+        raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
+
+    monkeypatch.setattr("spark_jobs.sync.sync", sync)
+    for expected in (["public.a"], ["public.a", "public.b"]):
+        with pytest.raises(RunFailed) as caught:
+            run_sync(None, job, only=["sync", "check"])
+        result = caught.value.result
+        assert sorted(result.tables) == result.passed == expected
+        assert (result.not_applied, result.stages["check"].status) == (["public.x"], "succeeded")
 
 
 def test_a_stage_that_isnt_there_is_refused(job):
