@@ -116,6 +116,7 @@ _STORAGE = pa.struct(
 class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
+    ``status`` is copying, synced, failed or removed: no longer published, so that a copy would have to begin anew.
     ``incarnation`` is that of the slot whose changes come on top; it and ``storage`` are None in rows of versions that
     didn't record them.
     """
@@ -124,7 +125,7 @@ class TableState:
     run_id: str
     table_name: str
     generation: int
-    status: str  # copying, synced, failed
+    status: str
     snapshot: str = ""
     snapshot_lsn: int = 0
     relation_ids: list[int] = field(default_factory=list)

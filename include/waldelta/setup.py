@@ -8,13 +8,14 @@ exist at the WAL position they decode. Each step can die and be run again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 import tenacity
 
+from waldelta.catalog import read_published_tables
 from waldelta.change_log import ChangeLog
 from waldelta.consume import kept_copy
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SourceError, TableBusy
@@ -157,7 +158,9 @@ def apply_setup(conn: Connection, job: Job) -> SetupPlan:
         plan.require()
         for text in plan.warnings:
             log.warning("%s", text)
-        run_statements(conn, plan.statements)
+        # Before the publications change for others: whoever dies in between has at most recorded too much.
+        run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
+        _record_removed(conn, job)  # what a DBA changed by hand
         _ensure_slot(conn, job)
     return plan
 
@@ -192,7 +195,9 @@ def teardown(conn: Connection, job: Job) -> list[str]:
         return dropped + _slot_that_stays(read_slot(conn, slot), moves) + _copy_that_stays(conn, slot)
 
 
-def run_statements(conn: Connection, statements: Sequence[Statement]) -> None:
+def run_statements(
+    conn: Connection, statements: Sequence[Statement], before_commit: Callable[[], None] = lambda: None
+) -> None:
     """Run a plan's statements in one transaction; raises TableBusy when a table stays locked."""
     if not statements:
         return
@@ -203,6 +208,7 @@ def run_statements(conn: Connection, statements: Sequence[Statement]) -> None:
             for statement in statements:
                 log.info("%s", statement.reason)
                 conn.execute(statement.sql)
+            before_commit()
 
     try:
         _with_lock_retry(conn, run)
@@ -253,6 +259,17 @@ def _with_lock_retry(conn: Connection, action: Any) -> Any:
 
 def _bound_locks(conn: Connection) -> None:
     conn.execute("select set_config('lock_timeout', %s, true)", (str(LOCK_TIMEOUT_MS),))
+
+
+def _record_removed(conn: Connection, job: Job) -> None:
+    """Targets whose tables aren't published any more get no changes: published again, they must be copied again."""
+    names = [entry.name for entry in job.pipeline.source.publications]
+    published = {str(table.id) for table in read_published_tables(conn, names)}
+    for name, state in job.ledger.table_states().items():
+        if name not in published and state.status != "removed":
+            reason = "no longer published: its target stays as it is"
+            job.ledger.append(replace(state, at=now(), run_id=job.run_id, status="removed", reason=reason))
+            log.warning("table=%s is %s", name, reason)
 
 
 def _is_ours(job: Job, publication: PublicationState) -> bool:

@@ -48,6 +48,26 @@ def test_a_table_added_to_the_publication_later(spark, database, lake):
     assert second.setup().is_empty
 
 
+def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, database, lake):
+    """What it was given meanwhile is in no change; until it returns its target stays, and hinders nobody."""
+    database.execute("create table a(id int primary key, v text); create table b(id int primary key, v text)")
+    database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
+    both = pipeline_on(database, lake, {"name": "public.a"}, {"name": "public.b"})
+    both.setup()
+    both.sync(spark)
+    without = pipeline_on(database, lake, {"name": "public.a"})
+    without.setup()
+    assert without.job().table_states()["public.b"].status == "removed"
+    database.execute("insert into b values (2, 'nobody listened'); insert into a values (2, 'a2')")
+    assert without.consume(spark).not_applied == []
+    both.setup()
+    database.execute("insert into b values (3, 'heard')")
+    assert list(both.sync(spark).tables) == ["public.b"]
+    database.execute("insert into b values (4, 'after')")
+    both.consume(spark)
+    assert_equal(spark, both)
+
+
 def test_odd_names_from_the_copy_to_the_merge(spark, database, lake):
     """Quotes, dots, spaces, percent signs, backticks, unicode: nothing is taken for SQL or for a path."""
     database.execute('create schema "odd schema"')
