@@ -38,6 +38,7 @@ class Lake:
         self.root = f"file://{folder}/lake"
         self.ledger = Ledger(self.root)
         self.suites = folder / "expectations"
+        self.suites.mkdir()
 
     def pipeline(self, name="flights", root=None, **quality):
         return PipelineFile.model_validate(
@@ -70,7 +71,6 @@ class Lake:
         return f"({key}, {text}, {number}, 1, cast({kept} as map<string,string>))"
 
     def own(self, text, name="public.t.yml"):
-        self.suites.mkdir(exist_ok=True)
         (self.suites / name).write_text(text)
 
     def check(self, pipeline=None, tables=None, run_id=RUN_ID):
