@@ -1,0 +1,1 @@
+"""PostgreSQL's binary formats, turned into the texts of the output functions: one file per family."""

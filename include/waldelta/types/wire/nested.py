@@ -1,0 +1,175 @@
+"""Arrays, ranges and multiranges in binary format: the values within are read all at once, by their own type's reader.
+
+Each value within stands behind its length, so where it begins follows from those before it: all outer values go forward
+together, by one inner value at a time; when few are left, as behind a very long array, each goes on alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, copy_out, u1, u4
+from waldelta.types.target import utf8
+from waldelta.types.wire.values import joined, masked, refuse
+
+# Reads an array of binary values of a type; exactly, to the letter, where the flag is set.
+Read = Callable[[ArrowArray, bool], ArrowArray]
+_FEW = 16
+_MOST_DIMENSIONS = 6
+_EMPTY, _LOWER_INCLUSIVE, _UPPER_INCLUSIVE, _NO_LOWER, _NO_UPPER = 1, 2, 4, 8, 16
+_NULL = -1
+
+
+def _signed(source: np.ndarray, at: Positions) -> Positions:
+    return (u4(source, at) ^ (1 << 31)) - (1 << 31)
+
+
+def array_text(values: Messages, valid: Mask, read: Read, delimiter: str) -> ArrowArray:
+    """One-dimensional arrays that count from 1 are joined at once; each other one is printed by itself."""
+    source, start = values.bytes, values.start
+    dimensions = np.where(valid, _signed(source, start), 0)
+    wrong = (values.end - start < 12) | (dimensions < 0) | (dimensions > _MOST_DIMENSIONS)
+    wrong |= values.end - start < 12 + 8 * dimensions
+    refuse(values, valid & wrong, "no array")
+    count, is_odd = (dimensions > 0).astype(np.int64), dimensions > 1
+    for k in range(_MOST_DIMENSIONS):
+        here = dimensions > k
+        size = _signed(source, start + 12 + 8 * k)
+        # No element is shorter than its length.
+        refuse(values, here & ((size < 0) | (count * size > values.end - start)), "more elements than bytes")
+        count = np.where(here, count * size, count)
+        is_odd |= here & (_signed(source, start + 16 + 8 * k) != 1)
+    starts, ends = _walk(values, valid, start + 12 + 8 * dimensions, count)
+    elements = _copied(values, starts, ends)
+    texts = _elements(read(elements, False), delimiter)
+    text = _joined(texts, count, delimiter, "{", "}")
+    for row in np.flatnonzero(is_odd & valid):
+        first = int(count[:row].sum())
+        own = _elements(read(elements.slice(first, int(count[row])), True), delimiter).to_pylist()
+        shape = [_pair(values, int(row), k) for k in range(int(dimensions[row]))]
+        text = pc.replace_with_mask(
+            text, pa.array(np.arange(len(valid)) == row), pa.array([_printed(own, shape, delimiter)])
+        )
+    return masked(text, valid)
+
+
+def _pair(values: Messages, row: int, dimension: int) -> tuple[int, int]:
+    size, lower = struct.unpack_from("!ii", values.at(row), 12 + 8 * dimension)
+    return size, lower
+
+
+def _printed(texts: list[str], shape: list[tuple[int, int]], delimiter: str) -> str:
+    if not texts:
+        return "{}"
+    for size, _ in reversed(shape):
+        texts = ["{" + delimiter.join(texts[k : k + size]) + "}" for k in range(0, len(texts), size)]
+    bounds = "".join(f"[{lower}:{lower + size - 1}]" for size, lower in shape)
+    return f"{bounds}={texts[0]}" if any(lower != 1 for _, lower in shape) else texts[0]
+
+
+def vector_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
+    """int2vector and oidvector: arrays that count from 0, printed without braces."""
+    text = array_text(values, valid, read, " ")
+    return pc.replace_substring_regex(text, r"^(?:\[.*\]=)?\{(.*)\}$", r"\1")
+
+
+def _elements(texts: ArrowArray, delimiter: str) -> ArrowArray:
+    """In quotes where array_out needs them."""
+    texts = utf8(texts)
+    special = rf'^$|^(?i:null)$|["\\{{}}{delimiter}]|[ \t\n\r\v\f]'
+    return pc.fill_null(_quoted(texts, special, r'(["\\])', r"\\\1"), "NULL")
+
+
+def _quoted(texts: ArrowArray, special: str, escaped: str, replacement: str) -> ArrowArray:
+    needs = pc.match_substring_regex(texts, special)
+    if not pc.any(needs).as_py():
+        return texts
+    return pc.if_else(needs, joined('"', pc.replace_substring_regex(texts, escaped, replacement), '"'), texts)
+
+
+def _joined(texts: ArrowArray, count: Positions, delimiter: str, opening: str, closing: str) -> ArrowArray:
+    bounds = pa.array(np.concatenate([[0], np.cumsum(count)]).astype(np.int32))
+    return joined(opening, pc.binary_join(pa.ListArray.from_arrays(bounds, texts), delimiter), closing)
+
+
+def _copied(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
+    present = ends >= starts
+    # Also those of nulls stand in order, as Arrow wants them.
+    return copy_out(values, starts, np.where(present, ends, starts), present).cast(pa.binary())
+
+
+def _walk(values: Messages, valid: Mask, first: Positions, count: Positions) -> tuple[Positions, Positions]:
+    """Where the inner values begin and end, one outer value's behind the other's; a null ends before it begins."""
+    offsets = np.concatenate([[0], np.cumsum(count)])
+    starts, ends = np.zeros(offsets[-1], np.int64), np.zeros(offsets[-1], np.int64)
+    at, step = first.copy(), 0
+    active = np.flatnonzero(count > 0)
+    while len(active) > _FEW:
+        here = at[active] + 4
+        length = _signed(values.bytes, at[active])
+        end = np.where(length == _NULL, here, here + length)
+        bad = np.zeros(len(valid), np.bool_)
+        bad[active] = (length < _NULL) | (end > values.end[active]) | (here > values.end[active])
+        refuse(values, bad, "an inner value doesn't fit")
+        place = offsets[active] + step
+        starts[place], ends[place] = here, np.where(length == _NULL, here - 1, end)
+        at[active] = end
+        step += 1
+        active = active[count[active] > step]
+    for row in active:
+        at[row] = _walk_alone(
+            values, int(row), int(at[row]), slice(int(offsets[row]) + step, int(offsets[row + 1])), (starts, ends)
+        )
+    refuse(values, valid & (at != values.end), "bytes left over")
+    return starts, ends
+
+
+def _walk_alone(values: Messages, row: int, at: int, places: slice, found: tuple[Positions, Positions]) -> int:
+    starts, ends = found
+    data, base, limit = values.at(row), int(values.start[row]), int(values.end[row])
+    for place in range(places.start, places.stop):
+        if at + 4 > limit:
+            raise values.error(row, "value", at, "an inner value doesn't fit")
+        (length,) = struct.unpack_from("!i", data, at - base)
+        here, at = at + 4, at + 4 + max(length, 0)
+        if length < _NULL or at > limit:
+            raise values.error(row, "value", here, "an inner value doesn't fit")
+        starts[place], ends[place] = here, here - 1 if length == _NULL else at
+    return at
+
+
+def range_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
+    """A byte of flags, then the bounds that there are."""
+    flags = np.where(valid, u1(values.bytes, values.start), _EMPTY).astype(np.int64)
+    refuse(values, valid & (values.end == values.start), "no range")
+    has_lower, has_upper = flags & (_EMPTY | _NO_LOWER) == 0, flags & (_EMPTY | _NO_UPPER) == 0
+    count = has_lower.astype(np.int64) + has_upper
+    starts, ends = _walk(values, valid, np.where(valid, values.start + 1, values.end), count)
+    refuse_null = np.repeat(np.arange(len(valid)), count)[ends < starts]
+    refuse(values, np.isin(np.arange(len(valid)), refuse_null), "a bound is null")
+    special = r'^$|["\\()\[\],]|[ \t\n\r\v\f]'
+    texts = _quoted(utf8(read(_copied(values, starts, ends), True)), special, r'(["\\])', r"\1\1")
+    before = np.cumsum(count) - count
+    lower = pc.fill_null(texts.take(pa.array(before, mask=~has_lower)), "")
+    upper = pc.fill_null(texts.take(pa.array(before + has_lower, mask=~has_upper)), "")
+    opening = pc.if_else(pa.array(flags & _LOWER_INCLUSIVE != 0), "[", "(")
+    closing = pc.if_else(pa.array(flags & _UPPER_INCLUSIVE != 0), "]", ")")
+    text = joined(opening, lower, ",", upper, closing)
+    return masked(pc.if_else(pa.array(flags & _EMPTY != 0), "empty", text), valid)
+
+
+def multirange_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
+    """Their number, then ranges behind their lengths."""
+    size = values.end - values.start
+    count = np.where(valid, _signed(values.bytes, values.start), 0)
+    refuse(values, valid & ((size < 4) | (count < 0) | (count > size)), "no multirange")
+    starts, ends = _walk(values, valid, np.where(valid, values.start + 4, values.end), count)
+    refuse_null = np.repeat(np.arange(len(valid)), count)[ends < starts]
+    refuse(values, np.isin(np.arange(len(valid)), refuse_null), "a range is null")
+    texts = utf8(read(_copied(values, starts, ends), True))
+    return masked(_joined(texts, count, ",", "{", "}"), valid)

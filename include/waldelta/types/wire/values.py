@@ -1,0 +1,104 @@
+"""What readers of binary values share: sizes checked, bytes cut out, rows of characters made strings."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, arrow_buffer
+from waldelta.types.target import validity
+
+# Values of one type, some null: their texts, as string or binary, null where they are.
+Converter = Callable[[Messages, Mask], ArrowArray]
+HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def read_with(convert: Converter, values: ArrowArray, type_name: str) -> ArrowArray:
+    """The texts of an array of binary values, as binary."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    filled = pc.fill_null(values, b"") if values.null_count else values
+    return convert(Messages(filled, type_name), valid).cast(pa.binary())
+
+
+def refuse(values: Messages, wrong: Mask, detail: str) -> None:
+    """Raise DecodeError for the first value that is wrong, if any."""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise values.error(row, "value", int(values.start[row]), detail)
+
+
+def malformed(type_name: str, detail: str) -> DecodeError:
+    """The error for a value that is known only by its type."""
+    return DecodeError(type_name, "value", 0, detail)
+
+
+def sized(values: Messages, valid: Mask, size: int) -> Positions:
+    """Where the values begin; each must have this many bytes."""
+    refuse(values, valid & (values.end - values.start != size), f"{size} bytes wanted")
+    return values.start
+
+
+def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
+    """The bytes behind the first few of each value, as binary."""
+    start = np.where(valid, values.start + skipped, values.start)
+    size = np.where(valid, values.end - start, 0)
+    offsets = np.concatenate([[0], np.cumsum(size)])
+    source = np.repeat(start - offsets[:-1], size) + np.arange(offsets[-1])
+    return strings(values.bytes[source], offsets, valid)
+
+
+def strings(data: np.ndarray, offsets: Positions, valid: Mask) -> ArrowArray:
+    """Bytes and where each value begins and ends, as binary."""
+    buffers: list[pa.Buffer | None] = [validity(valid), arrow_buffer(offsets.astype(np.int32)), arrow_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(valid), buffers)
+
+
+def fixed(characters: np.ndarray) -> ArrowArray:
+    """Rows of characters, all of one width, as strings."""
+    count, width = characters.shape
+    offsets = arrow_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(width))
+    return pa.Array.from_buffers(pa.string(), count, [None, offsets, arrow_buffer(characters.reshape(-1))])
+
+
+def digits(numbers: Positions, width: int) -> ArrowArray:
+    """Numbers from 0 on with zeros in front, ``width`` characters each."""
+    powers = 10 ** np.arange(width - 1, -1, -1)
+    return fixed((numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8))
+
+
+def joined(*parts: ArrowArray | str) -> ArrowArray:
+    """Strings side by side; null where one of them is."""
+    made: ArrowArray = pc.binary_join_element_wise(*parts, "")
+    return made
+
+
+def masked(texts: ArrowArray, valid: Mask) -> ArrowArray:
+    """Null where not valid."""
+    return texts if valid.all() else pc.if_else(pa.array(valid), texts, pa.scalar(None, texts.type))
+
+
+def one_by_one(read: Callable[[bytes], str]) -> Converter:
+    """For rare types: each distinct value by itself; whatever its bytes do to ``read`` is a DecodeError."""
+
+    def convert(values: Messages, valid: Mask) -> ArrowArray:
+        known: dict[bytes, str] = {}
+        found: list[str | None] = []
+        for row, is_valid in enumerate(valid):
+            if not is_valid:
+                found.append(None)
+                continue
+            data = values.at(row)
+            if data not in known:
+                try:
+                    known[data] = read(data)
+                except (ValueError, IndexError, struct.error, OverflowError) as err:
+                    raise values.error(row, "value", int(values.start[row]), str(err) or "cut off") from None
+            found.append(known[data])
+        return pa.array(found, pa.string())
+
+    return convert
