@@ -20,23 +20,25 @@ from spark_jobs.merge import (
     with_variants,
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
-from spark_jobs.plan import TargetPlan, plan_target, refusal
+from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
+from spark_jobs.rewrites import check_rewrite, read_present
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
-from spark_jobs.target_commit import add_cuts, read_commit, read_present, read_unreported
+from spark_jobs.target_commit import add_cuts, read_commit, read_unreported
+from spark_jobs.target_commit import read_present as read_present_version
 from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.locks import target_lock
-from waldelta.present import PresentTable, read_present_tables
-from waldelta.rewrite import rewritten_columns, to_record
-from waldelta.watermark import Watermarks, apply_app_id, last_cut, synced_states, uri_of
+from waldelta.present import PresentTable
+from waldelta.recopy import mark, pending_copies
+from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, synced_states, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,16 +80,19 @@ def apply(spark: SparkSession, job: Job) -> Applied:
 
     Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
     it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
-    is named in ``outdated``.
+    is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     applied = Applied()
     last = change_log.last_batch()
     states = synced_states(job)
-    present = _read_present(job, states)
+    present = read_present(job, states)
     for state in states:
-        _check_storage(job, state, present[state.table_name], applied)
+        try:
+            applied.warnings += check_rewrite(job, state, present[state.table_name])
+        except WaldeltaError as err:
+            _give_up(job, state, err, applied)
     if last is None:
         return applied
     held = Watermarks(job, identity)
@@ -116,45 +121,9 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     return applied
 
 
-def _read_present(job: Job, states: Sequence[TableState]) -> dict[str, PresentTable]:
-    """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
-    if not states:
-        return {}
-    with job.connect("apply") as connection:
-        found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
-    nothing = PresentTable()
-    return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
-
-
-def _check_storage(job: Job, state: TableState, present: PresentTable, applied: Applied) -> None:
-    """Tell a rewrite that the stream doesn't tell; otherwise keep in mind how the table is stored now."""
-    policy, names = job.pipeline.target.policy_of(state.table_name), rewritten_columns(state, present.storage)
-    recorded = to_record(state, present.storage)
-    if names:
-        what = (
-            f"an ALTER TABLE wrote its rows anew without sending them, perhaps with other values ({', '.join(names)})"
-        )
-        if policy == "fail":
-            _give_up(job, state, refusal(state, what), applied)
-            return
-        if policy == "evolve":
-            _give_up(job, state, NeedsSync(f"{state.table_name}: {what}"), applied)
-            return
-        applied.warnings.append(f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is")
-        recorded = replace(state, storage=present.storage)
-    if recorded is None:
-        return
-    try:
-        with target_lock(job, state.table_name):
-            held = _check_same_copy(job, state)
-            job.ledger.append(replace(held, at=now(), run_id=job.run_id, storage=recorded.storage))
-    except (LockHeld, LateWriter) as err:
-        log.info("table=%s another run is at work on it: %s", state.table_name, err)
-
-
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
     if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
-        log.warning("table=%s is to be copied again: %s", state.table_name, err)
+        log.warning("table=%s has to be copied again: %s", state.table_name, err)
         applied.outdated[state.table_name] = str(err)
     else:
         log.error("table=%s not applied: %s", state.table_name, err)
@@ -176,15 +145,16 @@ def _watermarks(
     job: Job, held: Watermarks, states: Sequence[TableState], failures: dict[str, WaldeltaError]
 ) -> dict[str, int]:
     """The last batch of each target; those that can't be fed go into ``failures``."""
-    for name, broken in job.table_states().items():
-        if broken.status == "failed":
+    for name, state in job.table_states().items():
+        if state.status == "failed" and state.generation == 1:
             failures[name] = StateError(
-                f"{name} gets no changes since its last sync failed ({broken.reason}): run the initial sync for it again"
+                f"{name} gets no changes since its first sync failed ({state.reason}): run the initial sync for it again"
             )
-        elif broken.status == "copying" and broken.generation > 1 and not _is_locked(job, name):
-            failures[name] = StateError(
-                f"{name} gets no changes since its last sync was killed: run the initial sync for it again"
-            )
+    for pending in pending_copies(job):
+        name = pending.table_name
+        if not pending.running and job.pipeline.target.policy_of(name) != "evolve":
+            why = f"its last sync {pending.failed}" if pending.failed else f"it was said that {pending.reason}"
+            failures[name] = StateError(f"{name} gets no changes since {why}: run the initial sync for it again")
     watermarks: dict[str, int] = {}
     for state in states:
         try:
@@ -192,15 +162,6 @@ def _watermarks(
         except StateError as err:
             failures[state.table_name] = err
     return watermarks
-
-
-def _is_locked(job: Job, table: str) -> bool:
-    """Whether a run is at work on the target right now."""
-    try:
-        with target_lock(job, table):
-            return False
-    except LockHeld:
-        return True
 
 
 def _steps(sizes: dict[int, int], most: int) -> list[int]:
@@ -237,7 +198,7 @@ def _members(cut: BatchCut) -> set[tuple[str, int]]:
 def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
     began = time.monotonic()
     with target_lock(run.job, state.table_name) as lock:
-        present = _check_same_copy(run.job, state)
+        present = check_same_copy(run.job, state)
         # Another run may have applied some of it since the watermarks were read.
         after = max(batches[0], run.held.of(present))
 
@@ -246,7 +207,12 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
             if run.held.of(present) > after:
                 raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
 
-        cut = _apply_target(run, present, (after, batches[1]), check)
+        try:
+            cut = _apply_target(run, present, (after, batches[1]), check)
+        except NeedsSync as err:
+            if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
+                mark(run.job, present, str(err))
+            raise
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
         state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
@@ -254,25 +220,17 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     return cut
 
 
-def _check_same_copy(job: Job, state: TableState) -> TableState:
-    """Under the target's lock: the copy is still the one whose changes were chosen; its columns may have changed since."""
-    present = job.table_states().get(state.table_name)
-    if present is None or (present.generation, present.status) != (state.generation, state.status):
-        raise LateWriter(f"{state.table_name} was synced again meanwhile: its changes are applied by the next run")
-    return present
-
-
 def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], None]) -> TargetCut:
     """``check`` raises when this run may not write any more: a second writer of inserts would double them."""
     job = run.job
     if batches[0] >= batches[1]:
-        return read_present(job, state)
+        return read_present_version(job, state)
     with job.connect("apply") as connection:
         target, stretch = job.pipeline.target, run.stretches.between(*batches)
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan = plan_target(connection, stretch, state, run.present[state.table_name], policy, options)
     if not plan.volume.rows and not plan.truncated:
-        return read_present(job, state)
+        return read_present_version(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
     staged = _staging_folder(job, state, tag.batch)
     try:

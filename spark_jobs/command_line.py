@@ -87,6 +87,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"
     )
+    parser.add_argument(
+        "--hand-over", action="store_true", help="consume: a sync follows, leave large tables to be copied again to it"
+    )
     parser.add_argument("--result", type=Path, help="write the result as JSON to this file")
     parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
     parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
@@ -135,7 +138,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     from spark_jobs.result import RunFailed
     from spark_jobs.session import open_session
 
-    details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end")}
+    details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end", "hand_over")}
     job = pipeline.job(options.run_id, **details)
     if job.run_type == "backfill":
         raise StateError(

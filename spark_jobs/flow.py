@@ -58,6 +58,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
     from spark_jobs.apply import apply
+    from spark_jobs.recopy import recopy
 
     if job.pipeline.source.options.messages:
         from spark_jobs.messages import write_messages
@@ -73,29 +74,11 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 f"{name}: {table.quarantined} rows came without values that the source no longer has; they are in the "
                 f"lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
             )
-    failures = applied.failures | _copy_again(spark, job, result, applied.outdated)
-    result.not_applied = sorted(failures)
+    failures = applied.failures | recopy(spark, job, result)
+    result.not_applied = sorted({*failures, *result.not_applied})
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
     if failures:
         raise _all_failures(failures)
-
-
-def _copy_again(
-    spark: SparkSession, job: Job, result: RunResult, outdated: Mapping[str, str]
-) -> dict[str, WaldeltaError]:
-    """Copy tables whose source changed in a way that the stream doesn't tell; returns those that failed."""
-    from spark_jobs.sync import sync
-
-    failures: dict[str, WaldeltaError] = {}
-    for name, reason in outdated.items():
-        try:
-            (copied,) = sync(spark, job, [name], reason)
-        except WaldeltaError as err:
-            failures[name] = err
-        else:
-            result.tables[name] = TableResult(rows=copied.rows, version=copied.version)
-            result.warnings.append(f"{reason}: it was copied again, {copied.rows:,} rows")
-    return failures
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

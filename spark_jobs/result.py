@@ -79,6 +79,7 @@ class RunResult:
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
+    needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None

@@ -31,6 +31,7 @@ from waldelta.ledger import ColumnState, StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.present import read_present_tables
+from waldelta.recopy import NEEDS_SYNC
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name, wait_for_old_transactions
 from waldelta.type_options import TypeOptions
 
@@ -172,6 +173,8 @@ def _sync_locked(
     with target_lock(job, table_id) as lock:
         last = job.ledger.table_states().get(name)
         generation = last.generation + 1 if last else 1
+        if reason is None and last and last.status == NEEDS_SYNC:
+            reason = last.reason
         record("copying", generation, reason=reason)
         try:
             for attempt in _attempts(name):

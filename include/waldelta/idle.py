@@ -22,6 +22,7 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, whole
 from waldelta.present import read_present_tables
+from waldelta.recopy import pending_copies
 from waldelta.recover import recover, slot_move
 from waldelta.rewrite import rewritten_columns
 from waldelta.server import read_position
@@ -67,6 +68,8 @@ def look(job: Job) -> Look:
         reason = None
         if behind := _behind(job, identity, change_log):
             reason = f"landed changes wait for {', '.join(behind)}"
+        elif waiting := _to_be_copied(job):
+            reason = f"to be copied again: {', '.join(waiting)}"
         elif written_anew := _written_anew(connection, job):
             reason = f"rows were written anew without being sent: {', '.join(written_anew)}"
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
@@ -101,6 +104,15 @@ def _reason_to_run(
     finally:
         connection.execute("set statement_timeout = 0")
     return f"changes {between}" if found is not None else None
+
+
+def _to_be_copied(job: Job) -> list[str]:
+    """Targets whose copy a run makes, or asks for."""
+    return [
+        copy.table_name
+        for copy in pending_copies(job)
+        if not copy.running and job.pipeline.target.policy_of(copy.table_name) == "evolve"
+    ]
 
 
 def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> list[str]:

@@ -22,7 +22,10 @@ _STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A verb's run: the pipeline, its source, its ledger, and who asked."""
+    """A verb's run: the pipeline, its source, its ledger, and who asked.
+
+    ``hand_over``: whoever asked has a sync follow, so large copies are left to that.
+    """
 
     pipeline: PipelineFile
     conninfo: str = field(repr=False)
@@ -30,6 +33,7 @@ class Job:
     run_type: str = "manual"
     interval_start: datetime | None = None
     interval_end: datetime | None = None
+    hand_over: bool = False
 
     @property
     def storage_options(self) -> dict[str, str] | None:

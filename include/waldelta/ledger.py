@@ -116,7 +116,8 @@ _STORAGE = pa.struct(
 class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
-    ``status`` is copying, synced, failed or removed: no longer published, so that a copy would have to begin anew.
+    ``status`` is copying, synced, failed, needs_sync (see waldelta.recopy) or removed: no longer published, so that a copy
+    would have to begin anew.
     ``incarnation`` is that of the slot whose changes come on top; it and ``storage`` are None in rows of versions that
     didn't record them.
     """

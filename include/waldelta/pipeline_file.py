@@ -160,6 +160,9 @@ class Target(_Model):
         description="evolve: the target follows, copied again where the stream doesn't tell; fail: it stops; ignore: it "
         "keeps its columns",
     )
+    copy_within_run_mb: int = Field(
+        64, ge=0, description="up to which size a table that has to be copied again is copied by the CDC run itself"
+    )
     metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
     types: TypeOptions = Field(TypeOptions(), description="types of the lake where there is a choice")
 

@@ -7,7 +7,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.catalog import TableId
 from waldelta.consume import SlotIdentity
-from waldelta.errors import StateError
+from waldelta.errors import LateWriter, StateError
 from waldelta.job import Job
 from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.ledger import BatchCut, TableState
@@ -28,6 +28,14 @@ def synced_states(job: Job) -> list[TableState]:
     """Targets whose copy is complete, in the order of their names."""
     states = job.table_states()
     return [states[name] for name in sorted(states) if states[name].status == "synced"]
+
+
+def check_same_copy(job: Job, state: TableState) -> TableState:
+    """Under the target's lock: the copy is still the one whose changes were chosen; its columns may have changed since."""
+    present = job.table_states().get(state.table_name)
+    if present is None or (present.generation, present.status) != (state.generation, state.status):
+        raise LateWriter(f"{state.table_name} was synced again meanwhile: its changes are applied by the next run")
+    return present
 
 
 class Watermarks:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, named_failures
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
-_FLAGS = ("dry-run", "sql")
+_FLAGS = ("dry-run", "sql", "hand-over")
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT = "check", "report"
 
@@ -186,6 +187,43 @@ class ReportOperator(WaldeltaJobOperator):
             self.log.warning("no asset event for %s: it stays behind, or wasn't checked, or failed its check", table)
         self.log.info("report: %s", summary.get("report") or "none")
         return summary
+
+
+class CopyAgainOperator(TriggerDagRunOperator):
+    """Triggers the DAG of the initial sync for the large tables that this run found in need of a new copy.
+
+    Skipped when there are none, and while a run of that DAG is under way or waits: whatever that one doesn't copy, the next
+    CDC run asks for again. So there is one such run at a time, however often a copy fails.
+    """
+
+    def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
+        super().__init__(trigger_dag_id=f"{pipeline.pipeline}_initial_sync", skip_when_already_exists=True, **kwargs)
+        self.pipeline = pipeline
+
+    def execute(self, context: Context) -> None:
+        """Trigger the run; raises AirflowFailException when the DAG is paused, since nothing would come of it."""
+        tables = self._tables(context)
+        if not tables:
+            raise AirflowSkipException("no table is left to be copied again")
+        listed, dag, task = ", ".join(tables), self.trigger_dag_id, context["ti"]
+        if task.get_dag(dag).is_paused:
+            raise AirflowFailException(
+                f"to be copied again: {listed}; their changes wait in the change log, but {dag} is paused: unpause it"
+            )
+        if task.get_dr_count(dag, states=["queued", "running"]):
+            raise AirflowSkipException(f"to be copied again: {listed}; a run of {dag} is under way already")
+        self.log.info("to be copied again: %s", listed)
+        self.conf, self.trigger_run_id = {"tables": tables}, f"copy_again__{context['dag_run'].run_id}"
+        super().execute(context)
+
+    def _tables(self, context: Context) -> list[str]:
+        import json
+
+        from waldelta.job import Job
+
+        run_id = context["dag_run"].run_id
+        run = Job(self.pipeline, "", run_id).ledger.run_result(run_id, "consume")
+        return json.loads(run.result).get("needs_sync", []) if run is not None else []
 
 
 def refuse_backfill(context: Context, pipeline: PipelineFile, verb: str = "consume") -> None:

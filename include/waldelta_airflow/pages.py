@@ -24,6 +24,7 @@ Copies tables into the lake, through the publication's filter and columns. The s
 
 - **tables**: which ones to copy, as `schema.table`; empty: all that were never copied completely.
 - **reason**: kept in the ledger beside the copy.
+- Runs named `copy_again__…` were triggered by `{name}_cdc`, for tables that have to be copied again. Keep this DAG unpaused.
 - *If it fails*: a table whose copy broke starts again with the next attempt, finished ones don't.
 """,
     "cdc": """\
@@ -36,6 +37,8 @@ moves the slot, so that an idle table holds no WAL); otherwise land → apply �
   the failed expectations and the report.
 - **report**: an asset event, with counts and LSN range in `extra`, per changed target that is applied completely and
   met its critical expectations.
+- **copy_again**: triggers `{name}_initial_sync` for large tables whose source changed in a way that the stream doesn't tell. *If
+  it fails*, that DAG is paused.
 - **fail_the_run**: turns the run red when a stage failed, since check and report then run for the other tables.
 - *If a run fails*, the next one carries on; clear a task to try its stage again. An error that can't go away by
   itself isn't retried.

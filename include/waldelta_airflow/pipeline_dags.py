@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from waldelta.errors import ConfigError
 from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow import settings
 from waldelta_airflow.job_result import named_failures
-from waldelta_airflow.operators import ReportOperator, WaldeltaJobOperator, refuse_backfill
+from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, refuse_backfill
 from waldelta_airflow.pages import dag_page
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _TABLES = Param(
 _REASON = Param(None, type=["null", "string"], maxLength=200, description="why; kept in the ledger")
 # Whatever failed afterwards; its upstream includes the run's first stage.
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
+# A large table that has to be copied again is left to the DAG of the initial sync, beside which runs go on.
+_HAND_OVER = {"hand-over": "True"}
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
@@ -119,17 +122,28 @@ def _cdc(job: _Job) -> DAG:
         def slot_has_changes(**context: Any) -> bool:
             return _look(pipeline, context)
 
-        land = job.task("land", "consume", stage="land", first=True, pool=pipeline.pool)
-        apply = job.task("apply", "consume", stage="apply")
+        # With spark-submit the first task's application runs all stages.
+        land = job.task("land", "consume", stage="land", first=True, pool=pipeline.pool, options=_HAND_OVER)
+        apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER)
+        copy_again = CopyAgainOperator(
+            task_id="copy_again", pipeline=pipeline, trigger_rule=_ONCE_BEGUN, execution_timeout=settings.LOOK_TIMEOUT
+        )
         # One table that can't be applied doesn't keep the others from being checked.
         check = job.task("check", "consume", stage="check", trigger_rule=_ONCE_BEGUN)
         chain(slot_has_changes(), land, apply)
         land >> check
-        _close(apply, check, job.report("consume"), begun=land)
+        [land, apply] >> copy_again
+        _close(apply, check, job.report("consume"), begun=land, beside=[copy_again])
     return dag
 
 
-def _close(last: BaseOperator, check: BaseOperator, report: BaseOperator, begun: BaseOperator | None = None) -> None:
+def _close(
+    last: BaseOperator,
+    check: BaseOperator,
+    report: BaseOperator,
+    begun: BaseOperator | None = None,
+    beside: Sequence[BaseOperator] = (),
+) -> None:
     """The end of a run: what was done is checked and reported whatever failed after its beginning.
 
     The report's success is what makes its asset events count, so that another task has to turn the run red.
@@ -144,7 +158,7 @@ def _close(last: BaseOperator, check: BaseOperator, report: BaseOperator, begun:
 
     last >> check >> report
     begun >> report
-    list(dict.fromkeys([begun, last, check, report])) >> fail_the_run()
+    list(dict.fromkeys([begun, last, check, report, *beside])) >> fail_the_run()
 
 
 def _maintenance(job: _Job) -> DAG:

@@ -34,7 +34,7 @@ source:
       tables:
         - {{name: public.orders, where: status <> 'draft'}}
         - {{name: public.customers}}
-target: {{root: "{root}"}}
+target: {{root: "{root}", copy_within_run_mb: 0}}
 spark_conn_id: {spark}
 schedule: null
 maintenance: {{schedule: null}}
@@ -49,6 +49,7 @@ insert into orders select n, n % 10 + 1, case when n % 2 = 0 then 'paid' else 'd
 """
 CDC = ["slot_has_changes", "land", "apply", "check", "report"]
 NOT_NEEDED = {"fail_the_run": "skipped"}
+NO_COPY = {"copy_again": "skipped"} | NOT_NEEDED
 
 
 @dataclass
@@ -143,7 +144,7 @@ def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
     """Only orders changed, so only orders has an event; its extra has the counts and the LSN range."""
     change(shop)
     run = shop.run("cdc")
-    assert run.states == dict.fromkeys(CDC, "success") | NOT_NEEDED
+    assert run.states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
     (event,) = shop.client.asset_events(source_dag_id="shop_cdc", source_run_id=run.run_id)
     assert (event["name"], event["uri"]) == ("shop/public.orders", f"{shop.root}/public/orders")
@@ -157,7 +158,7 @@ def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
     run = shop.client.wait(f"{shop.name}_cdc", shop.client.trigger(f"{shop.name}_cdc"))
     shop.runs.append(run)
     assert run.state == "failed"
-    assert run.states == dict.fromkeys(CDC, "success") | {failed: "failed", "fail_the_run": "failed"}
+    assert run.states == dict.fromkeys(CDC, "success") | NO_COPY | {failed: "failed", "fail_the_run": "failed"}
     return run, [e["name"] for e in shop.client.asset_events(source_dag_id=run.dag_id, source_run_id=run.run_id)]
 
 
@@ -192,6 +193,24 @@ def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(
     assert shop.is_equal()
 
 
+def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
+    """The CDC run triggers it for that table alone, and says so in red while that DAG is paused."""
+    shop.source.execute("alter table customers alter name type text using upper(name)")
+    change(shop)
+    shop.client.pause("shop_initial_sync")
+    run = shop.client.wait("shop_cdc", shop.client.trigger("shop_cdc"))
+    assert run.states == dict.fromkeys(CDC, "success") | {"copy_again": "failed", "fail_the_run": "failed"}
+    assert "shop_initial_sync is paused" in shop.client.log("shop_cdc", run.run_id, "copy_again")
+    shop.client.unpause("shop_initial_sync")
+    run = shop.run("cdc")  # though there is nothing in the slot
+    assert run.states == dict.fromkeys(CDC, "success") | {"copy_again": "success"} | NOT_NEEDED
+    copy = shop.client.wait("shop_initial_sync", f"copy_again__{run.run_id}")
+    assert copy.states == dict.fromkeys(["sync", "check", "report"], "success") | NOT_NEEDED
+    (event,) = shop.client.asset_events(source_dag_id="shop_initial_sync", source_run_id=copy.run_id)
+    assert event["name"] == "shop/public.customers"
+    assert shop.is_equal()
+
+
 def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop):
     """No Spark: the look takes under 3 s, the rest is skipped, the run is a success, WAL is released."""
     shop.run("cdc")
@@ -201,7 +220,7 @@ def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop
         shop.source.execute(f"create table unpublished_{len(looks)} as select generate_series(1, 1000000) n")
         before = confirmed(shop)
         run = shop.run("cdc")
-        assert run.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NOT_NEEDED
+        assert run.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NO_COPY
         assert confirmed(shop) > before
         looks += [task.seconds for task in run.tasks if task.task_id == "slot_has_changes"]
     assert min(looks) < 3, looks
@@ -231,7 +250,7 @@ def test_a_backfill_is_refused(stack, shop):
     (run,) = shop.client.runs("shop_cdc", run_type="backfill")
     run = shop.client.run("shop_cdc", run.run_id)
     assert run.state == "failed"
-    untouched = dict.fromkeys(CDC[1:], "upstream_failed")
+    untouched = dict.fromkeys([*CDC[1:], "copy_again"], "upstream_failed")
     assert run.states == {"slot_has_changes": "failed", "fail_the_run": "failed"} | untouched
     log = shop.client.log("shop_cdc", run.run_id, "slot_has_changes")
     assert "backfills of shop_cdc are not supported yet, nothing was touched" in log
@@ -273,7 +292,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
     shop = submitted_shop
     change(shop)
     run = shop.run("cdc")
-    assert run.states == dict.fromkeys(CDC, "success") | NOT_NEEDED
+    assert run.states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
     (event,) = shop.client.asset_events(source_dag_id="submitted_cdc", source_run_id=run.run_id)
     assert (event["name"], event["extra"]["inserted"]) == ("submitted/public.orders", 2)

@@ -233,10 +233,14 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark
     assert target_rows(spark, job) == source_rows(database)
 
 
-def test_a_table_whose_last_sync_failed_is_loud(spark, database, job):
-    """It gets no changes, and no run says otherwise."""
+@pytest.mark.parametrize(("generation", "policy"), [(2, "fail"), (2, "ignore"), (1, "evolve")])
+def test_a_table_whose_last_sync_failed_is_left_out(spark, database, lake, generation, policy):
+    """It gets no changes until it is synced by hand, if it may not be copied again by itself, and every run says so."""
+    database.execute("create table t(id int primary key, v text, n numeric(10,2), big text)")
+    target = {"root": lake, "schema_changes": policy}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
     sync(spark, job)
-    job.ledger.append(TableState(now(), "r", "public.t", 2, "failed", reason="disk full"))
+    job.ledger.append(TableState(now(), "r", "public.t", generation, "failed", reason="disk full"))
     database.execute("insert into t(id) values (1)")
     drain(spark, job)
     failure = apply(spark, job).failures["public.t"]

@@ -25,8 +25,9 @@ GRAPHS = {
     },
     "cdc": {
         "slot_has_changes": ["land"],
-        "land": ["apply", "check", "fail_the_run", "report"],
-        "apply": ["check", "fail_the_run"],
+        "land": ["apply", "check", "copy_again", "fail_the_run", "report"],
+        "apply": ["check", "copy_again", "fail_the_run"],
+        "copy_again": ["fail_the_run"],
         "check": ["fail_the_run", "report"],
         "report": ["fail_the_run"],
         "fail_the_run": [],
@@ -83,8 +84,16 @@ def test_every_dag_is_described_and_limited(dags, kind):
 def test_check_and_report_run_though_something_failed(dags):
     """Once changes have landed, a failing table keeps the others neither from being checked nor from being reported."""
     rules = {t.task_id: t.trigger_rule.value for t in dags["shop_cdc"].tasks}
-    assert rules["check"] == rules["report"] == "all_done_min_one_success"
+    assert rules["check"] == rules["report"] == rules["copy_again"] == "all_done_min_one_success"
     assert (rules["apply"], rules["fail_the_run"]) == ("all_success", "one_failed")
+
+
+def test_runs_of_the_cdc_dag_leave_large_copies_to_the_initial_sync(dags):
+    """Its first two tasks say so to the job, whichever of them runs the stage; a run of that DAG follows."""
+    tasks = {t.task_id: t for t in dags["shop_cdc"].tasks}
+    handing_over = {name for name, t in tasks.items() if getattr(t, "options", {}).get("hand-over") == "True"}
+    assert handing_over == {"land", "apply"}
+    assert tasks["copy_again"].trigger_dag_id == "shop_initial_sync"
 
 
 def test_schedules(dags):

@@ -8,15 +8,21 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+)
 
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.spark_settings import SETTINGS
-from waldelta_airflow.operators import ReportOperator, WaldeltaJobOperator
+from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
 
 pytestmark = pytest.mark.airflow
 
@@ -361,6 +367,42 @@ def test_the_report_that_the_check_made_is_not_made_again(write_pipeline, make_t
     job.does(result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}})
     report.execute(make_context())
     assert job.options["stage"] == "report"
+
+
+# Tables that the run left to a copy; whether the other DAG is paused, and its runs; what becomes of the task.
+COPIES = {
+    "none": ([], True, 0, AirflowSkipException, "no table"),
+    "one": (["public.a"], False, 0, DagRunTriggerException, ""),
+    "a run is under way": (["public.a"], False, 1, AirflowSkipException, "under way already"),
+    "the DAG is paused": (["public.a"], True, 1, AirflowFailException, r"public\.a.* shop_initial_sync is paused"),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_tables_left_to_a_copy_trigger_one_run(write_pipeline, make_context, case):
+    """A run of the initial sync for them alone, unless one is under way; a paused DAG is a failure, not silence."""
+    tables, paused, runs, kind, text = COPIES[case]
+    pipeline, context = load_pipeline_file(write_pipeline("shop")), make_context()
+    run_id = context["dag_run"].run_id
+    ledger_says(pipeline, run_id, {"status": "failed", "needs_sync": tables})
+    seen = []
+    context["ti"].get_dag = lambda dag_id: SimpleNamespace(dag_id=dag_id, is_paused=paused)
+    context["ti"].get_dr_count = lambda dag_id, states: seen.append((dag_id, states)) or runs
+    task = CopyAgainOperator(task_id="copy_again", pipeline=pipeline)
+    with pytest.raises(kind, match=text or None) as end:
+        task.execute(context)
+    assert seen in ([], [("shop_initial_sync", ["queued", "running"])])
+    if isinstance(end.value, DagRunTriggerException):
+        assert end.value.trigger_dag_id == "shop_initial_sync"
+        assert end.value.dag_run_id == f"copy_again__{run_id}"
+        assert end.value.conf == {"tables": ["public.a"]}
+
+
+def test_a_run_that_recorded_nothing_leaves_nothing_to_copy(write_pipeline, make_context):
+    """Its first stage may have been killed."""
+    task = CopyAgainOperator(task_id="copy_again", pipeline=load_pipeline_file(write_pipeline("shop")))
+    with pytest.raises(AirflowSkipException):
+        task.execute(make_context())
 
 
 def test_a_stage_has_its_own_error(make_task, make_context, job):

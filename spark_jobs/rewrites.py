@@ -1,0 +1,48 @@
+"""Rewrites: before a run applies anything, tell tables whose rows were written anew without being sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spark_jobs.plan import refusal
+from waldelta.errors import NeedsSync
+from waldelta.job import Job
+from waldelta.ledger import TableState, now
+from waldelta.locks import target_lock
+from waldelta.present import PresentTable, read_present_tables
+from waldelta.recopy import mark
+from waldelta.rewrite import rewritten_columns, to_record
+from waldelta.watermark import check_same_copy
+
+
+def read_present(job: Job, states: Sequence[TableState]) -> dict[str, PresentTable]:
+    """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
+    if not states:
+        return {}
+    with job.connect("apply") as connection:
+        found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
+    nothing = PresentTable()
+    return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
+
+
+def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:
+    """Keep in mind how the source stores a target's table now; what is to be told of it.
+
+    Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may have got other values
+    that nobody sent.
+    """
+    names, recorded = rewritten_columns(state, present.storage), to_record(state, present.storage)
+    if not names and recorded is None:
+        return []
+    what = f"an ALTER TABLE wrote its rows anew without sending them, perhaps with other values ({', '.join(names)})"
+    policy = job.pipeline.target.policy_of(state.table_name)
+    if names and policy == "fail":
+        raise refusal(state, what)
+    with target_lock(job, state.table_name):
+        held = check_same_copy(job, state)
+        if names and policy == "evolve":
+            mark(job, held, f"{state.table_name}: {what}")
+            raise NeedsSync(f"{state.table_name}: {what}")
+        job.ledger.append(replace(held, at=now(), run_id=job.run_id, storage=present.storage))
+    return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if names else []
