@@ -11,6 +11,11 @@ import psycopg
 BIG = "(select string_agg(md5(({0})::text || i), '') from generate_series(1, 200) i)"
 
 
+# What alter() chooses from. A native subscriber can do the first ones too, and gets the same rows by them.
+FOLLOWED = ("add", "add default", "drop", "rename", "retype", "rewrite", "vacuum full")
+KINDS = (*FOLLOWED, "add volatile", "add volatile, drop the default")
+
+
 @dataclass
 class Table:
     """A table as the workload knows it; ``columns`` are those besides key, filter column and large text."""
@@ -20,19 +25,27 @@ class Table:
     added: int = 0
 
 
+def create_tables(connection: psycopg.Connection, names: list[str]) -> None:
+    """The tables as they are before any ALTER."""
+    for name in names:
+        connection.execute(
+            f"create table {name}(id int, part int not null, a int, b text, big text, primary key (id, part))".encode()
+        )
+        connection.execute(f"alter table {name} alter column big set storage external".encode())
+
+
 class Workload:
     """Writes to tables with a primary key ``id``, a column ``part`` that a row filter may name, and a TOASTed text."""
 
-    def __init__(self, connection: psycopg.Connection, seed: int, tables: list[str], *, ddl: bool = True) -> None:
+    def __init__(
+        self, connection: psycopg.Connection, seed: int, tables: list[str], kinds: tuple[str, ...] = KINDS
+    ) -> None:
         self.random = random.Random(seed)
-        self.connection, self.ddl = connection, ddl
+        self.connection, self.kinds = connection, kinds
+        # Whoever shall have the same columns: gets each ALTER too.
+        self.followers: list[psycopg.Connection] = []
         self.tables = [Table(name) for name in tables]
-        for table in self.tables:
-            self.connection.execute(
-                f"create table {table.name}(id int, part int not null, a int, b text, big text,"
-                f" primary key (id, part))".encode()
-            )
-            self.connection.execute(f"alter table {table.name} alter column big set storage external".encode())
+        create_tables(connection, tables)
 
     def transaction(self) -> None:
         """One transaction of some statements; parts of it, or all of it, may be rolled back."""
@@ -43,33 +56,50 @@ class Workload:
                         with suppress(psycopg.errors.UniqueViolation), self.connection.transaction():
                             self._statement(self.random.choice(self.tables))
 
-    def alter(self) -> str | None:
-        """One ALTER TABLE in a transaction of its own; what it was."""
-        table = self.random.choice(self.tables)
-        kind = self.random.choice(["add", "add default", "add volatile", "drop", "rename", "retype"])
+    def alter(self) -> list[str]:
+        """ALTER TABLE, each statement in a transaction of its own; what was executed."""
+        table, kind = self.random.choice(self.tables), self.random.choice(self.kinds)
         column = self.random.choice(table.columns) if table.columns else None
         table.added += 1
         new = f"n{table.added}"
-        if kind == "add":
-            statement = f"add column {new} int"
-        elif kind == "add default":
-            statement = f"add column {new} text not null default 'd{table.added}'"
-        elif kind == "add volatile":
-            statement = f"add column {new} int default (random() * 1000)::int"
-        elif column is None:
-            return None
-        elif kind == "drop":
-            statement = f"drop column {column}"
-        elif kind == "rename":
-            statement = f"rename column {column} to {new}"
-        else:
-            statement = f"alter column {column} type varchar(400) using left({column}::text, 400)"
-        self._execute(f"alter table {table.name} {statement}")
-        if kind in ("drop", "rename"):
+        name = table.name
+        statements = [f"alter table {name} {clause}" for clause in self._clauses(kind, name, column, new)]
+        if kind == "vacuum full":
+            statements = [f"vacuum full {name}"]
+        for statement in statements:
+            self._execute(statement)
+            for follower in self.followers:
+                follower.execute(statement.encode())
+        if kind in ("drop", "rename") and column:
             table.columns.remove(column)
-        if kind.startswith("add") or kind == "rename":
+        if kind.startswith("add") or (kind == "rename" and column):
             table.columns.append(new)
-        return f"{table.name} {statement}"
+        return statements
+
+    def _clauses(self, kind: str, table: str, column: str | None, new: str) -> list[str]:
+        """What follows ALTER TABLE; nothing where there is no column to alter."""
+        added = f"add column {new} int default (random() * 1000)::int"
+        clauses = {
+            "add": [f"add column {new} int"],
+            "add default": [f"add column {new} text not null default 'd{new}'"],
+            "add volatile": [added],
+            "add volatile, drop the default": [added, f"alter column {new} drop default"],
+        }
+        if column is not None:
+            clauses |= {
+                "drop": [f"drop column {column}"],
+                "rename": [f"rename column {column} to {new}"],
+                "retype": [f"alter column {column} type varchar(400) using left({column}::text, 400)"],
+                "rewrite": [f"alter column {column} type {self._same_type_other_values(table, column)}"],
+            }
+        return clauses.get(kind, [])
+
+    def _same_type_other_values(self, table: str, column: str) -> str:
+        query = (
+            "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = %s::regclass and attname = %s"
+        )
+        ((of,),) = self.connection.execute(query, (table, column)).fetchall()
+        return f"{of} using {f'{column} + 1' if of == 'integer' else f'reverse({column})'}"
 
     def _statement(self, table: Table) -> None:
         low = self.random.randint(1, 200)

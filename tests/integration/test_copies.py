@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from contextlib import contextmanager
 
-import psycopg
 import pytest
-import tenacity
 from psycopg import sql
 
 from spark_jobs.apply import apply
@@ -18,6 +15,7 @@ from spark_jobs.flow import consume
 from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
 from tests.integration.test_apply import where_decoded  # noqa: F401
+from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.watermark import uri_of
@@ -214,40 +212,6 @@ def random_statement(rng: random.Random) -> str:
     return f"delete from t where {some}"
 
 
-@contextmanager
-def native_subscriber(postgres, database):
-    """A table fed by PostgreSQL's own subscription to the same publication."""
-    name, slot = f"{database.name}_sub", f"{database.name}_sub"
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
-    database.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    with psycopg.connect(postgres.conninfo(name), autocommit=True) as subscriber:
-        subscriber.execute(DDL)
-        create = sql.SQL(
-            "create subscription {} connection {} publication {} with (create_slot = false, slot_name = {}, copy_data = false)"
-        )
-        publication = f"s_{database.name}_pub"
-        subscriber.execute(
-            create.format(sql.Identifier(name), database.conninfo, sql.Identifier(publication), sql.Literal(slot))
-        )
-        try:
-            yield subscriber, slot
-        finally:
-            subscriber.execute(sql.SQL("alter subscription {} disable").format(sql.Identifier(name)))
-            subscriber.execute(sql.SQL("alter subscription {} set (slot_name = none)").format(sql.Identifier(name)))
-            subscriber.execute(sql.SQL("drop subscription {}").format(sql.Identifier(name)))
-    database.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-
-
-@tenacity.retry(
-    retry=tenacity.retry_if_result(lambda done: not done),
-    stop=tenacity.stop_after_delay(60),
-    wait=tenacity.wait_fixed(0.05),
-)
-def caught_up(database, slot, lsn) -> bool:
-    query = "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s"
-    return database.execute(query, (lsn, slot))[0][0]
-
-
 def equal_rows(rows: Counter) -> Counter:
     """With one spelling for what PostgreSQL holds equal: its subscriber may keep the other one."""
     spelled: Counter = Counter()
@@ -265,12 +229,13 @@ def test_random_changes_of_copies(spark, database, postgres, job):
     print(f"seed {seed}")
     rng = random.Random(seed)
     sync(spark, job)
-    with native_subscriber(postgres, database) as (subscriber, slot):
+    publication = f"s_{database.name}_pub"
+    with native_subscriber(postgres, database, publication, lambda c: c.execute(DDL)) as (subscriber, slot):
         for _ in range(3):
             for _ in range(40):
                 database.execute(random_statement(rng))
             run(spark, job)
             expected = source_rows(database.connection)
             assert target_rows(spark, job) == expected, seed
-        caught_up(database, slot, database.execute("select pg_current_wal_lsn()")[0][0])
+        wait_until_caught_up(database, slot)
         assert equal_rows(source_rows(subscriber)) == equal_rows(expected), seed
