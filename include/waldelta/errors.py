@@ -4,6 +4,7 @@
 
     WaldeltaError
      +-- ConfigError                 the pipeline file, an expression in it, or the environment
+     |    +-- FilterNotTranslatable      a row filter that Spark can't evaluate as PostgreSQL does
      +-- SourceError                 the PostgreSQL side
      |    +-- SourceUnreachable          (retryable)
      |    +-- AuthenticationFailed
@@ -52,6 +53,17 @@ class WaldeltaError(Exception):
 
 class ConfigError(WaldeltaError):
     """The pipeline file or the environment is wrong; nothing was changed."""
+
+
+class FilterNotTranslatable(ConfigError):
+    """Part of a row filter has no certain counterpart in Spark; ``reason`` says which, the message where it stands."""
+
+    def __init__(self, text: str, where: str, reason: str) -> None:
+        self.text, self.where, self.reason = text, where, reason
+        super().__init__(f"filter {text!r} can't be evaluated in Spark: at {where}: {reason}")
+
+    def __reduce__(self) -> tuple[type[FilterNotTranslatable], tuple[str, str, str]]:
+        return (FilterNotTranslatable, (self.text, self.where, self.reason))
 
 
 class SourceError(WaldeltaError):

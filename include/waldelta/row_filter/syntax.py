@@ -1,6 +1,7 @@
-"""Row filters: read a PostgreSQL filter expression, and say which columns it uses.
+"""Read a filter as an engineer writes it, and say which columns it uses.
 
-Only the text is judged here; whether PostgreSQL takes it is found out by ``publication.try_publications``.
+Only the text is judged here; what it means, and whether PostgreSQL takes it, says the server (``resolve_filter``,
+``publication.try_publications``).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from waldelta.errors import ConfigError
+from waldelta.row_filter.place import place
 
 _DIALECT = "postgres"
 
 
 @dataclass(frozen=True, slots=True)
-class RowFilter:
+class FilterText:
     """A filter's text, its syntax tree and the columns it uses, in order of appearance."""
 
     text: str
@@ -25,7 +27,7 @@ class RowFilter:
     expression: exp.Expr
 
 
-def parse_row_filter(text: str) -> RowFilter:
+def parse_row_filter(text: str) -> FilterText:
     """Read a filter expression as PostgreSQL does; raises ConfigError that names the place where it can't be read.
 
     Unquoted names are folded to lower case.
@@ -47,7 +49,7 @@ def parse_row_filter(text: str) -> RowFilter:
         raise _refused(text, 0, "a filter is one expression over the row's own columns, without subqueries or *")
     # find_all goes breadth first; a message reads better in the order of the text.
     columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
-    return RowFilter(text, tuple(dict.fromkeys(columns)), expression)
+    return FilterText(text, tuple(dict.fromkeys(columns)), expression)
 
 
 def _name(column: exp.Column) -> str:
@@ -67,8 +69,4 @@ def _place(text: str, err: ParseError) -> tuple[int, str]:
 
 
 def _refused(text: str, offset: int, reason: str) -> ConfigError:
-    line = text.count("\n", 0, offset) + 1
-    column = offset - (text.rfind("\n", 0, offset) + 1) + 1
-    near = text[offset : offset + 20].partition("\n")[0]
-    where = f"line {line}, column {column}" + (f" (near {near!r})" if near else " (its end)")
-    return ConfigError(f"filter {text!r} can't be read at {where}: {reason}")
+    return ConfigError(f"filter {text!r} can't be read at {place(text, offset)}: {reason}")

@@ -1,0 +1,12 @@
+"""Row filters: any expression that PostgreSQL allows in one, understood without Spark.
+
+Stages: ``syntax`` reads what an engineer wrote; ``server`` lets PostgreSQL analyse it; ``parse`` reads the analysed
+text; ``resolve`` gives every part its type and finds its ``signatures``, or refuses it with its place. What Spark makes
+of the result stands in ``spark_jobs.row_filter``.
+"""
+
+from waldelta.row_filter.analysed import Collation, RowFilter, published_filter
+from waldelta.row_filter.server import resolve_filter
+from waldelta.row_filter.syntax import FilterText, parse_row_filter
+
+__all__ = ["Collation", "FilterText", "RowFilter", "parse_row_filter", "published_filter", "resolve_filter"]

@@ -1,0 +1,337 @@
+"""Read what pg_get_expr prints into a tree.
+
+The tokens are sqlglot's. Its parser isn't used: the trees it makes have no places, and one node for operators and
+functions that PostgreSQL tells apart. The printed grammar is small: every operator stands in parentheses of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot.errors import SqlglotError
+
+from waldelta.errors import FilterNotTranslatable
+from waldelta.row_filter.place import place
+from waldelta.row_filter.tree import Array, Call, Case, Cast, Collate, Column, Literal, Node, Quantified, Test, TypeName
+
+_OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
+# Words that go on after a type's first word.
+_TYPE_WORDS = frozenset({"varying", "precision", "without", "with", "time", "zone"})
+_LAZY = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
+_MAX_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str  # word, quoted, string, number, operator, mark, end
+    text: str
+    start: int
+    end: int
+
+
+def parse_analysed(text: str) -> Node:
+    """The tree of an analysed filter; raises FilterNotTranslatable with the place of what isn't known here.
+
+    >>> parse_analysed("(a IS NOT NULL)")
+    Test(operand=Column(name='a', start=1), what='NULL', negated=True, start=3)
+    """
+    return _Parser(text).whole()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all below it, in the order of the text."""
+    yield node
+    for child in _children(node):
+        yield from walk(child)
+
+
+def column_names(node: Node) -> tuple[str, ...]:
+    """The columns that are used, in order of appearance."""
+    return tuple(dict.fromkeys(n.name for n in walk(node) if isinstance(n, Column)))
+
+
+def _children(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Column() | Literal():
+            return ()
+        case Cast() | Collate() | Test():
+            return (node.operand,)
+        case Call():
+            return node.arguments
+        case Quantified():
+            return (node.operand, node.array)
+        case Array():
+            return node.elements
+        case Case():
+            pairs = [part for when in node.whens for part in when]
+            return (*((node.operand,) if node.operand else ()), *pairs, node.default)
+
+
+class _Parser:
+    """Recursive descent over the tokens; ``at`` is the next one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = _tokens(text)
+        self.at = self.depth = 0
+
+    def whole(self) -> Node:
+        node = self.expression()
+        if self.next.kind != "end":
+            raise self.unexpected()
+        return node
+
+    @property
+    def next(self) -> _Token:
+        return self.tokens[self.at]
+
+    def unexpected(self) -> FilterNotTranslatable:
+        return self.refused(self.next.start, f"{self.next.text or 'the end'!r} isn't known here")
+
+    def refused(self, start: int, reason: str) -> FilterNotTranslatable:
+        return FilterNotTranslatable(self.text, place(self.text, start), reason)
+
+    def take(self) -> _Token:
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def is_next(self, *texts: str) -> bool:
+        """Whether these words and marks come next; quoted names and strings are never words."""
+        ahead = self.tokens[self.at : self.at + len(texts)]
+        return len(ahead) == len(texts) and all(
+            token.kind in ("word", "mark", "operator") and token.text == text
+            for token, text in zip(ahead, texts, strict=True)
+        )
+
+    def skip(self, *texts: str) -> bool:
+        if found := self.is_next(*texts):
+            self.at += len(texts)
+        return found
+
+    def expect(self, *texts: str) -> None:
+        for text in texts:
+            if not self.skip(text):
+                raise self.unexpected()
+
+    def expression(self) -> Node:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise self.refused(self.next.start, f"more than {_MAX_DEPTH} levels of parentheses")
+        node = self.logic("OR", lambda: self.logic("AND", self.negation))
+        self.depth -= 1
+        return node
+
+    def logic(self, word: str, part: Callable[[], Node]) -> Node:
+        parts, start = [part()], self.next.start
+        while self.skip(word):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else Call(word, tuple(parts), start)
+
+    def negation(self) -> Node:
+        start = self.next.start
+        if self.skip("NOT"):
+            return Call("NOT", (self.negation(),), start)
+        return self.predicate()
+
+    def predicate(self) -> Node:
+        left, start = self.operand(), self.next.start
+        if self.skip("COLLATE"):
+            return Collate(left, self.name(), start)
+        if self.skip("AT", "TIME", "ZONE"):
+            return Call("timezone", (self.operand(), left), start)
+        if self.skip("IS"):
+            return self.test(left, start)
+        if self.next.kind != "operator":
+            return left
+        operator = self.take().text
+        for quantifier in ("ANY", "ALL"):
+            if self.skip(quantifier):
+                return Quantified(operator, quantifier, left, self.parenthesised(), start)
+        return Call(operator, (left, self.operand()), start)
+
+    def test(self, left: Node, start: int) -> Node:
+        negated = self.skip("NOT")
+        if self.skip("DISTINCT", "FROM"):
+            distinct = Call("IS DISTINCT FROM", (left, self.operand()), start)
+            return Call("NOT", (distinct,), start) if negated else distinct
+        if self.next.text not in ("NULL", "TRUE", "FALSE", "UNKNOWN"):
+            raise self.refused(self.next.start, f"IS {self.next.text} isn't known here")
+        return Test(left, self.take().text, negated, start)
+
+    def operand(self) -> Node:
+        if self.next.kind == "operator":
+            token = self.take()
+            return Call(token.text, (self.operand(),), token.start)
+        node = self.primary()
+        while self.is_next("::"):
+            start = self.take().start
+            node = Cast(node, self.type_name(), start)
+        return node
+
+    def primary(self) -> Node:
+        token = self.next
+        if token.kind in ("string", "number"):
+            return Literal(token.kind, self.take().text, token.start)
+        if self.is_next("("):
+            return self.parenthesised()
+        if token.kind == "quoted" and self.tokens[self.at + 1].text != "(":
+            return Column(self.take().text, token.start)
+        if token.kind in ("word", "quoted"):
+            return self.word()
+        raise self.unexpected()
+
+    def parenthesised(self) -> Node:
+        self.expect("(")
+        node = self.expression()
+        self.expect(")")
+        return node
+
+    def word(self) -> Node:
+        token = self.take()
+        if token.kind == "word" and token.text in ("true", "false", "NULL"):
+            return Literal(token.text.lower(), token.text, token.start)
+        if token.kind == "word" and token.text == "CASE":
+            return self.case(token.start)
+        if token.kind == "word" and token.text == "ARRAY" and self.is_next("["):
+            return Array(self.listed("[", "]"), token.start)
+        if not self.is_next("("):
+            if token.text != token.text.lower():
+                self.at -= 1
+                raise self.unexpected()
+            return Column(token.text, token.start)
+        if token.kind == "word" and (special := _SYNTAX.get(token.text)) is not None:
+            self.expect("(")
+            node = special(self, token.start)
+            self.expect(")")
+            return node
+        if token.kind == "word" and token.text.isupper() and token.text not in _LAZY:
+            raise self.refused(token.start, f"{token.text} isn't known here")
+        return Call(token.text, self.listed("(", ")"), token.start)
+
+    def listed(self, opening: str, closing: str) -> tuple[Node, ...]:
+        self.expect(opening)
+        found: list[Node] = []
+        while not self.skip(closing):
+            if found:
+                self.expect(",")
+            found.append(self.expression())
+        return tuple(found)
+
+    def case(self, start: int) -> Node:
+        operand = None if self.is_next("WHEN") else self.expression()
+        whens = []
+        while self.skip("WHEN"):
+            condition = self.expression()
+            self.expect("THEN")
+            whens.append((condition, self.expression()))
+        self.expect("ELSE")
+        default = self.expression()
+        self.expect("END")
+        return Case(operand, tuple(whens), default, start)
+
+    def substring(self, start: int) -> Node:
+        parts = [self.expression()]
+        for word in ("FROM", "FOR"):
+            if self.skip(word):
+                parts.append(self.expression())
+        return Call("substring", tuple(parts), start)
+
+    def position(self, start: int) -> Node:
+        wanted = self.parenthesised()
+        self.expect("IN")
+        return Call("strpos", (self.parenthesised(), wanted), start)
+
+    def extract(self, start: int) -> Node:
+        field = self.take()
+        self.expect("FROM")
+        return Call("extract", (Literal("string", field.text.lower(), field.start), self.expression()), start)
+
+    def trim(self, start: int) -> Node:
+        name = next(
+            (n for w, n in (("BOTH", "btrim"), ("LEADING", "ltrim"), ("TRAILING", "rtrim")) if self.skip(w)), None
+        )
+        if name is None:
+            raise self.unexpected()
+        characters = () if self.is_next("FROM") else (self.expression(),)
+        self.expect("FROM")
+        return Call(name, (self.expression(), *characters), start)
+
+    def name(self) -> str:
+        token = self.take()
+        if token.kind not in ("word", "quoted"):
+            self.at -= 1
+            raise self.unexpected()
+        return token.text
+
+    def type_name(self) -> TypeName:
+        start = self.next.start
+        quoted = self.next.kind == "quoted"
+        words, modifiers = [f'"{self.name()}"' if quoted else self.name()], ()
+        while True:
+            if self.next.kind == "word" and self.next.text in _TYPE_WORDS:
+                words.append(self.take().text)
+            elif self.is_next("(") and not modifiers:
+                modifiers = self.modifiers()
+            else:
+                break
+        if self.is_next("."):
+            raise self.refused(start, f"the type {words[0]}, which is not one of PostgreSQL's own")
+        is_array = False
+        while self.skip("[", "]"):
+            is_array = True
+        return TypeName(" ".join(words), modifiers, is_array)
+
+    def modifiers(self) -> tuple[int, ...]:
+        numbers = []
+        for node in self.listed("(", ")"):
+            if not isinstance(node, Literal) or not node.text.isdigit():
+                raise self.refused(node.start, "a type modifier that isn't a number")
+            numbers.append(int(node.text))
+        return tuple(numbers)
+
+
+_SYNTAX: dict[str, Callable[[_Parser, int], Node]] = {
+    "SUBSTRING": _Parser.substring, "POSITION": _Parser.position, "EXTRACT": _Parser.extract, "TRIM": _Parser.trim,
+}  # fmt: skip
+
+
+def _tokens(text: str) -> list[_Token]:
+    try:
+        found = sqlglot.tokenize(text, read="postgres")
+    except SqlglotError as err:
+        raise FilterNotTranslatable(text, place(text, len(text)), "a quote is not closed") from err
+    tokens: list[_Token] = []
+    for token in found:
+        source = text[token.start : token.end + 1]
+        new = _Token(_kind(source, token.token_type.name), token.text, token.start, token.end + 1)
+        if new.kind in ("operator", "mark", "word"):
+            new = _Token(new.kind, source, new.start, new.end)
+        last = tokens[-1] if tokens else None
+        # PostgreSQL's operators are any run of these characters, whatever pieces sqlglot knows.
+        if last and last.kind == new.kind == "operator" and last.end == new.start:
+            tokens[-1] = _Token("operator", last.text + new.text, last.start, new.end)
+        else:
+            tokens.append(new)
+    return [*_split_marks(tokens), _Token("end", "", len(text), len(text))]
+
+
+def _split_marks(tokens: list[_Token]) -> Iterator[_Token]:
+    for token in tokens:
+        if token.kind == "mark" and token.text not in ("::", "(", ")"):
+            yield from (_Token("mark", c, token.start + k, token.start + k + 1) for k, c in enumerate(token.text))
+        else:
+            yield token
+
+
+def _kind(source: str, sqlglot_type: str) -> str:
+    if sqlglot_type == "STRING" and source.startswith("'"):
+        return "string"
+    if sqlglot_type == "NUMBER" and source[:1].isdigit():
+        return "number"
+    if source.startswith('"'):
+        return "quoted"
+    if set(source) <= _OPERATOR_CHARACTERS:
+        return "operator"
+    return "word" if source[:1].isalpha() or source[:1] == "_" else "mark"

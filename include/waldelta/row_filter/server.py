@@ -1,0 +1,117 @@
+"""Let PostgreSQL itself say what a filter means: names, types and casts are its own, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from waldelta.catalog import TableId
+from waldelta.errors import ConfigError
+from waldelta.row_filter.analysed import Collation, RowFilter
+from waldelta.row_filter.parse import column_names, parse_analysed
+from waldelta.row_filter.place import place
+from waldelta.row_filter.syntax import parse_row_filter
+from waldelta.type_catalog import fetch
+
+Connection = psycopg.Connection[Any]
+
+_CONSTRAINT = "waldelta_filter"
+_C_LOCALES = frozenset({"C", "POSIX"})
+
+
+def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
+    """Let the server analyse a filter over ``table``'s columns, in a transaction that is rolled back.
+
+    The filter becomes the CHECK constraint of an empty temporary table with the same columns, which needs SELECT on
+    the table and TEMPORARY on the database, nothing else. The connection must come from ``connection.connect``. Raises
+    ConfigError with the place of what PostgreSQL doesn't take, FilterNotTranslatable for text that this project can't
+    read. Whether Spark can evaluate it is the question of ``spark_jobs.row_filter.spark_condition``.
+    """
+    parse_row_filter(text)
+    with conn.transaction(force_rollback=True):
+        try:
+            return _analyse(conn, table, text)
+        except psycopg.errors.InsufficientPrivilege as err:
+            raise ConfigError(
+                f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}: grant select on the table and"
+                f" temporary on the database"
+            ) from None
+        except psycopg.errors.UndefinedTable as err:
+            raise ConfigError(f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}") from None
+
+
+def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
+    copy = sql.Identifier("pg_temp", table.name)
+    conn.execute(sql.SQL("create temporary table {} (like {})").format(sql.Identifier(table.name), table.identifier))
+    # Filters are expressions, not values; parse_row_filter has read this one. The line break ends a comment.
+    before = sql.SQL("alter table {} add constraint {} check (").format(copy, sql.Identifier(_CONSTRAINT))
+    _run(conn, before, text, sql.SQL("\n)"))
+    analysed = fetch(conn, _ANALYSED, {"name": _CONSTRAINT})[0].analysed
+    # Planning evaluates the parts that are constant, as decoding would: 1 / 0 fails there, whatever the rows.
+    _run(conn, sql.SQL("explain select from {} where (").format(copy), text, sql.SQL("\n)"))
+    columns = column_names(parse_analysed(analysed))
+    facts = fetch(conn, _DATABASE, {})[0]
+    default = _collation(facts.database, facts.is_utf8)
+    rows = fetch(conn, _COLLATIONS, {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"})
+    collations = {r.name: default if r.is_default else _collation(r.collation, facts.is_utf8) for r in rows}
+    return RowFilter(text, analysed, columns, collations, default, facts.is_utf8)
+
+
+def _run(conn: Connection, before: sql.Composed, text: str, after: sql.SQL) -> None:
+    prefix = before.as_string(conn)
+    try:
+        conn.execute((prefix + text + after.as_string(conn)).encode(), prepare=False)
+    except psycopg.Error as err:
+        if isinstance(err, psycopg.errors.InsufficientPrivilege | psycopg.OperationalError):
+            raise
+        position = int(err.diag.statement_position or 0) - 1 - len(prefix)
+        where = f" at {place(text, position)}" if 0 <= position <= len(text) else ""
+        raise ConfigError(f"filter {text!r}: PostgreSQL rejects it{where}: {err.diag.message_primary}") from None
+
+
+def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
+    """What is certain about a collation, from its provider and locale."""
+    if not locale["deterministic"]:
+        return Collation.NONDETERMINISTIC
+    collate, ctype = locale["collate"], locale["ctype"]
+    if not is_utf8 or locale["provider"] == "i":
+        return Collation.DETERMINISTIC
+    if collate in _C_LOCALES:
+        return Collation.CODE_POINT if ctype in _C_LOCALES else Collation.BINARY_ORDER
+    # The builtin provider's other locales sort by code points too; libc's C.UTF-8 depends on the C library.
+    return Collation.BINARY_ORDER if locale["provider"] == "b" else Collation.DETERMINISTIC
+
+
+_ANALYSED = """
+select pg_get_expr(conbin, conrelid) as analysed
+from pg_constraint
+where conname = %(name)s and conrelid in (select oid from pg_class where relnamespace = pg_my_temp_schema())
+"""
+
+# The columns with a locale's name differ between versions: daticulocale and colliculocale before 17.
+_DATABASE = """
+select current_setting('server_encoding') = 'UTF8' as is_utf8,
+       jsonb_build_object(
+           'deterministic', true, 'provider', d.datlocprovider,
+           'collate', case d.datlocprovider when 'b' then to_jsonb(d) ->> 'datlocale' else d.datcollate end,
+           'ctype', case d.datlocprovider when 'b' then to_jsonb(d) ->> 'datlocale' else d.datctype end
+       ) as database
+from pg_database d
+where d.datname = current_database()
+"""
+
+_COLLATIONS = """
+select a.attname as name,
+       c.collprovider = 'd' as is_default,
+       jsonb_build_object(
+           'deterministic', c.collisdeterministic, 'provider', c.collprovider,
+           'collate', case c.collprovider when 'b' then to_jsonb(c) ->> 'colllocale' else c.collcollate end,
+           'ctype', case c.collprovider when 'b' then to_jsonb(c) ->> 'colllocale' else c.collctype end
+       ) as collation
+from pg_attribute a
+join pg_collation c on c.oid = a.attcollation
+where a.attrelid = %(name)s::regclass and a.attnum > 0 and not a.attisdropped
+"""
