@@ -1,0 +1,243 @@
+"""Patterns: PostgreSQL's LIKE, SIMILAR TO and advanced regular expressions as Java's, where both mean the same.
+
+Only whether there is a match counts, so greedy and reluctant quantifiers are the same here. Each function raises
+PatternRefused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+_MAX_REPEATS = 255  # DUPMAX of PostgreSQL's regular expressions
+_CONTROL = {"a": "\a", "b": "\b", "e": "\033", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+# Under collation C the classes hold ASCII characters only, as in Java.
+_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\x0B\f\r"}
+_NAMED = {
+    "alpha": "A-Za-z", "digit": "0-9", "alnum": "0-9A-Za-z", "upper": "A-Z", "lower": "a-z",
+    "space": r" \t\n\x0B\f\r", "xdigit": "0-9A-Fa-f", "blank": r" \t",
+}  # fmt: skip
+_SPECIAL = frozenset("\\^$.|?*+()[]{}&~-#\"'/ ")
+
+
+class PatternRefused(Exception):
+    """The pattern isn't valid in PostgreSQL, or has no certain counterpart in Java; the message says what it has."""
+
+
+def like_parts(pattern: str, escape: str = "\\") -> list[tuple[str, str]]:
+    """A LIKE pattern as ("text", …), ("any", "%") and ("one", "_").
+
+    >>> like_parts("a\\\\%b%")
+    [('text', 'a%b'), ('any', '%')]
+    """
+    parts: list[tuple[str, str]] = []
+    characters = iter(pattern)
+    for c in characters:
+        if c == escape:
+            if (c := next(characters, "")) == "":
+                raise PatternRefused("it ends with its escape character")
+        elif c in "%_":
+            parts.append(("any" if c == "%" else "one", c))
+            continue
+        if parts and parts[-1][0] == "text":
+            parts[-1] = ("text", parts[-1][1] + c)
+        else:
+            parts.append(("text", c))
+    return parts
+
+
+def similar_to_regex(pattern: str, escape: str = "\\") -> str:
+    """What similar_to_escape() makes of a SIMILAR TO pattern: an advanced regular expression.
+
+    >>> similar_to_regex("(a|b)%_.")
+    '^(?:(?:a|b).*.\\\\.)$'
+    """
+    if re.search(r"\[\^?\]|\[[^\]]*\[", pattern):
+        raise PatternRefused("a bracket within brackets of SIMILAR TO")  # releases of PostgreSQL differ
+    out, characters, in_brackets = ["^(?:"], iter(pattern), False
+    for c in characters:
+        if c == escape:
+            following = next(characters, "")
+            if following == '"':
+                raise PatternRefused('the separator \\" of SIMILAR')
+            # At the very end PostgreSQL drops the escape character.
+            out.append("\\" + following if following else "")
+        elif in_brackets:
+            out.append("\\\\" if c == "\\" else c)
+            in_brackets = c != "]"
+        elif c == "[":
+            out.append(c)
+            in_brackets = True
+        else:
+            out.append({"%": ".*", "_": ".", "(": "(?:"}.get(c, "\\" + c if c in "\\.^$" else c))
+    return "".join([*out, ")$"])
+
+
+def java_regex(pattern: str, *, certain_case: bool) -> str:
+    """A Java pattern that finds a match exactly where PostgreSQL's ARE matches.
+
+    ``certain_case``: the collation is C, so that classes of characters hold ASCII ones only.
+
+    >>> java_regex("^a.c$", certain_case=True)
+    '(?s)\\\\Aa.c\\\\z'
+    """
+    if pattern.startswith(("***", "(?")) and not pattern.startswith("(?:"):
+        raise PatternRefused("options at its beginning")
+    reader = _Regex(pattern, certain_case)
+    java = reader.alternatives()
+    if reader.rest:
+        raise PatternRefused(f"an unmatched {reader.rest[0]!r}")
+    return "(?s)" + java
+
+
+class _Regex:
+    def __init__(self, pattern: str, certain_case: bool) -> None:
+        self.rest, self.certain_case = pattern, certain_case
+
+    def skip(self, text: str) -> bool:
+        if found := self.rest.startswith(text):
+            self.rest = self.rest[len(text) :]
+        return found
+
+    def take(self) -> str:
+        if not self.rest:
+            self.refuse("an end in its midst")
+        taken, self.rest = self.rest[0], self.rest[1:]
+        return taken
+
+    @staticmethod
+    def refuse(reason: str) -> NoReturn:
+        raise PatternRefused(reason)
+
+    def alternatives(self) -> str:
+        branches = [self.branch()]
+        while self.skip("|"):
+            branches.append(self.branch())
+        return "|".join(branches)
+
+    def branch(self) -> str:
+        pieces = []
+        while self.rest and self.rest[0] not in "|)":
+            pieces.append(self.piece())
+        return "".join(pieces)
+
+    def piece(self) -> str:
+        if self.rest[0] in "*+?{":
+            self.refuse(f"the quantifier {self.rest[0]!r} with nothing before it")
+        before = self.rest
+        atom, is_anchor = self.atom()
+        source = before[: len(before) - len(self.rest)]
+        quantifier = self.quantifier()
+        if not quantifier:
+            return atom
+        if is_anchor:
+            self.refuse("a quantified anchor")
+        if source.startswith("(") and (quantifier in "*+" or quantifier.endswith(",}")):
+            # Java goes one level of its stack deeper with each repetition, and may need exponential time.
+            if (letters := re.fullmatch(r"\((?:\?:)?(\w(?:\|\w)*)\)", source)) is None:
+                self.refuse("a group that is repeated without limit")
+            atom = f"[{letters[1].replace('|', '')}]"
+        return atom + quantifier
+
+    def atom(self) -> tuple[str, bool]:
+        c = self.take()
+        if c == "(":
+            return self.group(), False
+        if c == "[":
+            return self.bracket(), False
+        if c == "\\":
+            return self.escape()
+        anchors = {"^": r"\A", "$": r"\z"}
+        if c in anchors:
+            return anchors[c], True
+        return c if c == "." else _literal(c), False
+
+    def group(self) -> str:
+        if self.rest.startswith("?") and not self.rest.startswith("?:"):
+            self.refuse("a lookahead or lookbehind")
+        self.skip("?:")
+        inner = self.alternatives()
+        if not self.skip(")"):
+            self.refuse("an unmatched '('")
+        return f"(?:{inner})"
+
+    def escape(self) -> tuple[str, bool]:
+        c = self.take()
+        if c in ("A", "Z"):
+            return {"A": r"\A", "Z": r"\z"}[c], True
+        if c.lower() in _CLASSES:
+            self.need_ascii(f"\\{c}")
+            return f"[{'^' if c.isupper() else ''}{_CLASSES[c.lower()]}]", False
+        if c in _CONTROL:
+            return _literal(_CONTROL[c]), False
+        if c.isascii() and c.isalnum():
+            self.refuse(f"the escape \\{c}")
+        return _literal(c), False
+
+    def quantifier(self) -> str:
+        found = re.match(r"[*+?]|\{(\d+)(,(\d*))?\}", self.rest)
+        if found is None:
+            if self.rest.startswith("{"):
+                self.refuse("a '{' that begins no quantifier")
+            return ""
+        self.rest = self.rest[found.end() :]
+        least, most = int(found[1] or 0), int(found[3] or found[1] or 0)
+        if max(least, most) > _MAX_REPEATS or (found[3] and most < least):
+            self.refuse("a number of repetitions that PostgreSQL doesn't take")
+        self.skip("?")  # the reluctant form
+        if self.rest[:1] in ("*", "+", "?", "{") and self.rest:
+            self.refuse("two quantifiers in a row")
+        return found[0]
+
+    def bracket(self) -> str:
+        negated = self.skip("^")
+        items: list[str] = []
+        if self.rest.startswith("]"):
+            items.append(_literal(self.take()))
+        while not self.skip("]"):
+            items.append(self.bracket_item())
+        return f"[{'^' if negated else ''}{''.join(items)}]"
+
+    def bracket_item(self) -> str:
+        if named := re.match(r"\[:(\w+):\]", self.rest):
+            self.rest = self.rest[named.end() :]
+            self.need_ascii(named[0])
+            if named[1] not in _NAMED:
+                self.refuse(f"the class {named[0]}")
+            return _NAMED[named[1]]
+        if self.rest.startswith(("[.", "[=")):
+            self.refuse("a collating element")
+        first = self.bracket_character()
+        if len(first) > 1 or not self.rest.startswith("-") or self.rest.startswith("-]"):
+            return first if len(first) > 1 else _literal(first)
+        self.take()
+        if self.rest.startswith("["):
+            self.refuse("a range that ends in a class")
+        last = self.bracket_character()
+        if len(last) > 1 or last < first:
+            self.refuse("a range that doesn't go up")
+        return f"{_literal(first)}-{_literal(last)}"
+
+    def bracket_character(self) -> str:
+        """One character, or the inside of a class."""
+        if (c := self.take()) != "\\":
+            return c
+        c = self.take()
+        if c in _CLASSES:
+            self.need_ascii(f"\\{c}")
+            return _CLASSES[c]
+        if c in _CONTROL:
+            return _CONTROL[c]
+        if c.isascii() and c.isalnum():
+            self.refuse(f"the escape \\{c} in brackets")
+        return c
+
+    def need_ascii(self, what: str) -> None:
+        if not self.certain_case:
+            self.refuse(f'{what}, which depends on the collation (add COLLATE "C")')
+
+
+def _literal(c: str) -> str:
+    if c in _SPECIAL:
+        return "\\" + c
+    return c if c.isprintable() else f"\\x{{{ord(c):x}}}"

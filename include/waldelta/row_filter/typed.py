@@ -1,0 +1,121 @@
+"""A filter with types: every node says its PostgreSQL type and which row of the table of signatures it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from waldelta.row_filter.analysed import Collation
+
+# PostgreSQL's short names for the names that it prints.
+_SHORT = {
+    "smallint": "int2", "integer": "int4", "bigint": "int8", "numeric": "numeric", "real": "float4",
+    "double precision": "float8", "boolean": "bool", "text": "text", "character varying": "varchar",
+    "character": "bpchar", "bpchar": "bpchar", "name": "name", "uuid": "uuid", "bytea": "bytea", "date": "date",
+    "timestamp without time zone": "timestamp", "timestamp with time zone": "timestamptz", "interval": "interval",
+}  # fmt: skip
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+MAX_DIGITS = 38  # of Spark's decimal
+
+INTEGERS = ("int2", "int4", "int8")
+FLOATS = ("float4", "float8")
+TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
+MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
+# Spark's types that hold every value of their PostgreSQL type; for others some stand verbatim in _wd_raw.
+_COMPLETE = frozenset(
+    {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary", "variant"}
+)
+_ELEMENTS = {"int2": "smallint", "int4": "int", "int8": "bigint", "text": "string", "varchar": "string", "bool": "boolean", "uuid": "string"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A PostgreSQL type by its short name.
+
+    ``digits`` of a numeric: how many there can be before and after the decimal point. ``element`` is the short name
+    of an array's elements. Types of which only NULL can be told apart are called ``opaque`` and keep what PostgreSQL
+    prints in ``printed``.
+    """
+
+    name: str
+    digits: tuple[int, int] | None = None
+    element: str | None = None
+    printed: str = ""
+
+    def __str__(self) -> str:
+        return self.printed or (f"{self.element}[]" if self.element else self.name)
+
+
+BOOL, TEXT, NUMERIC = Type("bool"), Type("text"), Type("numeric")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """A column as the target holds it; ``may_be_raw`` when some of its values stand verbatim in ``_wd_raw``."""
+
+    type: Type
+    may_be_raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A node. ``key`` is column, constant, or what the table of signatures (or the syntax) calls it.
+
+    ``value`` is a column's name, a constant's canonical text (None for NULL), or what the key needs besides arguments.
+    ``collation`` is what is certain of a text's, ``strength`` how it came by it: 0 none, 1 a column's, 2 COLLATE.
+    """
+
+    key: str
+    type: Type
+    arguments: tuple[Typed, ...] = ()
+    value: str | None = None
+    start: int = 0
+    collation: Collation | None = None
+    strength: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        """A literal, perhaps NULL."""
+        return self.key == "constant"
+
+    @property
+    def is_null(self) -> bool:
+        """The literal NULL."""
+        return self.key == "constant" and self.value is None
+
+
+def short_name(printed: str) -> str | None:
+    """PostgreSQL's short name of a type it prints; None for a type that isn't known here."""
+    return _SHORT.get(printed)
+
+
+def column_type(printed: str, spark_type: str) -> ColumnType:
+    """The type of a column, from what PostgreSQL and Spark call it.
+
+    >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits
+    (10, 2)
+    """
+    name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
+    short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
+    may_be_raw = spark_type not in _COMPLETE
+    opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
+    if is_array:
+        held = short in _ELEMENTS and spark_type == f"array<{_ELEMENTS[short]}>"
+        return ColumnType(Type("array", element=short, printed=printed), may_be_raw) if held else opaque
+    if short == "numeric":
+        found = _DECIMAL.fullmatch(spark_type)
+        # Of a numeric without precision any number may stand verbatim, so its order isn't known.
+        if found is None or "(" not in printed:
+            return opaque
+        precision, scale = int(found[1]), int(found[2])
+        return ColumnType(Type("numeric", (precision - scale, scale), printed=printed), may_be_raw)
+    if short is None or short == "interval" or spark_type != _SPARK_TYPE.get(short):
+        return opaque
+    return ColumnType(Type(short, printed=printed), may_be_raw)
+
+
+_SPARK_TYPE = {
+    "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
+    "text": "string", "varchar": "string", "bpchar": "string", "name": "string", "uuid": "string", "bytea": "binary",
+    "date": "date", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
+}  # fmt: skip

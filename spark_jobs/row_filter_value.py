@@ -1,0 +1,170 @@
+"""Values of a filter in Spark SQL, together with those that stand verbatim because no Delta type holds them.
+
+Such values are NaN and the infinities of numerics, the infinities of dates and timestamps, and years before 1 or after
+9999. They compare by PostgreSQL's order: everything about that is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from waldelta.row_filter.constants import is_held
+from waldelta.row_filter.typed import MOMENTS, Type, Typed
+
+SPARK_TYPES = {
+    "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
+    "text": "string", "varchar": "string", "bpchar": "string", "name": "string", "uuid": "string", "bytea": "binary",
+    "date": "date", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
+}  # fmt: skip
+OPERATORS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+# A row that can't be judged fails the statement; the message holds no value.
+UNJUDGED = "waldelta: a row filter meets a value that Delta does not hold (NaN, infinity, a year beyond 1 to 9999)"
+# Greater than any day, with room for a day's microseconds.
+_INFINITE_KEY = "1000000000000000000000000000000BD"
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """An expression's SQL. ``value`` is NULL where ``raw``, PostgreSQL's text, is not.
+
+    ``raises``: its evaluation may fail. ``is_constant``: never NULL unless written so. ``in_years``: a date or
+    timestamp that lies in the years 1 to 9999 whenever it isn't raw.
+    """
+
+    value: str
+    raw: str | None = None
+    raises: bool = False
+    is_constant: bool = False
+    in_years: bool = True
+
+    @property
+    def is_null(self) -> str:
+        """Whether it is NULL in PostgreSQL."""
+        return f"({self.value} is null)" if self.raw is None else f"({self.value} is null and {self.raw} is null)"
+
+    def judged(self) -> Sql:
+        """The value alone; fails where it stands verbatim."""
+        if self.raw is None:
+            return self
+        value = f"case when {self.raw} is not null then {fail(UNJUDGED)} else {self.value} end"
+        return replace(self, value=value, raw=None, raises=True)
+
+
+def fail(message: str) -> str:
+    """SQL that raises an error."""
+    return f"raise_error({string(message)})"
+
+
+def string(text: str) -> str:
+    """A string literal. ``${`` would be substituted by Spark's variables wherever it stands."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\u0024{") + "'"
+
+
+def spark_type(kind: Type) -> str:
+    """The Spark type of values of a PostgreSQL type."""
+    if kind.name == "numeric":
+        whole, scale = kind.digits or (1, 0)
+        return f"decimal({whole + scale},{scale})"
+    return f"array<{SPARK_TYPES[kind.element]}>" if kind.element else SPARK_TYPES[kind.name]
+
+
+def literal(typed: Typed) -> Sql:
+    """A constant."""
+    kind, text = typed.type, typed.value
+    null = "null" if kind.name == "interval" else f"cast(null as {spark_type(kind)})"
+    if text is None:
+        return Sql(null, is_constant=True)
+    if (kind.name in MOMENTS and not is_held(text)) or (kind.name == "numeric" and text[-1].isalpha()):
+        return Sql(null, string(text), is_constant=True)
+    return Sql(_literal(kind, text), is_constant=True)
+
+
+def _literal(kind: Type, text: str) -> str:
+    if kind.name == "bool":
+        return "true" if text[0] == "t" else "false"
+    if kind.name == "bytea":
+        return f"X'{text[2:]}'"
+    if kind.name == "int4" and text.isdigit():
+        return text
+    plain = SPARK_TYPES.get(kind.name) == "string" or kind.name == "interval"
+    return string(text) if plain else f"cast({string(text)} as {spark_type(kind)})"
+
+
+def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
+    """A comparison by PostgreSQL's order of the type; NULL where a side is."""
+    operator, raises = OPERATORS[key], left.raises or right.raises
+    if kinds[0].name == "bpchar":
+        # Trailing blanks of character(n) don't count.
+        left, right = (replace(side, value=f"rtrim({side.value})") for side in (left, right))
+    plain = f"({left.value} {operator} {right.value})"
+    if left.raw is None and right.raw is None:
+        return Sql(plain, raises=raises)
+    if kinds[0].name == "numeric":
+        return Sql(_by_rank(operator, plain, left, right), raises=raises)
+    if left.in_years and right.in_years and None in (left.raw, right.raw):
+        return Sql(_beside_years(operator, plain, left, right), raises=raises)
+    held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
+    keys = f"({_order_key(kinds[0], left)} {operator} {_order_key(kinds[1], right)})"
+    return Sql(f"case when {held} then {plain} else {keys} end", raises=raises)
+
+
+def _by_rank(operator: str, plain: str, left: Sql, right: Sql) -> str:
+    """NaN is greater than infinity, infinity than any number; NaN equals NaN."""
+    held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
+    return f"case when {held} then {plain} else ({_rank(left)} {operator} {_rank(right)}) end"
+
+
+def _rank(side: Sql) -> str:
+    finite = f"case when {side.value} is not null then 0 end"
+    if side.raw is None:
+        return finite
+    return f"case {side.raw} when 'NaN' then 2 when 'Infinity' then 1 when '-Infinity' then -1 else {finite} end"
+
+
+def _beside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
+    """One side lies in the years 1 to 9999, so the other, where it is raw, lies before or after all of them."""
+    raw = left if left.raw is not None else right
+    held = right if left.raw is not None else left
+    early = f"({raw.raw} = '-infinity' or endswith({raw.raw}, 'BC'))"
+    one, two = ("-1", "1") if raw is left else ("1", "-1")
+    outside = f"(case when {early} then {one} else {two} end {operator} 0)"
+    if not held.is_constant:
+        outside = f"case when {held.value} is not null then {outside} end"
+    return f"case when {raw.raw} is null then {plain} else {outside} end"
+
+
+def _order_key(kind: Type, side: Sql) -> str:
+    """A number that grows with the date or timestamp, raw or not."""
+    held = _key_of_value(kind, side.value)
+    if side.raw is None:
+        return held
+    raw = f"regexp_replace({side.raw}, '[+]00| BC', '')"
+    parts = [f"cast(nullif(regexp_extract({raw}, '{form}', 1), '') as bigint)" for form in _PARTS]
+    year = f"case when endswith({side.raw}, 'BC') then 1 - {parts[0]} else {parts[0]} end"
+    fraction = f"cast(rpad(regexp_extract({raw}, '[.]([0-9]+)', 1), 6, '0') as bigint)"
+    verbatim = _key(year, *parts[1:3], *(f"coalesce({part}, 0)" for part in parts[3:]), fraction)
+    return (
+        f"case when {side.value} is not null then {held} when {side.raw} = 'infinity' then {_INFINITE_KEY}"
+        f" when {side.raw} = '-infinity' then - {_INFINITE_KEY} when {side.raw} is not null then {verbatim} end"
+    )
+
+
+_PARTS = (
+    "^([0-9]+)-", "^[0-9]+-([0-9]+)", "^[0-9]+-[0-9]+-([0-9]+)", " ([0-9]+):", ":([0-9]+):", ":[0-9]+:([0-9]+)",
+)  # fmt: skip
+
+
+def _key_of_value(kind: Type, value: str) -> str:
+    if kind.name == "date":
+        return _key(f"year({value})", f"month({value})", f"day({value})", "0", "0", "0", "0")
+    fields = [f"{name}({value})" for name in ("year", "month", "day", "hour", "minute", "second")]
+    # Not date_part('microsecond'), which Spark doesn't have.
+    fraction = f"cast((extract(second from {value}) % 1) * 1000000 as bigint)"
+    return _key(*fields, fraction)
+
+
+def _key(*fields: str) -> str:
+    year, month, day, hour, minute, second, fraction = fields
+    days = f"((cast({year} as decimal(10,0)) * 16 + {month}) * 32 + {day})"
+    return f"cast(({days} * 86400 + {hour} * 3600 + {minute} * 60 + {second}) * 1000000 + {fraction} as decimal(38,0))"
