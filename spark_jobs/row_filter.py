@@ -1,15 +1,29 @@
-"""A row filter as a Spark SQL condition with PostgreSQL's meaning; what has no certain translation is refused."""
+"""A row filter as a Spark SQL condition with PostgreSQL's meaning; what has no certain translation is refused.
+
+``waldelta.row_filter.resolve`` has found types and signatures; here each node becomes SQL, by the templates of
+``row_filter_functions``. Values that stand verbatim in ``_wd_raw`` go along (``row_filter_value``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from spark_jobs.filter_condition import TranslationError, translate_filter
+from spark_jobs.identifier import quote
+from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
+from spark_jobs.row_filter_value import OPERATORS, UNJUDGED, Sql, compare, fail, literal, spark_type, string
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState
-from waldelta.row_filter import RowFilter
+from waldelta.row_filter.analysed import RowFilter
+from waldelta.row_filter.moments import PERIODIC
+from waldelta.row_filter.place import place
+from waldelta.row_filter.resolve import resolve
+from waldelta.row_filter.typed import FLOATS, MOMENTS, Type, Typed, column_type
 
 RAW_COLUMN = "_wd_raw"
+# Longer conditions cost Spark more to compile than to evaluate.
+_MAX_LENGTH = 100_000
+_FAIL_NAN = fail("waldelta: cannot convert NaN or infinity")
 
 
 def spark_condition(
@@ -21,9 +35,323 @@ def spark_condition(
     that stands for it (default: the quoted name), so that a condition can be had for old rows or prefixed columns;
     ``_wd_raw`` in it is the map of the values that stand verbatim. A mapping without ``_wd_raw`` says that there is no
     such map: columns whose type may need it are then refused. A row for which PostgreSQL raises an error raises one in
-    Spark too, in sessions with ``spark.sql.ansi.enabled`` (Spark's default). Raises FilterNotTranslatable.
+    Spark too, in sessions with ``spark.sql.ansi.enabled``; so does a row with a verbatim value that more than a
+    comparison is wanted of. Raises FilterNotTranslatable.
     """
-    try:
-        return translate_filter(row_filter.analysed, columns, [RAW_COLUMN]).sql
-    except TranslationError as err:
-        raise FilterNotTranslatable(row_filter.analysed, "its text", str(err)) from None
+    types = {column.name: column_type(column.type_name, column.spark_type) for column in columns}
+    typed = resolve(row_filter, types)
+    may_be_raw = {name for name, kind in types.items() if kind.may_be_raw}
+    raw = quote(RAW_COLUMN) if names is None else names.get(RAW_COLUMN)
+    return _Translation(row_filter.analysed, may_be_raw, names or {}, raw).sql(typed).value
+
+
+class _Translation:
+    def __init__(self, text: str, may_be_raw: set[str], names: Mapping[str, str], raw: str | None) -> None:
+        self.text, self.may_be_raw, self.names, self.raw = text, may_be_raw, names, raw
+        self.elements = 0
+
+    def sql(self, typed: Typed) -> Sql:
+        if typed.key in OPERATORS:
+            found = self.comparison(typed)
+        elif (build := _STRUCTURE.get(typed.key)) is not None:
+            found = build(self, typed)
+        else:
+            found = self.call(typed)
+        if len(found.value) + len(found.raw or "") > _MAX_LENGTH:
+            raise self.refused(typed, "an expression that becomes too long")
+        return found
+
+    def refused(self, typed: Typed, reason: str) -> FilterNotTranslatable:
+        return FilterNotTranslatable(self.text, place(self.text, typed.start), reason)
+
+    def column(self, typed: Typed) -> Sql:
+        name = typed.value or ""
+        value = self.names.get(name, quote(name))
+        if name not in self.may_be_raw:
+            return Sql(value)
+        if self.raw is None:
+            raise self.refused(
+                typed, f"column {name!r} may hold values that only metadata columns keep (metadata_columns is off)"
+            )
+        return Sql(value, f"try_element_at({self.raw}, {string(name)})")
+
+    def comparison(self, typed: Typed) -> Sql:
+        left, right = self.strict(typed, [self.sql(argument) for argument in typed.arguments])
+        kinds = [argument.type for argument in typed.arguments]
+        if {kind.name for kind in kinds} == {"date", "timestamp"}:
+            left, right = (
+                _as_timestamp(side) if k.name == "date" else side for side, k in zip((left, right), kinds, strict=True)
+            )
+            kinds = [Type("timestamp")] * 2
+        compared = compare(typed.key, kinds, left, right)
+        return self.guarded(typed, [left, right], compared)
+
+    def strict(self, typed: Typed, arguments: list[Sql]) -> list[Sql]:
+        """Arrays as they are only where none stands verbatim."""
+        return [
+            argument.judged() if node.type.element else argument
+            for node, argument in zip(typed.arguments, arguments, strict=True)
+        ]
+
+    @staticmethod
+    def guarded(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+        """Let arguments fail even where one before them is NULL: PostgreSQL computes all of them first."""
+        late = [a for k, a in enumerate(arguments) if a.raises and any(not b.is_constant for b in arguments[:k])]
+        for argument in reversed(late):
+            raw = None if result.raw is None else f"case when not {argument.is_null} then {result.raw} end"
+            result = replace(
+                result, value=f"case when not {argument.is_null} then {result.value} end", raw=raw, raises=True
+            )
+        return result
+
+    def call(self, typed: Typed) -> Sql:
+        """A call by its template; arguments that stand verbatim fail, unless the key has a rule for them."""
+        arguments = [self.sql(argument) for argument in typed.arguments]
+        rule = _VERBATIM.get(typed.key)
+        given = [a.judged() if rule is None else a for a in arguments]
+        template = BUILT[typed.key](typed) if typed.key in BUILT else TEMPLATES[typed.key]
+        raises = template.startswith("!") or any(a.raises for a in given)
+        value = template.removeprefix("!").format(*(a.value for a in given), type=spark_type(typed.type))
+        result = Sql(f"({value})" if value.startswith("case ") else value, raises=raises)
+        result = replace(result, in_years=typed.type.name not in MOMENTS or _stays_in_years(typed, given))
+        if rule is not None and any(a.raw is not None for a in given):
+            result = rule(typed, given, result)
+        return self.guarded(typed, given, result)
+
+    def logic(self, typed: Typed) -> Sql:
+        parts = [self.sql(argument) for argument in typed.arguments]
+        raises = any(part.raises for part in parts)
+        if typed.key == "not":
+            return Sql(f"(not {parts[0].value})", raises=raises)
+        return Sql("(" + f" {typed.key} ".join(part.value for part in parts) + ")", raises=raises)
+
+    def test(self, typed: Typed) -> Sql:
+        operand = self.sql(typed.arguments[0])
+        negated = "not " if typed.value else ""
+        if typed.key == "is_null":
+            return Sql(f"({negated}{operand.is_null})", raises=operand.raises)
+        word = typed.key.removeprefix("is_")
+        return Sql(f"({operand.value} is {negated}{word})", raises=operand.raises)
+
+    def distinct(self, typed: Typed) -> Sql:
+        left, right = (self.sql(argument) for argument in typed.arguments)
+        equal = self.comparison(replace(typed, key="eq"))
+        both = f"({left.is_null} and {right.is_null})"
+        return Sql(f"(not ({both} or coalesce({equal.value}, false)))", raises=equal.raises)
+
+    def array(self, typed: Typed) -> Sql:
+        elements = [self.sql(element) for element in typed.arguments]
+        values = ", ".join(element.value for element in elements)
+        return Sql(f"cast(array({values}) as {spark_type(typed.type)})", raises=any(e.raises for e in elements))
+
+    def listed(self, typed: Typed) -> Sql:
+        """``= ANY (ARRAY[…])`` and the like."""
+        operand, *compared = typed.arguments
+        if not compared:
+            return Sql("false" if typed.key == "any" else "true")
+        # An IN of Spark's is a look-up; by its keys 0 and -0 differ.
+        plain = operand.type.name not in (*FLOATS, "bpchar") and self.sql(operand).raw is None
+        constants = [node.arguments[1] for node in compared if node.arguments]
+        same = len(constants) == len(compared) and all(
+            c.is_constant and c.type.name == operand.type.name for c in constants
+        )
+        membership = (typed.key, typed.value) in (("any", "="), ("all", "<>"))
+        if plain and same and membership and all(self.sql(c).raw is None for c in constants):
+            values = ", ".join(self.sql(constant).value for constant in constants)
+            found = self.sql(operand)
+            return Sql(f"({found.value} {'in' if typed.key == 'any' else 'not in'} ({values}))", raises=found.raises)
+        parts = [self.sql(node) for node in compared]
+        word = " or " if typed.key == "any" else " and "
+        return Sql("(" + word.join(part.value for part in parts) + ")", raises=any(part.raises for part in parts))
+
+    def of_elements(self, typed: Typed) -> Sql:
+        """``= ANY (column)``."""
+        array, compared, operand = typed.arguments
+        if self.sql(operand).raises:
+            raise self.refused(typed, "something that may fail, looked for in an array")
+        self.elements += 1
+        name = f"e{self.elements}"
+        outer, self.names = self.names, {**self.names, f"\0{array.value}": name}
+        condition = self.sql(compared)
+        self.names = outer
+        function = "exists" if typed.key == "any_element" else "forall"
+        held = self.sql(array).judged()
+        return Sql(f"{function}({held.value}, {name} -> {condition.value})", raises=True)
+
+    def element(self, typed: Typed) -> Sql:
+        return Sql(self.names[f"\0{typed.value}"])
+
+    def case(self, typed: Typed) -> Sql:
+        *whens, default = typed.arguments
+        conditions = [self.sql(when) for when in whens[0::2]]
+        results = [self.result(typed, result) for result in (*whens[1::2], default)]
+        return _choose(list(zip(conditions, results, strict=False)), results[-1])
+
+    def result(self, typed: Typed, node: Typed) -> Sql:
+        """One of several results, as of the type of them all."""
+        found = self.sql(node)
+        if typed.type.name == "numeric" and typed.type.digits != node.type.digits:
+            return replace(found, value=f"cast({found.value} as {spark_type(typed.type)})")
+        return found
+
+    def coalesce(self, typed: Typed) -> Sql:
+        *first, last = (self.result(typed, node) for node in typed.arguments)
+        if not any(each.raw is not None for each in (*first, last)):
+            values = ", ".join(each.value for each in (*first, last))
+            return _joined(f"coalesce({values})", [*first, last])
+        return _choose([(Sql(f"(not {each.is_null})", raises=each.raises), each) for each in first], last)
+
+    def nullif(self, typed: Typed) -> Sql:
+        first, second = (self.sql(node) for node in typed.arguments)
+        equal = self.comparison(replace(typed, key="eq"))
+        raw = None if first.raw is None else f"case when {equal.value} then null else {first.raw} end"
+        chosen = f"(case when {equal.value} then null else {first.value} end)"
+        return Sql(chosen, raw, first.raises or second.raises, in_years=first.in_years)
+
+    def extreme(self, typed: Typed) -> Sql:
+        """GREATEST and LEAST, which pass over NULLs."""
+        results = [self.result(typed, node) for node in typed.arguments]
+        if not any(each.raw is not None for each in results) and typed.type.name != "bpchar" and len(results) > 1:
+            return _joined(f"{typed.key}({', '.join(each.value for each in results)})", results)
+        kinds = [Type(typed.type.name, typed.type.digits)] * 2
+        found, raises = results[0], any(each.raises for each in results)
+        for other in results[1:]:
+            keeps = compare("ge" if typed.key == "greatest" else "le", kinds, found, other)
+            condition = Sql(f"({other.is_null} or coalesce({keeps.value}, false))", raises=keeps.raises)
+            found = _choose([(condition, found)], other)
+        return replace(found, raises=raises)
+
+    def field(self, typed: Typed) -> Sql:
+        """A field of a date or timestamp; an infinite one has an infinite year and no month."""
+        name, moment = typed.arguments[0].value or "", self.sql(typed.arguments[1])
+        kind = "double" if typed.key == "date_part" else spark_type(typed.type)
+        field = FIELDS[name].format(moment.value)
+        value = f"cast({field} as {kind})"
+        if moment.raw is None:
+            return Sql(value, raises=moment.raises)
+        infinite, odd = f"{moment.raw} in ('infinity', '-infinity')", f"{moment.raw} is not null then {fail(UNJUDGED)}"
+        if typed.key == "extract" and name not in PERIODIC:
+            text = f"replace({moment.raw}, 'infinity', 'Infinity')"
+            return Sql(value, f"case when {infinite} then {text} when {odd} end", raises=True)
+        outside = "null" if name in PERIODIC else f"cast({moment.raw} as double)"
+        return Sql(f"(case when {infinite} then {outside} when {odd} else {value} end)", raises=True)
+
+    def truncated(self, typed: Typed) -> Sql:
+        moment = self.sql(typed.arguments[1])
+        value = UNITS[typed.arguments[0].value or ""].format(moment.value)
+        found = Sql(value, raises=moment.raises, in_years=moment.in_years)
+        return found if moment.raw is None else _keep_infinite(typed, [moment], found)
+
+    def finite(self, typed: Typed) -> Sql:
+        moment = self.sql(typed.arguments[0])
+        held = f"case when {moment.value} is not null then true end"
+        if moment.raw is None:
+            return Sql(held, raises=moment.raises)
+        return Sql(
+            f"case when {moment.raw} is not null then {moment.raw} not in ('infinity', '-infinity') else {held} end",
+            raises=moment.raises,
+        )
+
+
+def _joined(value: str, parts: Sequence[Sql]) -> Sql:
+    return Sql(value, raises=any(p.raises for p in parts), in_years=all(p.in_years for p in parts))
+
+
+def _choose(choices: Sequence[tuple[Sql, Sql]], default: Sql) -> Sql:
+    """CASE over values that may stand verbatim."""
+    results = [result for _, result in choices] + [default]
+
+    def case(parts: Sequence[str]) -> str:
+        whens = " ".join(
+            f"when {condition.value} then {part}" for (condition, _), part in zip(choices, parts, strict=False)
+        )
+        return f"(case {whens} else {parts[-1]} end)"
+
+    raw = case([r.raw or "null" for r in results]) if any(r.raw is not None for r in results) else None
+    raises = any(part.raises for pair in choices for part in pair) or default.raises
+    return Sql(case([r.value for r in results]), raw, raises, in_years=all(r.in_years for r in results))
+
+
+def _stays_in_years(typed: Typed, arguments: Sequence[Sql]) -> bool:
+    return typed.key in ("timestamp_to_date", "date_to_timestamp", "same") and arguments[0].in_years
+
+
+def _as_timestamp(date: Sql) -> Sql:
+    raw = None if date.raw is None else f"regexp_replace({date.raw}, '^([0-9]+-[0-9]+-[0-9]+)', '$1 00:00:00')"
+    return replace(date, value=f"cast({date.value} as timestamp_ntz)", raw=raw)
+
+
+def _keep_raw(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    return replace(result, raw=arguments[0].raw)
+
+
+def _to_timestamp(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    return replace(result, raw=_as_timestamp(arguments[0]).raw)
+
+
+def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    return replace(result, raw=f"regexp_replace({arguments[0].raw}, ' [0-9:.]+', '')")
+
+
+def _keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    """An infinite date stays so whatever is added; another verbatim one can't be judged."""
+    moment = next(a for a in arguments if a.raw is not None)
+    others = [a for a in arguments if a is not moment]
+    known = "".join(f" and not {a.is_null}" for a in others)
+    infinite = f"{moment.raw} in ('infinity', '-infinity')"
+    unjudged = Sql("null", moment.raw).judged().value
+    raw = f"case when {infinite}{known} then {moment.raw} when not ({infinite}) then {unjudged} end"
+    return replace(result, raw=raw, raises=True)
+
+
+def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    """NaN with anything but NULL is NaN; an infinity can't be judged."""
+    known = " and ".join(f"not {a.is_null}" for a in arguments)
+    raws = [a.raw for a in arguments if a.raw is not None]
+    is_nan = " or ".join(f"coalesce({raw} = 'NaN', false)" for raw in raws)
+    is_raw = " or ".join(f"{raw} is not null" for raw in raws)
+    unjudged = fail("waldelta: arithmetic on an infinite number")
+    raw = f"case when {known} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged} end end"
+    return replace(result, raw=raw, raises=True)
+
+
+def _nan_fails(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    value = f"(case when {arguments[0].raw} is not null then {_FAIL_NAN} else {result.value} end)"
+    return replace(result, value=value, raises=True)
+
+
+def _nan_to_float(typed: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
+    return replace(result, value=f"coalesce({result.value}, cast({arguments[0].raw} as {spark_type(typed.type)}))")
+
+
+Rule = Callable[[Typed, Sequence[Sql], Sql], Sql]
+# What becomes of values that stand verbatim; for all other keys a row with one fails.
+_VERBATIM: dict[str, Rule] = {
+    "same": _keep_raw, "numeric_same": _keep_raw,
+    "date_to_timestamp": _to_timestamp, "timestamp_to_date": _to_date,
+    "numeric_to_int": _nan_fails, "numeric_to_float": _nan_to_float,
+    **dict.fromkeys(
+        ("date_add", "date_subtract", "int_add_date", "add_interval", "subtract_interval", "date_add_interval",
+         "date_subtract_interval"), _keep_infinite,
+    ),
+    **dict.fromkeys(
+        (f"numeric_{word}" for word in ("add", "subtract", "multiply", "modulo", "negative", "abs", "ceil", "floor",
+         "round", "trunc", "sign", "limit")), _nan,
+    ),
+}  # fmt: skip
+
+_STRUCTURE: dict[str, Callable[[_Translation, Typed], Sql]] = {
+    "constant": lambda _, typed: literal(typed),
+    "column": _Translation.column,
+    **dict.fromkeys(("and", "or", "not"), _Translation.logic),
+    **dict.fromkeys(("is_null", "is_true", "is_false"), _Translation.test),
+    "is_distinct": _Translation.distinct,
+    "array": _Translation.array,
+    **dict.fromkeys(("any", "all"), _Translation.listed),
+    **dict.fromkeys(("any_element", "all_element"), _Translation.of_elements),
+    "element": _Translation.element,
+    "case": _Translation.case, "coalesce": _Translation.coalesce, "nullif": _Translation.nullif,
+    **dict.fromkeys(("greatest", "least"), _Translation.extreme),
+    **dict.fromkeys(("extract", "date_part"), _Translation.field),
+    "date_trunc": _Translation.truncated, "is_finite": _Translation.finite,
+}  # fmt: skip

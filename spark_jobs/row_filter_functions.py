@@ -35,7 +35,9 @@ _FLOAT = {word: f"(cast({{0}} as {{type}}) {sign} cast({{1}} as {{type}}))" for 
 _QUOTIENT = "cast(cast({0} as double) / cast({1} as double) as {type})"
 _NARROW = "cast({0} as float)"
 _VALID_DATE = f"not between {_FIRST_DAY} and {_LAST_DAY}"
-_MADE_DATE = f"make_date(case when {{0}} > 0 then {{0}} when {{0}} = 0 then {_FAIL_RANGE} else {{0}} + 1 end, {{1}}, {{2}})"
+_MADE_DATE = (
+    f"make_date(case when {{0}} > 0 then {{0}} when {{0}} = 0 then {_FAIL_RANGE} else {{0}} + 1 end, {{1}}, {{2}})"
+)
 _YEAR = "case when {f} > 0 then {f} else {f} - 1 end"
 
 TEMPLATES: dict[str, str] = {
@@ -197,7 +199,11 @@ def _rounded(typed: Typed) -> str:
 def _add_days(sign: int, date: int) -> Callable[[Typed], str]:
     def add(typed: Typed) -> str:
         day, days = f"{{{date}}}", typed.arguments[1 - date]
-        if days.is_constant and abs(int(days.value or 0)) <= FEW_DAYS and typed.arguments[date].key in ("column", "constant"):
+        if (
+            days.is_constant
+            and abs(int(days.value or 0)) <= FEW_DAYS
+            and typed.arguments[date].key in ("column", "constant")
+        ):
             return f"date_add({day}, {sign * int(days.value or 0)})"
         sum_ = f"(cast(unix_date({day}) as bigint) {'+' if sign > 0 else '-'} {{{1 - date}}})"
         return f"!case when {sum_} {_VALID_DATE} then {_FAIL_RANGE} else date_from_unix_date(cast({sum_} as int)) end"
@@ -207,7 +213,9 @@ def _add_days(sign: int, date: int) -> Callable[[Typed], str]:
 
 def _add_interval(sign: int) -> Callable[[Typed], str]:
     def add(typed: Typed) -> str:
-        months, days, microseconds = (sign * part for part in interval_parts(typed.arguments[1].value or "") or (0, 0, 0))
+        months, days, microseconds = (
+            sign * part for part in interval_parts(typed.arguments[1].value or "") or (0, 0, 0)
+        )
         seconds = f"{'-' if microseconds < 0 else ''}{abs(microseconds) // 10**6}.{abs(microseconds) % 10**6:06d}"
         interval = f"make_interval(0, {months}, 0, {days}, 0, 0, cast('{seconds}' as decimal(18,6)))"
         return f"(cast({{0}} as timestamp_ntz) + {interval})"

@@ -47,7 +47,7 @@ class Sql:
         """The value alone; fails where it stands verbatim."""
         if self.raw is None:
             return self
-        value = f"case when {self.raw} is not null then {fail(UNJUDGED)} else {self.value} end"
+        value = f"(case when {self.raw} is not null then {fail(UNJUDGED)} else {self.value} end)"
         return replace(self, value=value, raw=None, raises=True)
 
 

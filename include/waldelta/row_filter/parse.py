@@ -233,9 +233,7 @@ class _Parser:
 
     def substring(self, start: int) -> Node:
         parts = [self.expression()]
-        for word in ("FROM", "FOR"):
-            if self.skip(word):
-                parts.append(self.expression())
+        parts += [self.expression() for word in ("FROM", "FOR") if self.skip(word)]
         return Call("substring", tuple(parts), start)
 
     def position(self, start: int) -> Node:
@@ -268,7 +266,8 @@ class _Parser:
     def type_name(self) -> TypeName:
         start = self.next.start
         quoted = self.next.kind == "quoted"
-        words, modifiers = [f'"{self.name()}"' if quoted else self.name()], ()
+        words = [f'"{self.name()}"' if quoted else self.name()]
+        modifiers: tuple[int, ...] = ()
         while True:
             if self.next.kind == "word" and self.next.text in _TYPE_WORDS:
                 words.append(self.take().text)

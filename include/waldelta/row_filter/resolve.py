@@ -16,7 +16,18 @@ from waldelta.row_filter.patterns import PatternRefused, java_regex, like_parts,
 from waldelta.row_filter.place import place
 from waldelta.row_filter.signatures import CASTS, COMPARISONS, NAMES, SIGNATURES, Signature
 from waldelta.row_filter.tree import Array, Call, Case, Cast, Collate, Column, Literal, Node, Quantified, Test, TypeName
-from waldelta.row_filter.typed import BOOL, FLOATS, NUMERIC, TEXT, TEXTS, ColumnType, Type, Typed, short_name
+from waldelta.row_filter.typed import (
+    BOOL,
+    FLOATS,
+    MAX_DIGITS,
+    NUMERIC,
+    TEXT,
+    TEXTS,
+    ColumnType,
+    Type,
+    Typed,
+    short_name,
+)
 
 _LOGIC = {"AND": "and", "OR": "or", "NOT": "not"}
 _ESCAPES = {"like_escape": "like", "similar_to_escape": "similar", "similar_escape": "similar"}
@@ -100,8 +111,8 @@ class _Resolver:
             self.refuse(node, f"a constant of type {kind} in an unusual form")
         if kind.name == "numeric":
             digits = (1, 0) if text[-1].isalpha() else numeric_digits(text)
-            if sum(digits) > numeric.MAX_DIGITS:
-                self.refuse(node, f"a number of more than {numeric.MAX_DIGITS} digits")
+            if sum(digits) > MAX_DIGITS:
+                self.refuse(node, f"a number of more than {MAX_DIGITS} digits")
             kind = replace(kind, digits=digits)
         if kind.name == "interval" and interval_parts(text) is None:
             self.refuse(node, "an interval in an unusual form, or a very long one")
@@ -157,8 +168,8 @@ class _Resolver:
             return replace(typed, key=f"{typed.type.name}_limit", arguments=(typed,), value=str(modifiers[0]))
         if typed.type.name == "numeric":
             precision, scale = (*modifiers, 0)[:2]
-            if precision > numeric.MAX_DIGITS or scale > precision:
-                self.refuse(node, f"a numeric of more than {numeric.MAX_DIGITS} digits")
+            if precision > MAX_DIGITS or scale > precision:
+                self.refuse(node, f"a numeric of more than {MAX_DIGITS} digits")
             digits = (precision - scale, scale)
             return Typed("numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start)
         if typed.is_constant:
@@ -259,9 +270,7 @@ class _Resolver:
             typed = replace(typed, collation=collation or self.filter.default_collation, strength=strength)
         return self.special(node, typed, collation)
 
-    def demands(
-        self, node: Node, signature: Signature, arguments: list[Typed], collation: Collation | None
-    ) -> None:
+    def demands(self, node: Node, signature: Signature, arguments: list[Typed], collation: Collation | None) -> None:
         if collation is Collation.NONDETERMINISTIC:
             self.refuse(node, "a text of a nondeterministic collation")
         if "o" in signature.flags and collation not in _ORDERED:
@@ -346,8 +355,8 @@ class _Resolver:
         kind = results[0].type
         if kind.name == "numeric":
             kind = replace(NUMERIC, digits=numeric.common([r.type for r in results]))
-            if sum(kind.digits or ()) > numeric.MAX_DIGITS:
-                self.refuse(node, f"numbers that need more than {numeric.MAX_DIGITS} digits together")
+            if sum(kind.digits or ()) > MAX_DIGITS:
+                self.refuse(node, f"numbers that need more than {MAX_DIGITS} digits together")
         collation, strength = self.merged(node, results)
         return Typed(key, Type(kind.name, kind.digits), tuple(arguments), None, node.start, collation, strength)
 

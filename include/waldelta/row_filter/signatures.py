@@ -193,7 +193,13 @@ def _arithmetic() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
     for a in INTEGERS:
         yield "abs", (a,), Signature(a, "int_abs")
         yield "~", (a,), Signature(a, "bit_not")
-        for name, key in {"%": "int_modulo", "mod": "int_modulo", "&": "bit_and", "|": "bit_or", "#": "bit_xor"}.items():
+        for name, key in {
+            "%": "int_modulo",
+            "mod": "int_modulo",
+            "&": "bit_and",
+            "|": "bit_or",
+            "#": "bit_xor",
+        }.items():
             yield name, (a, a), Signature(a, key)
 
 
