@@ -9,16 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spark_jobs.filter_condition import (
-    RAW_COLUMN,
-    UNBOUNDED,
-    TranslationError,
-    column_family,
-    translate_filter,
-)
 from spark_jobs.identifier import quote
 from spark_jobs.own_suites import OwnSuiteFile, Severity
+from spark_jobs.row_filter import RAW_COLUMN, spark_condition
+from spark_jobs.row_filter_value import UNJUDGED
+from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState, TableState
+from waldelta.row_filter import published_filter
+from waldelta.row_filter.typed import column_type
 
 COLUMNS_MATCH = "expect_target_columns_to_match"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
@@ -92,7 +90,7 @@ def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> It
         if not (column.not_null or column.name in keys):
             continue
         meaning = f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
-        if column_family(column) in UNBOUNDED:
+        if column_type(column.type_name, column.spark_type).may_be_raw:
             yield from _held_somewhere(column, held, meaning, left_out)
         elif _nameable(column.name):
             kwargs = {"column": _gx_name(column.name)}
@@ -120,12 +118,17 @@ def _filter_holds(state: TableState, held: Sequence[str], left_out: list[str]) -
     if state.row_filter is None:
         return
     try:
-        condition = translate_filter(state.row_filter, state.columns, held)
-    except TranslationError as err:
-        left_out.append(f"row filter: not checked, because it has {err}")
+        # Without metadata columns there is no map of the values that stand verbatim.
+        names = None if RAW_COLUMN in held else {}
+        condition = spark_condition(published_filter(state.row_filter), state.columns, names)
+    except FilterNotTranslatable as err:
+        left_out.append(f"row filter: not checked, because of its part at {err.where}: {err.reason}")
+        return
+    if UNJUDGED in condition:
+        left_out.append("row filter: not checked, because it computes with columns that may hold infinity or years BC")
         return
     meaning = f"publication's row filter holds: {state.row_filter}"
-    yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition.sql, meaning), "critical", "publication", meaning)
+    yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "publication", meaning)
 
 
 def _satisfy(condition: str, meaning: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from spark_jobs.identifier import quote
 from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
 from spark_jobs.row_filter_value import OPERATORS, UNJUDGED, Sql, compare, fail, literal, spark_type, string
+from spark_jobs.row_filter_verbatim import VERBATIM, as_timestamp, keep_infinite, stays_in_years
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState
 from waldelta.row_filter.analysed import RowFilter
@@ -23,7 +24,6 @@ from waldelta.row_filter.typed import FLOATS, MOMENTS, Type, Typed, column_type
 RAW_COLUMN = "_wd_raw"
 # Longer conditions cost Spark more to compile than to evaluate.
 _MAX_LENGTH = 100_000
-_FAIL_NAN = fail("waldelta: cannot convert NaN or infinity")
 
 
 def spark_condition(
@@ -80,7 +80,7 @@ class _Translation:
         kinds = [argument.type for argument in typed.arguments]
         if {kind.name for kind in kinds} == {"date", "timestamp"}:
             left, right = (
-                _as_timestamp(side) if k.name == "date" else side for side, k in zip((left, right), kinds, strict=True)
+                as_timestamp(side) if k.name == "date" else side for side, k in zip((left, right), kinds, strict=True)
             )
             kinds = [Type("timestamp")] * 2
         compared = compare(typed.key, kinds, left, right)
@@ -107,13 +107,13 @@ class _Translation:
     def call(self, typed: Typed) -> Sql:
         """A call by its template; arguments that stand verbatim fail, unless the key has a rule for them."""
         arguments = [self.sql(argument) for argument in typed.arguments]
-        rule = _VERBATIM.get(typed.key)
+        rule = VERBATIM.get(typed.key)
         given = [a.judged() if rule is None else a for a in arguments]
         template = BUILT[typed.key](typed) if typed.key in BUILT else TEMPLATES[typed.key]
         raises = template.startswith("!") or any(a.raises for a in given)
         value = template.removeprefix("!").format(*(a.value for a in given), type=spark_type(typed.type))
         result = Sql(f"({value})" if value.startswith("case ") else value, raises=raises)
-        result = replace(result, in_years=typed.type.name not in MOMENTS or _stays_in_years(typed, given))
+        result = replace(result, in_years=typed.type.name not in MOMENTS or stays_in_years(typed, given))
         if rule is not None and any(a.raw is not None for a in given):
             result = rule(typed, given, result)
         return self.guarded(typed, given, result)
@@ -240,7 +240,7 @@ class _Translation:
         moment = self.sql(typed.arguments[1])
         value = UNITS[typed.arguments[0].value or ""].format(moment.value)
         found = Sql(value, raises=moment.raises, in_years=moment.in_years)
-        return found if moment.raw is None else _keep_infinite(typed, [moment], found)
+        return found if moment.raw is None else keep_infinite(typed, [moment], found)
 
     def finite(self, typed: Typed) -> Sql:
         moment = self.sql(typed.arguments[0])
@@ -271,74 +271,6 @@ def _choose(choices: Sequence[tuple[Sql, Sql]], default: Sql) -> Sql:
     raises = any(part.raises for pair in choices for part in pair) or default.raises
     return Sql(case([r.value for r in results]), raw, raises, in_years=all(r.in_years for r in results))
 
-
-def _stays_in_years(typed: Typed, arguments: Sequence[Sql]) -> bool:
-    return typed.key in ("timestamp_to_date", "date_to_timestamp", "same") and arguments[0].in_years
-
-
-def _as_timestamp(date: Sql) -> Sql:
-    raw = None if date.raw is None else f"regexp_replace({date.raw}, '^([0-9]+-[0-9]+-[0-9]+)', '$1 00:00:00')"
-    return replace(date, value=f"cast({date.value} as timestamp_ntz)", raw=raw)
-
-
-def _keep_raw(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=arguments[0].raw)
-
-
-def _to_timestamp(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=_as_timestamp(arguments[0]).raw)
-
-
-def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=f"regexp_replace({arguments[0].raw}, ' [0-9:.]+', '')")
-
-
-def _keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    """An infinite date stays so whatever is added; another verbatim one can't be judged."""
-    moment = next(a for a in arguments if a.raw is not None)
-    others = [a for a in arguments if a is not moment]
-    known = "".join(f" and not {a.is_null}" for a in others)
-    infinite = f"{moment.raw} in ('infinity', '-infinity')"
-    unjudged = Sql("null", moment.raw).judged().value
-    raw = f"case when {infinite}{known} then {moment.raw} when not ({infinite}) then {unjudged} end"
-    return replace(result, raw=raw, raises=True)
-
-
-def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    """NaN with anything but NULL is NaN; an infinity can't be judged."""
-    known = " and ".join(f"not {a.is_null}" for a in arguments)
-    raws = [a.raw for a in arguments if a.raw is not None]
-    is_nan = " or ".join(f"coalesce({raw} = 'NaN', false)" for raw in raws)
-    is_raw = " or ".join(f"{raw} is not null" for raw in raws)
-    unjudged = fail("waldelta: arithmetic on an infinite number")
-    raw = f"case when {known} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged} end end"
-    return replace(result, raw=raw, raises=True)
-
-
-def _nan_fails(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    value = f"(case when {arguments[0].raw} is not null then {_FAIL_NAN} else {result.value} end)"
-    return replace(result, value=value, raises=True)
-
-
-def _nan_to_float(typed: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, value=f"coalesce({result.value}, cast({arguments[0].raw} as {spark_type(typed.type)}))")
-
-
-Rule = Callable[[Typed, Sequence[Sql], Sql], Sql]
-# What becomes of values that stand verbatim; for all other keys a row with one fails.
-_VERBATIM: dict[str, Rule] = {
-    "same": _keep_raw, "numeric_same": _keep_raw,
-    "date_to_timestamp": _to_timestamp, "timestamp_to_date": _to_date,
-    "numeric_to_int": _nan_fails, "numeric_to_float": _nan_to_float,
-    **dict.fromkeys(
-        ("date_add", "date_subtract", "int_add_date", "add_interval", "subtract_interval", "date_add_interval",
-         "date_subtract_interval"), _keep_infinite,
-    ),
-    **dict.fromkeys(
-        (f"numeric_{word}" for word in ("add", "subtract", "multiply", "modulo", "negative", "abs", "ceil", "floor",
-         "round", "trunc", "sign", "limit")), _nan,
-    ),
-}  # fmt: skip
 
 _STRUCTURE: dict[str, Callable[[_Translation, Typed], Sql]] = {
     "constant": lambda _, typed: literal(typed),

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from waldelta.job import Job
 
 # Settings that a session of somebody else's Connect server takes too.
-_SESSION_SETTINGS = ("spark.sql.session.timeZone", "spark.sql.execution.arrow.maxRecordsPerBatch")
+_SESSION_SETTINGS = (
+    "spark.sql.session.timeZone",
+    "spark.sql.ansi.enabled",
+    "spark.sql.execution.arrow.maxRecordsPerBatch",
+)
 _IDS_PER_KEY = 10_000
 
 

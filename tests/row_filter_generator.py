@@ -24,7 +24,7 @@ VALUES: dict[str, list[str]] = {
     "n": ["0", "1", "-1", "0.50", "-0.50", "1.50", "2.50", "9999999999.99", "-9999999999.99", "NaN", "0.01", "7.25"],
     "m": ["0", "1", "-1.5", "0.000001", "2.5", "99999999999999.999999", "NaN", "0.5", "7.25", "-0.5"],
     "f": ["0", "-0", "1", "1.1", "NaN", "Infinity", "-Infinity", "3.4028235e38", "1e-45", "2.5", "-2.5", "16777217"],
-    "d": ["0", "-0", "1", "1.1", "NaN", "Infinity", "-Infinity", "1.7976931348623157e308", "5e-324", "0.5", "1.5", "2.5", "-2.5", "2147483647.5", "9223372036854775808", "1e15", "0.1"],  # fmt: skip
+    "d": ["0", "-0", "1", "1.1", "NaN", "Infinity", "-Infinity", "1.7976931348623157e308", "5e-324", "0.5", "1.5", "2.5", "-2.5", "2147483647.5", "9223372036854775808", "1e15", "0.1"],
     "t": _TEXTS, "u": _TEXTS, "v": [x[:8] for x in _TEXTS], "c": [x[:5] for x in _TEXTS], "p": ["t", "f"], "q": ["t", "f"],
     "day": _DATES, "day2": _DATES, "at": _TIMES, "at2": _TIMES, "tz": [x.replace(" BC", "+00 BC") for x in _TIMES],
     "g": ["6ecd8c99-4036-403d-bf84-cf8400f67836", "00000000-0000-0000-0000-000000000000", "ffffffff-0000-0000-0000-000000000001"],
@@ -115,7 +115,9 @@ def expression(rng: random.Random, kind: str = "bool", depth: int = 3) -> str:
     if depth <= 0 or kind not in TEMPLATES or (kind != "bool" and rng.random() < 0.35):
         return _leaf(rng, kind)
     template = rng.choice(TEMPLATES[kind])
-    filled = _HOLE.sub(lambda hole: _leaf(rng, hole[2], constant=True) if hole[1] else expression(rng, hole[2], depth - 1), template)
+    filled = _HOLE.sub(
+        lambda hole: _leaf(rng, hole[2], constant=True) if hole[1] else expression(rng, hole[2], depth - 1), template
+    )
     return f"({filled.replace('%%', '%')})"
 
 
@@ -127,4 +129,6 @@ def _leaf(rng: random.Random, kind: str, *, constant: bool = False) -> str:
 
 def rows(rng: random.Random, count: int) -> list[tuple[int, list[str | None]]]:
     """Random rows: the id, and the text of every other column in the table's order."""
-    return [(k, [None if rng.random() < 0.12 else rng.choice(values) for values in VALUES.values()]) for k in range(count)]
+    return [
+        (k, [None if rng.random() < 0.12 else rng.choice(values) for values in VALUES.values()]) for k in range(count)
+    ]

@@ -22,6 +22,8 @@ SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    # Row filters fail where PostgreSQL's arithmetic does, instead of giving NULL.
+    "spark.sql.ansi.enabled": "true",
     # A late second attempt at the same task would read the slot twice.
     "spark.speculation": "false",
     "spark.databricks.delta.snapshotPartitions": "2",

@@ -62,19 +62,28 @@ class Judges:
         for name, oid, typmod in described:
             kind = types[oid, typmod]
             target = target_type(kind)
-            texts = [r[0] for r in self.pg.execute(f'select case when "{name}" is distinct from null then concat("{name}") end from public.t order by id')]
+            texts = [
+                r[0]
+                for r in self.pg.execute(
+                    f'select case when "{name}" is distinct from null then concat("{name}") end from public.t order by id'
+                )
+            ]
             arrays[name], raw = target.from_text(pa.array(texts, pa.string()))
             if raw is not None:
                 raws[name] = raw
             columns.append(ColumnState(name, oid, typmod, kind.name, target.spark, not_null=False))
         table = pa.table(arrays).append_column("_wd_raw", raw_map(raws, ROWS))
-        raw_rows = {name: {k for k, text in enumerate(raw.to_pylist()) if text is not None} for name, raw in raws.items()}
+        raw_rows = {
+            name: {k for k, text in enumerate(raw.to_pylist()) if text is not None} for name, raw in raws.items()
+        }
         return columns, self.spark.createDataFrame(table, ddl(table.schema)).coalesce(1).cache(), raw_rows
 
     def postgres(self, text):
         """true, false or error for every row, in the order of their ids."""
         try:
-            found = self.pg.execute(f"select ({text.replace('%', '%%')}) is true from public.t order by id", ()).fetchall()
+            found = self.pg.execute(
+                f"select ({text.replace('%', '%%')}) is true from public.t order by id", ()
+            ).fetchall()
             return [str(r[0]).lower() for r in found]
         except psycopg.Error:
             return [r[0] for r in self.pg.execute("select public.try(%s, id) from public.t order by id", (text,))]
@@ -96,7 +105,11 @@ class Judges:
         selected = []
         for k, (condition, _, expected, odd) in enumerate(judged):
             left_out = {n for n, e in enumerate(expected) if e == "error"} | odd
-            guard = f"case when id in ({', '.join(map(str, sorted(left_out)))}) then null else" if left_out else "case when true then"
+            guard = (
+                f"case when id in ({', '.join(map(str, sorted(left_out)))}) then null else"
+                if left_out
+                else "case when true then"
+            )
             selected.append(f"{guard} coalesce({condition}, false) end as k{k}")
         return self.frame.selectExpr("id", *selected).orderBy("id").collect()
 
@@ -111,7 +124,11 @@ class Judges:
             return self.differences(judged[:half]) + self.differences(judged[half:])
         found = []
         for k, (condition, text, expected, _) in enumerate(judged):
-            wrong = [(n, expected[n], row[f"k{k}"]) for n, row in enumerate(rows) if row[f"k{k}"] is not None and str(row[f"k{k}"]).lower() != expected[n]]
+            wrong = [
+                (n, expected[n], row[f"k{k}"])
+                for n, row in enumerate(rows)
+                if row[f"k{k}"] is not None and str(row[f"k{k}"]).lower() != expected[n]
+            ]
             found += [(text, condition, wrong[:3])] if wrong else []
         return found
 

@@ -1,0 +1,139 @@
+"""The row filter's translation into Spark SQL: faithful, or refused with the place and the reason."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spark_jobs.row_filter import _STRUCTURE, spark_condition
+from spark_jobs.row_filter_functions import BUILT, TEMPLATES
+from spark_jobs.row_filter_value import OPERATORS
+from waldelta.errors import FilterNotTranslatable
+from waldelta.ledger import ColumnState
+from waldelta.row_filter import Collation, RowFilter, published_filter
+from waldelta.row_filter.signatures import CASTS, SIGNATURES
+
+
+def column(name, type_name, spark_type):
+    return ColumnState(name, 0, -1, type_name, spark_type, not_null=False)
+
+
+COLUMNS = [
+    column("origin", "text", "string"),
+    column("name_c", "text", "string"),
+    column("odd", "text", "string"),
+    column("status", "character varying(10)", "string"),
+    column("code", "character(3)", "string"),
+    column("v", "integer", "int"),
+    column("id", "bigint", "bigint"),
+    column("amount", "numeric(12,2)", "decimal(12,2)"),
+    column("huge", "numeric(38,0)", "decimal(38,0)"),
+    column("free", "numeric", "string"),
+    column("ratio", "double precision", "double"),
+    column("active", "boolean", "boolean"),
+    column("day", "date", "date"),
+    column("at", "timestamp with time zone", "timestamp"),
+    column("uid", "uuid", "string"),
+    column("doc", "jsonb", "string"),
+    column("tags", "text[]", "array<string>"),
+    column("Odd.Name", "integer", "int"),
+]
+COLLATIONS = {"name_c": Collation.CODE_POINT, "odd": Collation.NONDETERMINISTIC}
+
+TRANSLATED = [
+    ("(origin = 'JFK'::text)", "(`origin` = 'JFK')"),
+    ("((status)::text = 'a'::text)", "(`status` = 'a')"),
+    ("(origin = ANY (ARRAY['JFK'::text, 'EWR'::text]))", "(`origin` in ('JFK', 'EWR'))"),
+    (
+        "((status)::text = ANY ((ARRAY['a'::character varying, 'b'::character varying])::text[]))",
+        "(`status` in ('a', 'b'))",
+    ),
+    ("(v <> ALL (ARRAY[1, '-2'::integer]))", "(`v` not in (1, cast('-2' as int)))"),
+    ("((v >= 1) AND (v <= 5))", "((`v` >= 1) and (`v` <= 5))"),
+    ("(NOT (v > 3))", "(not (`v` > 3))"),
+    ("(id > '99999999999'::bigint)", "(`id` > cast('99999999999' as bigint))"),
+    ("(ratio > (0.5)::double precision)", "(`ratio` > cast('0.5' as double))"),
+    ("active", "`active`"),
+    ("(active IS NOT TRUE)", "(`active` is not true)"),
+    ("(doc IS NULL)", "((`doc` is null))"),
+    ("(v IS DISTINCT FROM 3)", "(not (((`v` is null) and (3 is null)) or coalesce((`v` = 3), false)))"),
+    ("(code = 'AB'::bpchar)", "(rtrim(`code`) = rtrim('AB'))"),
+    ("(origin = 'it''s'::text)", "(`origin` = 'it\\'s')"),
+    ("(origin = '${x}\\'::text)", "(`origin` = '\\u0024{x}\\\\')"),
+    ('("Odd.Name" = 1)', "(`Odd.Name` = 1)"),
+    ("(uid = '6ecd8c99-4036-403d-bf84-cf8400f67836'::uuid)", "(`uid` = '6ecd8c99-4036-403d-bf84-cf8400f67836')"),
+    ("(day IS NULL)", "((`day` is null and try_element_at(`_wd_raw`, 'day') is null))"),
+    ("((v / 2) = 1)", "(cast(cast(`v` as bigint) div cast(2 as bigint) as int) = 1)"),
+    ("(origin ~~ 'a\\_b%'::text)", "(`origin` like 'a\\\\_b%')"),
+    ("(origin !~~ like_escape('a!%%'::text, '!'::text))", "(`origin` not like 'a\\\\%%')"),
+    ("(origin ~ '^a.*$'::text)", "(`origin` rlike '(?s)\\\\Aa.*\\\\z')"),
+    ("(origin ~ similar_to_escape('J(F|G)K%'::text))", "(`origin` rlike '(?s)\\\\A(?:J(?:F|G)K.*)\\\\z')"),
+    ("(lower(name_c) = 'x'::text)", "(translate(`name_c`, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz') = 'x')"),
+    ("(name_c > 'a'::text)", "(`name_c` > 'a')"),
+    ('((origin COLLATE "C") < \'b\'::text)', "(`origin` < 'b')"),
+    ("(v = NULL::integer)", "cast(null as boolean)"),
+]  # fmt: skip
+
+REFUSED = [
+    ("((v > 1) AND (lower(origin) = 'jfk'::text))", "column 15 (near \"lower(origin) = 'jfk\")", "upper and lower case"),
+    ("(origin > 'J'::text)", "column 9", "the order of texts"),
+    ("(odd = 'J'::text)", "column 6", "nondeterministic"),
+    ("(name_c = origin)", "column 9", "texts of different collations"),
+    ("(doc = '{}'::jsonb)", "column 12", "a cast to jsonb"),
+    ("(free > (1)::numeric)", "column 7", "> of numeric, numeric"),
+    ("(huge > 0.5)", "column 7", "more than 38 digits"),
+    ("((huge * (2)::numeric) > (1)::numeric)", "column 8", "more than 38 digits"),
+    ("((amount / (3)::numeric) > (1)::numeric)", "column 10", "/ of numeric"),
+    ("(missing = 1)", "column 2", "isn't in the target"),
+    ("(power(ratio, (2)::double precision) > (1)::double precision)", "column 2", "power, which isn't"),
+    ("(origin ~ '(ab)*'::text)", "column 9", "a group that is repeated"),
+    ("(origin ~ '\\mx'::text)", "column 9", "the escape \\m"),
+    ("(origin ~ '\\d'::text)", "column 9", "depends on the collation"),
+    ("(origin ~~ origin)", "column 12", "only a constant"),
+    ("(origin ~~ 'a\\'::text)", "column 9", "ends with its escape"),
+    ("(ROW(v, id) < ROW(1, 2))", "column 2", "ROW isn't known"),
+    ("(day = 'tomorrow'::date)", "column 18", "unusual form"),
+    ("(x.f(v) = 1)", "column 3", "isn't known here"),
+    ("((v", "its end", "isn't known here"),
+    ("(md5(origin) = 'x'::text)", "column 2", "the server's encoding"),
+    ("v", "column 1", "where a boolean is wanted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row_filter", "expected"), TRANSLATED, ids=[c[0] for c in TRANSLATED])
+def test_translated(row_filter, expected):
+    """What PostgreSQL prints becomes the same condition in Spark SQL."""
+    found = RowFilter(row_filter, row_filter, (), COLLATIONS, is_utf8=True)
+    assert spark_condition(found, COLUMNS) == expected
+
+
+@pytest.mark.parametrize(("row_filter", "where", "reason"), REFUSED, ids=[c[0] for c in REFUSED])
+def test_refused(row_filter, where, reason):
+    """What might mean something else in Spark is refused, with its place and the reason."""
+    with pytest.raises(FilterNotTranslatable) as caught:
+        spark_condition(RowFilter(row_filter, row_filter, (), COLLATIONS), COLUMNS)
+    assert where in caught.value.where
+    assert reason in caught.value.reason
+
+
+def test_other_names_for_columns():
+    """A condition for old rows: every column, and the map of verbatim values, under another name."""
+    names = {"v": "old.v", "day": "old.day", "_wd_raw": "old.raw"}
+    found = spark_condition(published_filter("((v > 1) AND (day > '2024-01-01'::date))"), COLUMNS, names)
+    assert re.findall(r"old\.\w+", found) == ["old.v", "old.raw", "old.day", "old.raw", "old.raw"]
+    assert "`" not in found
+
+
+def test_values_kept_elsewhere_need_their_column():
+    """Without _wd_raw a null may be NaN or infinity, which the filter may admit."""
+    with pytest.raises(FilterNotTranslatable, match="metadata_columns is off"):
+        spark_condition(published_filter("(amount > (10)::numeric)"), COLUMNS, {})
+
+
+def test_every_signature_has_its_counterpart():
+    """No row of the tables lacks a template, and none is there for nothing."""
+    known = {*TEMPLATES, *BUILT, *_STRUCTURE, *OPERATORS}
+    wanted = {s.key for s in SIGNATURES.values()} | set(CASTS.values())
+    assert wanted - known == set()
+    assert {*TEMPLATES, *BUILT} - wanted == {"numeric_limit", "varchar_limit", "bpchar_limit"}
