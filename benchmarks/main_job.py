@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,8 @@ end $$
 """
 
 
+# Spark's daemon of Python workers, or ours (spark_jobs.python_daemon), and what they fork.
+_WORKERS = re.compile(r"-m (pyspark\.daemon|spark_jobs\.python_daemon)")
 PEEK = (
     "copy (select * from pg_logical_slot_peek_binary_changes('orders', null, null, 'proto_version', '1', "
     "'publication_names', 'orders_pub')) to stdout (format binary)"
@@ -245,7 +248,7 @@ def _peak_memory(port: int) -> Iterator[dict[str, float]]:
         while not done.wait(0.05):
             for process in psutil.process_iter(["cmdline"]):
                 with suppress(psutil.Error):
-                    if "pyspark.daemon" not in " ".join(process.info["cmdline"] or ()):
+                    if not _WORKERS.search(" ".join(process.info["cmdline"] or ())):
                         continue
                     if any(c.raddr and c.raddr.port == port for c in process.net_connections("tcp")):
                         readers.add(process.pid)
