@@ -92,6 +92,7 @@ class Bench:
             "source": {"conn_id": "bench", "slot": "orders", "publications": [publication]},
             "target": {"root": (self.folder / "lake").as_uri()},
         }
+        self.document: dict = document
         self.file.write_text(yaml.safe_dump(document))
         os.environ["AIRFLOW_CONN_BENCH"] = self.server.uri()
         self.sql(ORDERS)
@@ -105,6 +106,12 @@ class Bench:
         for process in [*psutil.Process(self.part.pid).children(recursive=True), psutil.Process(self.part.pid)]:
             process.kill()
         self.server.delete()
+
+    def use_deletion_vectors(self) -> None:
+        """From now on; maintenance follows the pipeline file's choice."""
+        self.document["target"]["deletion_vectors"] = True
+        self.file.write_text(yaml.safe_dump(self.document))
+        self.job("maintain")
 
     def sql(self, statement: str) -> None:
         with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
@@ -165,6 +172,10 @@ def run(rows: int = 2_000_000, changes: int = 1_000_000, small: int = 10_000, hu
                 bench.measure(f"consume {label}", lambda: _with_reader_memory(bench, lambda: bench.job("consume")), raw)
             for label, recent in (("first", False), ("scattered", False), ("recent rows", True)):
                 bench.backlog(small, recent=recent)
+                bench.measure(f"{small:,} changes, as tasks on the warm server ({label})", lambda: _tasks(bench))
+            bench.use_deletion_vectors()
+            for label in ("first with deletion vectors", "scattered, deletion vectors"):
+                bench.backlog(small)
                 bench.measure(f"{small:,} changes, as tasks on the warm server ({label})", lambda: _tasks(bench))
             bench.backlog(small)
             bench.measure(f"{small:,} changes, fresh JVM", lambda: _stages(bench.job("consume", warm=False)))

@@ -18,6 +18,7 @@ from waldelta.ledger import ColumnState, TableState
 from waldelta.row_filter import published_filter
 from waldelta.row_filter.typed import column_type
 
+KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
 
@@ -70,14 +71,9 @@ def _key_unique(state: TableState, left_out: list[str]) -> Iterator[PlannedExpec
     if not state.key_columns:
         left_out.append("unique key: the table has none, its rows are a multiset")
         return
-    if unnameable := [c for c in state.key_columns if not _nameable(c)]:
-        left_out.append(f"unique key: Great Expectations can't address column {unnameable[0]}")
-        return
-    names = [_gx_name(c) for c in state.key_columns]
-    single = len(names) == 1
     yield PlannedExpectation(
-        "expect_column_values_to_be_unique" if single else "expect_compound_columns_to_be_unique",
-        {"column": names[0]} if single else {"column_list": names},
+        KEY_UNIQUE,
+        {"columns": list(state.key_columns)},
         "critical",
         "catalog",
         f"key ({', '.join(state.key_columns)}) is unique",

@@ -9,16 +9,19 @@ from great_expectations.core.metric_domain_types import MetricDomainTypes
 from great_expectations.core.metric_function_types import MetricPartialFunctionTypes
 from great_expectations.execution_engine import ExecutionEngine, SparkDFExecutionEngine
 from great_expectations.expectations.expectation import BatchExpectation, render_suite_parameter_string
-from great_expectations.expectations.metrics.metric_provider import metric_partial
+from great_expectations.expectations.metrics.metric_provider import metric_partial, metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 from great_expectations.render import LegacyRendererType, RenderedStringTemplateContent
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
+from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
 from spark_jobs.identifier import quote
 
 _METADATA_PREFIX = "_wd_"
+# On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
+ASKED_AHEAD = "duplicate_keys_asked_ahead"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
@@ -70,6 +73,61 @@ class ExpectTargetRowsToSatisfy(BatchExpectation):
         unexpected = metrics["target_rows.unsatisfied_count"]
         details = {"observed_value": f"{unexpected} rows don't", "element_count": metrics["table.row_count"]}
         return {"success": unexpected == 0, "result": {**details, "unexpected_count": unexpected}}
+
+
+class DuplicateKeyRows(TableMetricProvider):
+    """Rows that share their key with another row."""
+
+    metric_name = "target_rows.duplicate_keys"
+    value_keys = ("columns",)
+
+    @metric_value(engine=SparkDFExecutionEngine)
+    def _spark(
+        cls,  # noqa: N805
+        execution_engine: SparkDFExecutionEngine,
+        metric_domain_kwargs: dict[str, Any],
+        metric_value_kwargs: dict[str, Any],
+        **_: Any,
+    ) -> DuplicateKeys:
+        columns = metric_value_kwargs["columns"]
+        asked = getattr(execution_engine, ASKED_AHEAD, {}).get(tuple(columns))
+        if asked is not None:
+            return asked.result()
+        frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, MetricDomainTypes.TABLE)
+        return find_duplicate_keys(frame, columns)
+
+
+class ExpectTargetKeyToBeUnique(BatchExpectation):
+    """No two rows of the target have equal values in all of these columns."""
+
+    columns: list[str] = pydantic.Field(description="the key's columns")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
+    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
+    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
+
+    @classmethod
+    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
+    @render_suite_parameter_string
+    def _prescriptive_renderer(
+        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
+    ) -> list[RenderedStringTemplateContent]:
+        listed = ", ".join(configuration.kwargs["columns"])
+        return _sentence("key ($listed) is unique", {"listed": listed}, runtime_configuration)
+
+    def _validate(
+        self,
+        metrics: dict[str, Any],
+        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
+        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
+        shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
+        details = {
+            "observed_value": f"{found.rows} rows share their key{shown}",
+            "element_count": metrics["table.row_count"],
+        }
+        return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
 
 
 class ExpectTargetColumnsToMatch(BatchExpectation):

@@ -10,6 +10,7 @@ from spark_jobs.flow import Stage, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
+from spark_jobs.target import set_deletion_vectors
 from waldelta.errors import LockHeld
 from waldelta.job import Job
 from waldelta.lake import CHANGES, bookkeeping_uri
@@ -53,7 +54,9 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
     for state in synced_states(job):
         try:
             with target_lock(job, state.table_name):
-                _compact(spark, uri_of(job, state.table_name), hours)
+                uri = uri_of(job, state.table_name)
+                _keep_as_chosen(spark, uri, job.pipeline.target.deletion_vectors_of(state.table_name))
+                _compact(spark, uri, hours)
         except LockHeld as err:
             log.warning("table=%s left for the next time: %s", state.table_name, err)
             held[state.table_name] = err
@@ -65,6 +68,12 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         result.warnings.append(f"maintenance left out {', '.join(held)}: in use by another run")
     if held and not result.tables:
         raise next(iter(held.values()))
+
+
+def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> None:
+    """Follow the pipeline file's choice; switched off, the marks themselves go, so that every reader may come again."""
+    if set_deletion_vectors(spark, uri, deletion_vectors) and not deletion_vectors:
+        spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
 
 
 def _compact(spark: SparkSession, uri: str, hours: int) -> None:

@@ -30,10 +30,11 @@ from spark_jobs.data_docs import (
     private_files,
     run_identifier,
 )
+from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SuitePlan, plan_suite
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
-from spark_jobs.session_pool import SessionPool
+from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
@@ -60,6 +61,10 @@ class _Target:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+
+
+# Answers about keys, by the key's columns, that the server is working on.
+_Asked = Mapping[tuple[str, ...], "Future[DuplicateKeys]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,13 @@ def check(
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(unused))
     kinds = {item.type for file in own.values() for item in file.suite.expectations}
-    with _importing(kinds) as imported, SessionPool(spark, len(wanted)) as pool, private_files():
+    with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files():
+        imported = background.submit(import_great_expectations, kinds)
         targets = _targets(ledger, [states[name] for name in wanted], versions or {})
+        asked = [_ask_ahead(background, spark, target) for target in targets]
         plans = pool.map(lambda session, target: _plan(session, target, own), targets)
         imported.result()
-        report = _run(pool, folder, pipeline, run_id, list(zip(targets, plans, strict=True)), tuple(unused))
+        report = _run(pool, folder, pipeline, run_id, list(zip(targets, plans, asked, strict=True)), tuple(unused))
     _record(ledger, report)
     _log(report)
     return report
@@ -107,10 +114,21 @@ def _suites(pipeline: PipelineFile) -> Path | None:
 
 
 @contextmanager
-def _importing(kinds: set[str]) -> Iterator[Future[None]]:
-    """Great Expectations, being imported meanwhile."""
-    with ThreadPoolExecutor(1, "import") as executor:
-        yield executor.submit(import_great_expectations, kinds)
+def _background() -> Iterator[ThreadPoolExecutor]:
+    """What this process and the server do meanwhile; nobody waits for it after an error."""
+    executor = ThreadPoolExecutor(1 + MOST_AT_ONCE, "ahead")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask_ahead(background: ThreadPoolExecutor, spark: SparkSession, target: _Target) -> _Asked:
+    """Have the server look for duplicates of the target's key, while Great Expectations is being imported here."""
+    columns = tuple(target.state.key_columns)
+    if not columns:
+        return {}
+    return {columns: background.submit(lambda: find_duplicate_keys(target.frame(spark), columns))}
 
 
 def _targets(ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]) -> list[_Target]:
@@ -145,7 +163,7 @@ def _run(
     folder: Path,
     pipeline: PipelineFile,
     run_id: str,
-    planned: list[tuple[_Target, SuitePlan]],
+    planned: list[tuple[_Target, SuitePlan, _Asked]],
     notes: tuple[str, ...],
 ) -> QualityReport:
     from spark_jobs.build_expectations import build_suite
@@ -155,13 +173,13 @@ def _run(
     context = open_context(folder)
     run = run_identifier(pipeline.pipeline, run_id, at)
     # All suites are built first, so that a mistake in a file is told before any table is scanned.
-    suites = [build_suite(page_name(plan.table), plan) for _, plan in planned]
-    ready = [(target, plan, SuiteCheck(context, suite)) for (target, plan), suite in zip(planned, suites, strict=True)]
+    suites = [build_suite(page_name(plan.table), plan) for _, plan, _ in planned]
+    ready = [(*item, SuiteCheck(context, suite)) for item, suite in zip(planned, suites, strict=True)]
 
-    def validate(session: SparkSession, item: tuple[_Target, SuitePlan, SuiteCheck]) -> _Validated:
+    def validate(session: SparkSession, item: tuple[_Target, SuitePlan, _Asked, SuiteCheck]) -> _Validated:
         started = time.monotonic()
-        target, plan, suite_check = item
-        result = suite_check.run(target.frame(session))
+        target, plan, asked, suite_check = item
+        result = suite_check.run(target.frame(session), asked)
         result.meta["run_id"] = run
         result.meta["batch_parameters"] = _about(pipeline, run_id, target, plan)
         return _Validated(target, plan, result, time.monotonic() - started)

@@ -19,7 +19,14 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
-from spark_jobs.target import as_stored, prepare_target, replace_target, target_columns, target_schema
+from spark_jobs.target import (
+    as_stored,
+    prepare_target,
+    replace_target,
+    set_deletion_vectors,
+    target_columns,
+    target_schema,
+)
 from spark_jobs.task_error import first_line
 from waldelta.catalog import PublishedTable, TableId, read_published_tables
 from waldelta.connection import describe
@@ -124,6 +131,7 @@ def sync_table(
         options = target.types_of(str(table_id))
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
+        set_deletion_vectors(spark, uri, target.deletion_vectors_of(str(table_id)))
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         lsn = holder.lsn.value if target.metadata_columns else None

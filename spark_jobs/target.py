@@ -31,6 +31,7 @@ _METADATA_TYPES = {"_wd_lsn": "bigint", "_wd_commit_ts": "timestamp", "_wd_raw":
 # Parquet's own names can't hold these, so a table that has one is written with column mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+_DELETION_VECTORS = "delta.enableDeletionVectors"
 _CONFLICT = re.compile(r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
 
@@ -117,6 +118,18 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         raise TargetNotWritable(
             f"{uri} can't be written ({first_line(err)}): check target.root and the rights of whoever runs Spark"
         ) from None
+
+
+def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> bool:
+    """Have later commits mark rows as gone instead of writing their files anew, or no longer; whether that changed.
+
+    Marks that are there stay readable either way. A target that never had any keeps Delta's oldest protocol.
+    """
+    kept = {row["key"]: row["value"] for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
+    if (kept.get(_DELETION_VECTORS, "false") == "true") == wanted:
+        return False
+    spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
+    return True
 
 
 def replace_target(

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 import great_expectations as gx
 
 from spark_jobs.build_expectations import META
+from spark_jobs.lake_expectations import ASKED_AHEAD
 from spark_jobs.verdict import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+
     from great_expectations.core.batch_definition import BatchDefinition
     from great_expectations.core.expectation_validation_result import (
         ExpectationSuiteValidationResult,
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from great_expectations.datasource.fluent import SparkDatasource
     from pyspark.sql import DataFrame
 
+    from spark_jobs.duplicate_keys import DuplicateKeys
     from spark_jobs.expectation_suite import SuitePlan
 
 # Counts only: fetching examples costs a query per expectation, so they are fetched for those that failed.
@@ -46,10 +51,17 @@ class SuiteCheck:
         )
         self._checkpoint = context.checkpoints.add(checkpoint)
 
-    def run(self, frame: DataFrame) -> ExpectationSuiteValidationResult:
-        """Validate the frame on its own session; what failed is evaluated again for examples."""
+    def run(
+        self, frame: DataFrame, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+    ) -> ExpectationSuiteValidationResult:
+        """Validate the frame on its own session; what failed is evaluated again for examples.
+
+        ``asked_ahead`` has the answers about keys, by their columns, that were asked for before.
+        """
+        engine = self._source.get_execution_engine()
         # It would take the process's default session, which doesn't know this frame's temporary views.
-        self._source.get_execution_engine().spark = frame.sparkSession
+        engine.spark = frame.sparkSession
+        setattr(engine, ASKED_AHEAD, asked_ahead)
         ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
         (result,) = ran.run_results.values()
         if numbers := {_number(item) for item in result.results if not item.success and _has_examples(item)}:

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from waldelta.errors import TargetNotWritable
 
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 CHANGES = "changes"
 MESSAGES = "messages"
 
@@ -47,11 +50,27 @@ def sync_commit(uri: str, version: int) -> None:
     if folder is None:
         return
     entry = folder / "_delta_log" / f"{version:020d}.json"
-    added = [json.loads(line)["add"]["path"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
-    files = [folder / unquote(path) for path in added]
+    added = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
+    files = [folder / unquote(add["path"]) for add in added]
+    files += [
+        folder / marks for add in added if (marks := _deletion_vector_path(add.get("deletionVector"))) is not None
+    ]
     folders = {f.parent for f in files} | {folder, folder.parent, entry.parent}
     for path in [*files, entry, *sorted(folders)]:
         _fsync(path)
+
+
+def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
+    """The file, relative to the table, that marks rows of a data file as gone; None for marks within the commit itself.
+
+    Delta's protocol, "Deletion Vector Descriptor Schema": an optional folder, then a UUID in 20 characters of Z85.
+    """
+    if vector is None or vector["storageType"] != "u":
+        return None
+    folder, encoded = vector["pathOrInlineDv"][:-20], vector["pathOrInlineDv"][-20:]
+    words = [encoded[i : i + 5] for i in range(0, 20, 5)]
+    number = b"".join(sum(_Z85.index(c) * 85 ** (4 - i) for i, c in enumerate(w)).to_bytes(4, "big") for w in words)
+    return f"{folder}/" * bool(folder) + f"deletion_vector_{uuid.UUID(bytes=number)}.bin"
 
 
 def check_writable(root: str) -> None:

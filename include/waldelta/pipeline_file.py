@@ -146,6 +146,9 @@ class TargetTable(_Model):
         None, description="what to do when the source's columns change, for this table"
     )
     types: TableTypeOptions = Field(TableTypeOptions(), description="types of the lake for this table")
+    deletion_vectors: bool | None = Field(
+        None, description="mark changed rows as gone instead of writing their files anew, for this table"
+    )
 
 
 class Target(_Model):
@@ -165,6 +168,10 @@ class Target(_Model):
     )
     metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
     types: TypeOptions = Field(TypeOptions(), description="types of the lake where there is a choice")
+    deletion_vectors: bool = Field(
+        False,
+        description="mark changed rows as gone instead of writing their files anew: cheaper runs, but not every reader can",
+    )
 
     @field_validator("root")
     @classmethod
@@ -191,6 +198,11 @@ class Target(_Model):
         """The type options of one table, named as PostgreSQL prints it."""
         own = self.tables.get(table_name)
         return own.types.over(self.types) if own else self.types
+
+    def deletion_vectors_of(self, table: str) -> bool:
+        """Whether this table's commits mark rows as gone."""
+        own = self.tables.get(table)
+        return self.deletion_vectors if own is None or own.deletion_vectors is None else own.deletion_vectors
 
     def policy_of(self, table: str) -> SchemaPolicy:
         """What to do when this table's columns change."""

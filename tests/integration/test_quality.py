@@ -94,7 +94,7 @@ def test_a_good_target_passes(lake):
     assert (report.failures, report.warnings) == ((), ())
     assert {o.planned.type for o in report.tables[0].outcomes} == {
         "expect_target_columns_to_match",
-        "expect_column_values_to_be_unique",
+        "expect_target_key_to_be_unique",
         "expect_column_values_to_not_be_null",
         "expect_target_rows_to_satisfy",
     }
