@@ -1,7 +1,7 @@
 """The main job on ``orders``: sync, a backlog, a small scheduled run and an idle one, beside what the parts allow.
 
 Baselines of the same run on the same data: pg_recvlogical to nowhere, COPY of a peek, COPY of the table. Spark is a
-Connect server of its own, warm as in production; the fresh runs start a JVM each.
+Connect server of its own, warm as in production, with a fork server beside it; the fresh runs start a JVM each.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import yaml
 
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
+from waldelta_airflow.child_process import ChildProcess
+from waldelta_airflow.forked_job import ForkedJob
 
 ORDERS = """
 create table orders(
@@ -80,6 +82,7 @@ class Bench:
         self.server = EmbeddedPostgres(folder / "postgres")
         self.connect = SparkConnectServer(folder / "spark", free_port(), "bench", folder / "spark.log")
         self.file = folder / "orders.yml"
+        self.jobs = folder / "jobs.sock"
         self.measured: list[Measured] = []
 
     def __enter__(self) -> Bench:
@@ -98,11 +101,14 @@ class Bench:
         self.sql(ORDERS)
         self.sql(FILL.format(rows=self.rows))
         self.sql("vacuum analyze orders")
-        while not self.connect.is_listening():
+        command = [sys.executable, "-m", "spark_jobs.fork_server", str(self.jobs)]
+        self.fork_server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not (self.connect.is_listening() and self.jobs.exists()):
             time.sleep(0.2)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.fork_server.terminate()
         for process in [*psutil.Process(self.part.pid).children(recursive=True), psutil.Process(self.part.pid)]:
             process.kill()
         self.server.delete()
@@ -118,13 +124,15 @@ class Bench:
             connection.execute(statement)
 
     def job(self, *arguments: str, warm: bool = True) -> dict:
-        """Run the job's command line as an Airflow task does; its result."""
+        """Run the job's command line as an Airflow task of the embedded stack does; its result."""
         result = self.folder / "result.json"
-        environment = {**os.environ} | ({"SPARK_REMOTE": self.connect.remote} if warm else {})
-        command = [sys.executable, "-m", "spark_jobs", *arguments, str(self.file), "--result", str(result)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
+        given = [*arguments, str(self.file), "--result", str(result)]
+        if warm:
+            job = ForkedJob.ask(str(self.jobs), given, {**os.environ, "SPARK_REMOTE": self.connect.remote})
+        else:
+            job = ChildProcess([sys.executable, "-m", "spark_jobs", *given], os.environ)
+        if job is None or job.run():
+            raise SystemExit(f"{' '.join(given)} failed")
         return json.loads(result.read_text()) if result.exists() else {}
 
     def backlog(self, changes: int, *, recent: bool = False) -> None:

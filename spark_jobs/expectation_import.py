@@ -59,6 +59,13 @@ def import_great_expectations(kinds: Collection[str] = ()) -> None:
         importlib.import_module("great_expectations")
 
 
+def import_everything() -> None:
+    """Import Great Expectations for any suite, with our own expectations and what makes reports."""
+    import_great_expectations(_NEEDS_ALL)
+    for name in ("build_expectations", "validate", "data_docs"):
+        importlib.import_module(f"spark_jobs.{name}")
+
+
 @contextmanager
 def _narrow_sight() -> Iterator[None]:
     sight = _Sight()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from waldelta_airflow.settings import KILL_AFTER_S
 
@@ -43,26 +43,27 @@ class ChildProcess:
     def end(self) -> None:
         """End the child and whatever it started; safe to call at any time."""
         if self._process is not None:
-            end_group(self._process)
+            end_group(self._process.pid, self._process.poll)
 
 
-def end_group(process: subprocess.Popen[str], kill_after_s: float = KILL_AFTER_S) -> None:
+def end_group(leader: int, reap: Callable[[], object], kill_after_s: float = KILL_AFTER_S) -> None:
     """Ask a process group to end (SIGTERM), and kill it when it didn't in time.
 
-    The process must have been started as the leader of its group (``start_new_session``).
+    The process must have been started as the leader of its group; ``reap`` asks for its exit code where it is this
+    process's child, since as a zombie it would still count.
     """
-    _signal(process.pid, signal.SIGTERM)
+    _signal(leader, signal.SIGTERM)
     deadline = time.monotonic() + kill_after_s
-    while time.monotonic() < deadline and _group_lives(process):
+    while time.monotonic() < deadline and _group_lives(leader, reap):
         time.sleep(0.05)
     # The leader may be gone while a grandchild (a JVM's Python driver) still runs.
-    _signal(process.pid, signal.SIGKILL)
+    _signal(leader, signal.SIGKILL)
 
 
-def _group_lives(process: subprocess.Popen[str]) -> bool:
-    process.poll()  # reaps the leader, which as a zombie would still count
+def _group_lives(leader: int, reap: Callable[[], object]) -> bool:
+    reap()
     try:
-        os.killpg(process.pid, 0)
+        os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):
         return False
     return True

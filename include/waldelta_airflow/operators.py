@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,14 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, named_failures
+from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
 
     from waldelta.pipeline_file import PipelineFile
     from waldelta_airflow.child_process import ChildProcess
+    from waldelta_airflow.forked_job import ForkedJob
     from waldelta_airflow.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
@@ -65,7 +68,7 @@ class WaldeltaJobOperator(BaseOperator):
         self.pipeline_path, self.pipeline = str(pipeline_path), pipeline
         self.verb, self.stage, self.first = verb, stage, first
         self.options = dict(options or {})
-        self._running: ChildProcess | SparkSubmit | None = None
+        self._running: ChildProcess | ForkedJob | SparkSubmit | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job and give its summary; its failure is raised as this task's."""
@@ -96,17 +99,24 @@ class WaldeltaJobOperator(BaseOperator):
         return self._outcome_so_far(context) or self._run_application(context, spark, source)
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
-        from waldelta_airflow.child_process import ChildProcess
         from waldelta_airflow.connections import job_environment
 
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
             arguments = self.arguments(context, result, self._stages_of_client())
             self.log.info("running %s", " ".join(arguments))
-            # -P: the installed package, not a folder of that name where Airflow happened to be started.
-            command = [sys.executable, "-P", "-m", "spark_jobs", *arguments]
-            self._running = child = ChildProcess(command, job_environment(environment))
-            return JobResult.read(result, child.run())
+            self._running = job = self._start(arguments, job_environment(environment))
+            return JobResult.read(result, job.run())
+
+    def _start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ChildProcess | ForkedJob:
+        """The job as a child of this machine's fork server, where there is one, or of this process."""
+        from waldelta_airflow.child_process import ChildProcess
+        from waldelta_airflow.forked_job import ForkedJob
+
+        if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (job := ForkedJob.ask(server, arguments, environment)):
+            return job
+        # -P: the installed package, not a folder of that name where Airflow happened to be started.
+        return ChildProcess([sys.executable, "-P", "-m", "spark_jobs", *arguments], environment)
 
     def _stages_of_client(self) -> tuple[str, ...]:
         """The task's stage; a check makes the report on its way out, whose task then needs no process."""

@@ -12,6 +12,8 @@ from waldelta.errors import ConfigError
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
+# Socket of a fork server on this machine (spark_jobs.fork_server), by which jobs start at once.
+FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=20)

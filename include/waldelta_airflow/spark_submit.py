@@ -49,7 +49,7 @@ class SparkSubmit(SparkSubmitHook):
     def end(self) -> None:
         """End spark-submit and everything it started."""
         if self._submit_sp is not None:
-            end_group(self._submit_sp)
+            end_group(self._submit_sp.pid, self._submit_sp.poll)
         self.on_kill()
 
 

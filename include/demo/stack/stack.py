@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,14 +24,27 @@ from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack import databases
 from demo.stack.airflow_entries import Report, create_pools, set_connection
 from demo.stack.airflow_processes import USER, AirflowProcesses
-from demo.stack.processes import MARK, Part, StackError, end, ended_by_signals, marked, stop, undisturbed, wait_until
+from demo.stack.processes import (
+    MARK,
+    Part,
+    StackError,
+    end,
+    ended_by_signals,
+    marked,
+    start,
+    stop,
+    undisturbed,
+    wait_until,
+)
 from demo.stack.secret_file import StackSecrets
 from demo.stack.spark_connect_server import HOST, SparkConnectServer
 from demo.stack.state import StackState
+from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_CONN_ID = "waldelta_spark"
 START_TIMEOUT_S = 180
+_LONGEST_SOCKET_PATH = 100  # Linux has room for 107 bytes, macOS for 103
 # Variables of the caller's shell that would change what the stack's own files say.
 _FOREIGN_PREFIXES = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
 _DATA = ("postgres", "airflow", "spark", "lake", "logs")
@@ -198,6 +212,7 @@ class Stack:
         base = self._base_environment()
         spark_part = self.spark.start(base)  # the slowest to come up, and it needs none of the others
         self._remember(spark_part)
+        base |= self._start_fork_server(base)
         self.postgres.port = self._state.postgres_port
         self._start_postgres()
         databases.prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
@@ -218,6 +233,17 @@ class Stack:
         self._state = replace(self._state, complete=True)
         self._remember()
         self.report(f"Airflow on {self.url} {_since(clock)}")
+
+    def _start_fork_server(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variable by which tasks find it; none where a socket's path would be too long, then jobs do without."""
+        path = self.folder / "jobs.sock"
+        if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+            return {}
+        command = [sys.executable, "-P", "-m", "spark_jobs.fork_server", str(path)]
+        self._remember(
+            start("fork server", command, folder=self.folder, log=self.logs / "fork-server.log", environment=base)
+        )
+        return {FORK_SERVER_VARIABLE: str(path)}
 
     def _start_postgres(self) -> None:
         try:

@@ -1,0 +1,90 @@
+"""A job as a child of the fork server (spark_jobs.fork_server), which has imported what jobs need.
+
+Like ``ChildProcess`` it writes the job's output into the task's log line by line, and never outlives the task: the server ends a
+job when the connection over which it was asked for is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from waldelta_airflow.child_process import end_group
+
+log = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("!I")
+_ANSWER_TIMEOUT_S = 10.0
+NO_ANSWER = 1
+
+
+class ForkedJob:
+    """One job of a fork server: ``ask`` starts it, ``run`` waits for its end."""
+
+    def __init__(self, server: socket.socket, pid: int, output: int) -> None:
+        self._server, self._pid, self._output = server, pid, output
+        self._lives = True
+
+    @classmethod
+    def ask(cls, path: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedJob | None:
+        """Have the server at this socket start a job; None when none answers, or one whose code is no longer that on disk.
+
+        The environment, which holds secrets, goes over the socket, whose other end must be this user's.
+        """
+        reading, writing = os.pipe()
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.settimeout(_ANSWER_TIMEOUT_S)
+        try:
+            if Path(path).stat().st_uid != os.getuid():
+                raise PermissionError(f"{path} is another user's")
+            server.connect(path)
+            request = {"arguments": list(arguments), "environment": dict(environment), "folder": str(Path.cwd())}
+            document = json.dumps(request).encode()
+            socket.send_fds(server, [_LENGTH.pack(len(document))], [writing])
+            server.sendall(document)
+            word, _, number = _line(server).partition(" ")
+            if word != "started":
+                raise ConnectionError(f"its answer is {word or 'nothing'}")
+        except OSError as err:
+            log.info("the job gets a process of its own, since no fork server at %s takes it: %s", path, err)
+            server.close()
+            os.close(reading)
+            return None
+        finally:
+            os.close(writing)
+        server.settimeout(None)
+        return cls(server, int(number), reading)
+
+    def run(self) -> int:
+        """Pass on what the job writes, and give its exit code (negative: the signal that ended it)."""
+        log.info("the job is process %s", self._pid)
+        with open(self._output, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a file descriptor
+            for line in lines:
+                log.info("%s", line.rstrip())
+        with self._server:
+            word, _, number = _line(self._server).partition(" ")
+        self._lives = False  # its number may be another's from now on
+        return int(number) if word == "exit" else NO_ANSWER
+
+    def end(self) -> None:
+        """End the job and whatever it started; safe to call at any time."""
+        if self._lives:
+            end_group(self._pid, lambda: None)
+
+
+def _line(server: socket.socket) -> str:
+    """One short line; empty when the other side is gone."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while not found.endswith(b"\n"):
+            part = server.recv(1)
+            if not part:
+                return ""
+            found += part
+    return found.decode().strip()

@@ -1,0 +1,162 @@
+"""Jobs forked from a process that has imported what they need: as a process of their own, but at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import spark_jobs
+from waldelta_airflow.forked_job import ForkedJob
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server on a short path, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        path = Path(folder) / "jobs.sock"
+        environment = {**os.environ, "SECRET_OF_THE_SERVER": "x"}
+        process = subprocess.Popen([sys.executable, "-m", "spark_jobs.fork_server", str(path)], env=environment)
+        wait(path.exists, process)
+        yield path, process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not path.exists()
+
+
+def wait(condition, process=None, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, "the server ended"
+        assert time.monotonic() < deadline, "not within the time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def silent():
+    """A server that takes connections and never says anything: what a job hangs on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def pipeline(folder, port):
+    file = folder / "p.yml"
+    file.write_text(
+        "pipeline: p\nsource: {conn_id: far, slot: s, publications: [{name: p, tables: [{name: public.t}]}]}\n"
+        f"target: {{root: 'file://{folder}/lake'}}\n"
+    )
+    return file, {"AIRFLOW_CONN_FAR": f"postgresql://u:w@127.0.0.1:{port}/d", "PATH": os.environ["PATH"]}
+
+
+def children(process):
+    return psutil.Process(process.pid).children()
+
+
+def test_a_job_runs_as_a_process_of_its_own_would(server, tmp_path, caplog, monkeypatch):
+    """Its output is the caller's, its environment and folder are those asked for, its exit code comes back."""
+    path, _ = server
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO)
+    job = ForkedJob.ask(str(path), ["status", "nowhere.yml"], {"PATH": os.environ["PATH"]})
+    assert job.run() == 1
+    assert "ConfigError" in caplog.text
+    assert str(tmp_path / "nowhere.yml") in caplog.text or "nowhere.yml" in caplog.text
+    assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
+    assert "usage:" in caplog.text
+
+
+def test_the_environment_is_the_callers_alone(server, tmp_path, caplog):
+    """A variable that only the server has isn't there: the pipeline file's root can't use it."""
+    path, _ = server
+    file, environment = pipeline(tmp_path, 1)
+    file.write_text(file.read_text().replace("/lake", "/${SECRET_OF_THE_SERVER}"))
+    caplog.set_level(logging.INFO)
+    assert ForkedJob.ask(str(path), ["status", str(file)], environment).run() == 1
+    assert "SECRET_OF_THE_SERVER" in caplog.text
+
+
+def test_jobs_beside_each_other(server, tmp_path, silent):
+    """One that hangs keeps none from starting; ended by its task, it is gone."""
+    path, process = server
+    file, environment = pipeline(tmp_path, silent)
+    hanging = ForkedJob.ask(str(path), ["check", str(file)], environment)
+    wait(lambda: len(children(process)) == 1)
+    assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
+    hanging.end()
+    wait(lambda: not children(process))
+    assert hanging.run() in (-signal.SIGTERM, 128 + signal.SIGTERM, 1)
+
+
+def test_a_job_ends_with_its_task(server, tmp_path, silent):
+    """A task that is killed says nothing; its connection is gone, and so is the job."""
+    path, process = server
+    file, environment = pipeline(tmp_path, silent)
+    program = (
+        "import json, os, signal, sys; from waldelta_airflow.forked_job import ForkedJob; "
+        "job = ForkedJob.ask(sys.argv[1], ['check', sys.argv[2]], json.loads(sys.argv[3])); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path), str(file), json.dumps(environment)], check=False)
+    wait(lambda: not children(process))
+
+
+def test_the_socket_is_its_owners(server):
+    assert stat.S_IMODE(server[0].stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_no_other_user_is_answered(server, tmp_path):
+    """Even where the file system lets another user in."""
+    path, process = server
+    program = (
+        "import os, socket, sys; s = socket.socket(socket.AF_UNIX); os.setuid(65534); s.settimeout(20); s.connect(sys.argv[1]); "
+        "os.write(1, s.recv(100) or b'closed')"
+    )
+    path.parent.chmod(0o755)
+    path.chmod(0o666)
+    try:
+        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, check=False)
+    finally:
+        path.chmod(0o600)
+        path.parent.chmod(0o700)
+    assert done.stdout == b"closed", done.stderr
+    assert not children(process)
+
+
+def test_without_a_server_nothing_is_lost(tmp_path):
+    """No socket, a dead server's socket, another thing at its path: the caller starts a process itself."""
+    assert ForkedJob.ask(str(tmp_path / "none.sock"), ["status"], {}) is None
+    left = tmp_path / "left.sock"
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder, socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{folder}/s")
+        shutil.move(f"{folder}/s", left)
+    assert ForkedJob.ask(str(left), ["status"], {}) is None
+
+
+def test_replaced_code_is_not_run(tmp_path):
+    """A server that started before an upgrade ends instead of running what it once imported."""
+    source = Path(spark_jobs.__file__).parent
+    shutil.copytree(source, tmp_path / "spark_jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        path = Path(folder) / "jobs.sock"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spark_jobs.fork_server", str(path)],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        )  # fmt: skip
+        wait(path.exists, process)
+        (tmp_path / "spark_jobs" / "__init__.py").write_text('"""Newer."""\n')
+        assert ForkedJob.ask(str(path), ["status", "p.yml"], {}) is None
+        assert process.wait(20) == 0
+        assert not path.exists()
