@@ -7,7 +7,7 @@ is the other side) and start a process of their own where there is none. It is P
 whoever asked.
 
 The socket is the owner's alone, and the server answers no other user. A job ends with the task that asked for it. A server whose
-code was replaced on disk ends, so that no job runs old code.
+code was replaced on disk starts itself anew, so that no job runs old code.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class ForkServer:
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
         self._ending = False
+        self._stale = False
 
-    def serve(self) -> None:
-        """Fork jobs until SIGTERM, or until the code on disk is another; the jobs end with the server."""
+    def serve(self) -> bool:
+        """Fork jobs until SIGTERM, with which they end too, or until the code on disk is another: then it's True."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._leave)
         signal.signal(signal.SIGINT, self._leave)
@@ -85,9 +86,10 @@ class ForkServer:
         finally:
             if self._listener.fileno() >= 0:
                 self._close_listener()
+        return self._stale
 
     def _leave(self, *_: Any) -> None:
-        self._ending = True
+        self._ending, self._stale = True, False
         for job in self._jobs.values():
             self._end(job)
 
@@ -112,11 +114,11 @@ class ForkServer:
                 asker.close()
                 return
             if newest_code() != self._code:
-                log.warning("the code on disk is another now: this server ends, start it again")
+                log.warning("the code on disk is another now: started anew when the last job has ended")
+                self._ending = self._stale = True
                 self._close_listener()
                 asker.sendall(b"stale\n")
                 asker.close()
-                self._ending = True
                 return
             request, output = _receive(asker)
         except (OSError, ValueError) as err:
@@ -260,7 +262,8 @@ def main(arguments: Sequence[str]) -> int:
     gc.freeze()  # a collection would write to every page that the jobs share
     server = ForkServer(Path(arguments[0]))
     log.info("jobs are forked on %s", arguments[0])
-    server.serve()
+    if server.serve():
+        os.execv(sys.executable, [*sys.orig_argv])  # noqa: S606 - what it was started with
     return 0
 
 

@@ -146,7 +146,7 @@ def test_without_a_server_nothing_is_lost(tmp_path):
 
 
 def test_replaced_code_is_not_run(tmp_path):
-    """A server that started before an upgrade ends instead of running what it once imported."""
+    """A server that started before an upgrade starts itself anew instead of running what it once imported."""
     source = Path(spark_jobs.__file__).parent
     shutil.copytree(source, tmp_path / "spark_jobs", ignore=shutil.ignore_patterns("__pycache__"))
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
@@ -158,5 +158,7 @@ def test_replaced_code_is_not_run(tmp_path):
         wait(path.exists, process)
         (tmp_path / "spark_jobs" / "__init__.py").write_text('"""Newer."""\n')
         assert ForkedJob.ask(str(path), ["status", "p.yml"], {}) is None
+        wait(path.exists, process)
+        assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
+        process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        assert not path.exists()
