@@ -37,8 +37,10 @@ from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable
-from waldelta.recopy import mark, pending_copies
-from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, synced_states, uri_of
+from waldelta.recopy import mark
+from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
+from waldelta.standing import states as due_states
+from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,12 +53,17 @@ BATCHES_PER_STEP = 2
 
 @dataclass
 class Applied:
-    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell."""
+    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
+
+    ``published`` are the oids of the tables that the publications had meanwhile, ``removed`` those that left since.
+    """
 
     steps: list[BatchCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
     outdated: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    published: dict[str, int] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -86,8 +93,13 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     change_log = job.change_log(identity)
     applied = Applied()
     last = change_log.last_batch()
-    states = synced_states(job)
-    present = read_present(job, states)
+    with job.connect("apply") as connection:
+        applied.published = read_published(connection, job)
+        standings = read_standings(job, applied.published)
+        states = due_states(standings, Due.FEED)
+        present = read_present(connection, states)
+    applied.removed = record_removed(job, standings)
+    applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in states:
         try:
             applied.warnings += check_rewrite(job, state, present[state.table_name])
@@ -96,7 +108,7 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     if last is None:
         return applied
     held = Watermarks(job, identity)
-    watermarks = _watermarks(job, held, states, applied.failures)
+    watermarks = _watermarks(held, states, applied.failures)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
     run = _Run(spark, job, held, Stretches(change_log, sizes), present)
     untold = _unreported(run, states, applied.failures)
@@ -141,20 +153,12 @@ def _unreported(run: _Run, states: Sequence[TableState], failures: dict[str, Wal
     return found
 
 
-def _watermarks(
-    job: Job, held: Watermarks, states: Sequence[TableState], failures: dict[str, WaldeltaError]
-) -> dict[str, int]:
+def _broken(found: Standing) -> StateError:
+    return StateError(f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again")
+
+
+def _watermarks(held: Watermarks, states: Sequence[TableState], failures: dict[str, WaldeltaError]) -> dict[str, int]:
     """The last batch of each target; those that can't be fed go into ``failures``."""
-    for name, state in job.table_states().items():
-        if state.status == "failed" and state.generation == 1:
-            failures[name] = StateError(
-                f"{name} gets no changes since its first sync failed ({state.reason}): run the initial sync for it again"
-            )
-    for pending in pending_copies(job):
-        name = pending.table_name
-        if not pending.running and job.pipeline.target.policy_of(name) != "evolve":
-            why = f"its last sync {pending.failed}" if pending.failed else f"it was said that {pending.reason}"
-            failures[name] = StateError(f"{name} gets no changes since {why}: run the initial sync for it again")
     watermarks: dict[str, int] = {}
     for state in states:
         try:

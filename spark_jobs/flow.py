@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LEFT = (
+    "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
+    "changes meanwhile is sent to nobody"
+)
+
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position."""
@@ -74,7 +79,8 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 f"{name}: {table.quarantined} rows came without values that the source no longer has; they are in the "
                 f"lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
             )
-    failures = applied.failures | recopy(spark, job, result)
+    result.warnings += [f"{name} {_LEFT}" for name in applied.removed]
+    failures = applied.failures | recopy(spark, job, result, applied.published)
     result.not_applied = sorted({*failures, *result.not_applied})
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
     if failures:

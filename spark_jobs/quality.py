@@ -41,6 +41,7 @@ from waldelta.expectation_results import ExpectationResult, append_expectation_r
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger, TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.standing import SYNCED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def check(
     them. Raises ConfigError for expectation files that are refused, before anything is checked.
     """
     folder = docs_folder(pipeline)
-    states = {name: state for name, state in ledger.table_states().items() if state.status == "synced"}
+    states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
     own, unused = assign_suites(read_own_suites(_suites(pipeline)), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:

@@ -2,60 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from spark_jobs.result import RunResult, TableResult
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
-from waldelta.recopy import PendingCopy, pending_copies, read_table_bytes
+from waldelta.recopy import read_table_bytes
+from waldelta.standing import Due, Standing, due, never_copied, read_standings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def recopy(spark: SparkSession, job: Job, result: RunResult) -> dict[str, WaldeltaError]:
+def recopy(spark: SparkSession, job: Job, result: RunResult, published: Mapping[str, int]) -> dict[str, WaldeltaError]:
     """Take up every target that waits for a new copy; returns what went wrong, by table.
 
     Where a sync follows, large tables are left to it: they are named in ``result.needs_sync``, and as a failure too when
-    the copy before failed, so that the run is red until one succeeds. Each run tries a copy of its own once.
+    the copy before failed, so that the run is red until one succeeds. Each run tries a copy of its own once. Published
+    tables that were never copied are the initial sync's: they are named in ``result.never_copied``.
     """
-    target = job.pipeline.target
-    pending = [copy for copy in pending_copies(job) if target.policy_of(copy.table_name) == "evolve"]
-    sizes = read_table_bytes(job) if pending else {}
+    standings = read_standings(job, published)
+    pending = due(standings, Due.COPY)
+    sizes = read_table_bytes(job) if pending and job.hand_over else {}
     failures: dict[str, WaldeltaError] = {}
     result.needs_sync, result.not_applied = [], []  # this may be the stage's second try
+    for copy in due(standings, Due.WAIT):
+        result.warnings.append(f"{copy.table_name} is being copied, and its changes wait until that is done")
+        result.not_applied.append(copy.table_name)
     for copy in pending:
-        name = copy.table_name
         try:
-            if copy.running:
-                result.warnings.append(f"{name} is being copied again, and its changes wait until that is done")
-                result.not_applied.append(name)
-            elif name not in sizes:
-                raise StateError(
-                    f"{name} waits to be copied again ({copy.reason}), but isn't published any more: run setup"
-                )
-            elif job.hand_over and sizes[name] > target.copy_within_run_mb << 20:
+            if sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20:
                 _hand_over(job, result, copy)
             else:
                 _copy(spark, job, result, copy)
         except WaldeltaError as err:
-            failures[name] = err
+            failures[copy.table_name] = err
+    result.never_copied = [found.table_name for found in due(standings, Due.FIRST)]
+    if notice := never_copied(job, standings):
+        result.warnings.append(notice)
     return failures
 
 
-def _hand_over(job: Job, result: RunResult, copy: PendingCopy) -> None:
+def _hand_over(job: Job, result: RunResult, copy: Standing) -> None:
     dag, name = f"{job.pipeline.pipeline}_initial_sync", copy.table_name
     result.needs_sync.append(name)
     result.not_applied.append(name)
     if copy.failed:
         raise StateError(f"{name} gets no changes since its last copy {copy.failed}: {dag} is to copy it again")
-    result.warnings.append(f"{copy.reason}: {dag} is to copy it again, and its changes wait until then")
+    result.warnings.append(f"{_told(copy)}: {dag} is to copy it again, and its changes wait until then")
 
 
-def _copy(spark: SparkSession, job: Job, result: RunResult, copy: PendingCopy) -> None:
+def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> None:
     from spark_jobs.sync import sync
 
     (copied,) = sync(spark, job, [copy.table_name])
     result.tables[copy.table_name] = TableResult(rows=copied.rows, version=copied.version)
-    why = f"{copy.table_name}: its last copy {copy.failed}" if copy.failed else copy.reason
-    result.warnings.append(f"{why}: it was copied again, {copied.rows:,} rows")
+    result.warnings.append(f"{_told(copy)}: it was copied again, {copied.rows:,} rows")
+
+
+def _told(copy: Standing) -> str:
+    # A reason that the ledger holds begins with the table's name.
+    return copy.why if copy.why.startswith(f"{copy.table_name}") else f"{copy.table_name}: {copy.why}"

@@ -80,6 +80,7 @@ class RunResult:
     failed_expectations: list[str] = field(default_factory=list)
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
     needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
+    never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import psycopg
 
 from spark_jobs.plan import refusal
 from waldelta.errors import NeedsSync
@@ -16,12 +19,11 @@ from waldelta.rewrite import rewritten_columns, to_record
 from waldelta.watermark import check_same_copy
 
 
-def read_present(job: Job, states: Sequence[TableState]) -> dict[str, PresentTable]:
+def read_present(connection: psycopg.Connection[Any], states: Sequence[TableState]) -> dict[str, PresentTable]:
     """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
     if not states:
         return {}
-    with job.connect("apply") as connection:
-        found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
+    found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
     nothing = PresentTable()
     return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
 

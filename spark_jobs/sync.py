@@ -31,15 +31,15 @@ from spark_jobs.task_error import first_line
 from waldelta.catalog import PublishedTable, TableId, read_published_tables
 from waldelta.connection import describe
 from waldelta.copy import TableCopy, plan_copy, read_chunks
-from waldelta.errors import ConfigError, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
+from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import ColumnState, StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.present import read_present_tables
-from waldelta.recopy import NEEDS_SYNC
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name, wait_for_old_transactions
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, read_standings
 from waldelta.type_options import TypeOptions
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _sync_locked(
         generation = last.generation + 1 if last else 1
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
-        record("copying", generation, reason=reason)
+        record(COPYING, generation, reason=reason)
         try:
             for attempt in _attempts(name):
                 with attempt:
@@ -191,11 +191,12 @@ def _sync_locked(
                     number = attempt.retry_state.attempt_number
                     result, table = sync_table(spark, job, table_id, generation, number)
         except Exception as err:
-            record("failed", generation, reason=f"{type(err).__name__}: {first_line(err)}")
+            record(FAILED, generation, reason=f"{type(err).__name__}: {first_line(err)}")
             raise
         lock.check()
+        _check_not_removed(job, name, generation)
         record(
-            "synced",
+            SYNCED,
             generation,
             snapshot=result.snapshot,
             snapshot_lsn=result.lsn.value,
@@ -210,6 +211,13 @@ def _sync_locked(
             storage=result.storage,
         )
         return result
+
+
+def _check_not_removed(job: Job, name: str, generation: int) -> None:
+    """Whoever sees that a table isn't published says so in the ledger: changes of that time are in no copy begun before."""
+    state = job.ledger.table_states()[name]
+    if (state.generation, state.status) != (generation, COPYING):
+        raise LateWriter(f"{name} left the publications while it was copied: sync it again once it is published")
 
 
 def _attempts(name: str) -> tenacity.Retrying:
@@ -254,8 +262,9 @@ def _read_published(connection: psycopg.Connection[Any], job: Job) -> list[Publi
 
 def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] | None) -> list[PublishedTable]:
     if names is None:
-        states = job.table_states()
-        return [t for t in published if _needs_copy(t, states.get(str(t.id)))]
+        standings = read_standings(job, {str(t.id): t.oid for t in published})
+        fine = {found.table_name for found in due(standings, Due.FEED)}
+        return [t for t in published if str(t.id) not in fine]
     try:
         asked = {TableId.parse(name) for name in names}
     except ValueError as err:
@@ -264,11 +273,6 @@ def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] 
         known = ", ".join(str(table.id) for table in published) or "none"
         raise ConfigError(f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have: {known}")
     return [table for table in published if table.id in asked]
-
-
-def _needs_copy(table: PublishedTable, state: TableState | None) -> bool:
-    """Never copied to the end, or dropped and created again since."""
-    return state is None or state.status != "synced" or set(state.relation_ids) != set(table.relation_ids)
 
 
 def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[PublishedTable, StorageState | None]:

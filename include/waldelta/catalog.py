@@ -153,6 +153,12 @@ def read_published_tables(conn: Connection, publication_names: Sequence[str]) ->
     return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
 
 
+def read_published_oids(conn: Connection, publication_names: Sequence[str]) -> dict[str, int]:
+    """The oids of the tables that read_published_tables() would give, by name; one statement, for every run's look."""
+    rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
+    return {str(TableId(row.schema, row.name)): row.oid for row in rows}
+
+
 def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
     """The relations with these oids; those that don't exist any more are left out."""
     rows = fetch(conn, _RELATIONS, {"oids": list(oids)})
@@ -312,6 +318,22 @@ join pg_namespace n on n.nspname = t.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
 where t.pubname = any(%(publications)s::name[])
 order by p.pubname, c.oid
+"""
+
+_PUBLISHED = """
+with member as (
+    select distinct c.oid, t.schemaname as schema, t.tablename as name
+    from pg_publication_tables t
+    join pg_namespace n on n.nspname = t.schemaname
+    join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+    where t.pubname = any(%(publications)s::name[])
+)
+select m.oid, m.schema, m.name
+from member m
+where not exists (
+    select from pg_partition_ancestors(m.oid) a
+    join member root on root.oid = a.relid and root.oid <> m.oid
+)
 """
 
 _RELATIONS = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,13 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, whole
 from waldelta.present import read_present_tables
-from waldelta.recopy import pending_copies
 from waldelta.recover import recover, slot_move
 from waldelta.rewrite import rewritten_columns
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, check_health, read_slot
+from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.visibility import Snapshot
-from waldelta.watermark import Watermarks, messages_applied, synced_states
+from waldelta.watermark import Watermarks, messages_applied
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +66,7 @@ def look(job: Job) -> Look:
         end_old_readers(job.conninfo, source.slot)
         standing = recover(connection, identity, ledger, change_log, server, job.run_id)
         stands = standing.confirmed
-        reason = None
-        if behind := _behind(job, identity, change_log):
-            reason = f"landed changes wait for {', '.join(behind)}"
-        elif waiting := _to_be_copied(job):
-            reason = f"to be copied again: {', '.join(waiting)}"
-        elif written_anew := _written_anew(connection, job):
-            reason = f"rows were written anew without being sent: {', '.join(written_anew)}"
+        reason = _work_left(connection, job, identity, change_log)
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
@@ -106,33 +101,41 @@ def _reason_to_run(
     return f"changes {between}" if found is not None else None
 
 
-def _to_be_copied(job: Job) -> list[str]:
-    """Targets whose copy a run makes, or asks for."""
-    return [
-        copy.table_name
-        for copy in pending_copies(job)
-        if not copy.running and job.pipeline.target.policy_of(copy.table_name) == "evolve"
-    ]
+def _work_left(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, change_log: ChangeLog
+) -> str | None:
+    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published any more."""
+    standings = read_standings(job, read_published(connection, job))
+    record_removed(job, standings)
+    if notice := never_copied(job, standings):
+        log.warning("%s", notice)
+    fed = states(standings, Due.FEED)
+    if behind := _behind(job, identity, change_log, fed):
+        return f"landed changes wait for {', '.join(behind)}"
+    if waiting := due(standings, Due.COPY):
+        return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
+    if written_anew := _written_anew(connection, fed):
+        return f"rows were written anew without being sent: {', '.join(written_anew)}"
+    return None
 
 
-def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> list[str]:
+def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], fed: Sequence[TableState]) -> list[str]:
     """Targets whose source was rewritten in a way that no change in the slot tells."""
-    states = synced_states(job)
-    present = read_present_tables(connection, [oid for state in states for oid in state.relation_ids]) if states else {}
+    present = read_present_tables(connection, [oid for state in fed for oid in state.relation_ids]) if fed else {}
     return [
         state.table_name
-        for state in states
+        for state in fed
         if any(oid in present and rewritten_columns(state, present[oid].storage) for oid in state.relation_ids)
     ]
 
 
-def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> list[str]:
-    """Synced targets that haven't applied everything that was landed for them."""
+def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog, fed: Sequence[TableState]) -> list[str]:
+    """Targets that haven't applied everything that was landed for them."""
     last = change_log.last_batch()
     if last is None:
         return []
     watermarks = Watermarks(job, identity)
-    behind = [state.table_name for state in synced_states(job) if _is_behind(watermarks, change_log, state, last)]
+    behind = [state.table_name for state in fed if _is_behind(watermarks, change_log, state, last)]
     if job.pipeline.source.options.messages and messages_applied(job, identity) < last:
         behind.append("the table of messages")
     return behind

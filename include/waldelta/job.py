@@ -65,8 +65,12 @@ class Job:
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target since the slot's present life began: copies of an earlier one are stale."""
+        return {state.table_name: state for state in self.table_rows()}
+
+    def table_rows(self) -> list[TableState]:
+        """All states of all targets since the slot's present life began, oldest first."""
         life = life_of(self.pipeline.source.slot, self.ledger.slot_lives())
-        return {name: state for name, state in self.ledger.table_states().items() if _is_of(state, life)}
+        return [state for state in self.ledger.table_rows() if _is_of(state, life)]
 
 
 def _is_of(state: TableState, life: SlotMove) -> bool:

@@ -116,8 +116,8 @@ _STORAGE = pa.struct(
 class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
-    ``status`` is copying, synced, failed, needs_sync (see waldelta.recopy) or removed: no longer published, so that a copy
-    would have to begin anew.
+    ``status`` is copying, synced, failed, needs_sync or removed: no longer published, so that a copy
+    would have to begin anew. What a table is due by it: waldelta.standing.
     ``incarnation`` is that of the slot whose changes come on top; it and ``storage`` are None in rows of versions that
     didn't record them.
     """
@@ -268,7 +268,11 @@ class Ledger:
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target, by table name."""
-        return {state.table_name: state for state in self._read(TableState)}
+        return {state.table_name: state for state in self.table_rows()}
+
+    def table_rows(self) -> list[TableState]:
+        """All states of all targets, oldest first."""
+        return self._read(TableState)
 
     def batches(self) -> list[BatchCut]:
         """All cuts, oldest first."""

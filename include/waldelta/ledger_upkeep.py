@@ -11,6 +11,7 @@ from datetime import datetime
 
 from waldelta.ledger import BatchCut, ColumnState, Ledger, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
+from waldelta.standing import SYNCED
 
 
 def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:
@@ -37,7 +38,7 @@ def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
     """Each target's latest state, the latest of its complete copies, and the first of each set of columns it has had."""
     needed = set({state.table_name: i for i, state in enumerate(states)}.values())
-    complete = [(i, state) for i, state in enumerate(states) if state.status == "synced"]
+    complete = [(i, state) for i, state in enumerate(states) if state.status == SYNCED]
     needed |= set({state.table_name: i for i, state in complete}.values())
     columns: dict[str, list[ColumnState]] = {}
     for i, state in complete:

@@ -2,54 +2,24 @@
 
 Apply marks such a table ``needs_sync`` in the ledger and leaves it out; landing and the other tables go on. A small one is
 copied by the same run, a large one by a sync that follows (in Airflow the DAG of the initial sync, which the run triggers).
-A copy that failed or was killed leaves the table in need, so that every run tries, or asks, again until one succeeds.
+A copy that failed or was killed leaves the table in need (waldelta.standing), so that every run tries, or asks, again
+until one succeeds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from waldelta.catalog import read_published_tables
-from waldelta.errors import LockHeld
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
-from waldelta.locks import target_lock
+from waldelta.standing import NEEDS_SYNC
 from waldelta.type_catalog import fetch
-
-NEEDS_SYNC = "needs_sync"
-
-
-@dataclass(frozen=True, slots=True)
-class PendingCopy:
-    """A target that was copied before and waits for a new copy.
-
-    ``failed`` says how the last attempt ended: None when there was none yet, or when it is under way (``running``).
-    """
-
-    table_name: str
-    reason: str
-    failed: str | None = None
-    running: bool = False
 
 
 def mark(job: Job, state: TableState, reason: str) -> None:
     """Record that a target needs a new copy; the caller holds its lock, and ``state`` is the latest."""
     job.ledger.append(replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason))
-
-
-def pending_copies(job: Job) -> list[PendingCopy]:
-    """All targets that wait for a new copy, by name; one whose first copy failed waits for nobody but the engineer."""
-    found = []
-    for name, state in sorted(job.table_states().items()):
-        reason = state.reason or ""
-        if state.status == NEEDS_SYNC:
-            found.append(PendingCopy(name, reason))
-        elif state.status == "failed" and state.generation > 1:
-            found.append(PendingCopy(name, reason, failed=f"failed ({reason})"))
-        elif state.status == "copying" and state.generation > 1:
-            running = _is_locked(job, name)
-            found.append(PendingCopy(name, reason, None if running else "was killed", running))
-    return found
 
 
 def read_table_bytes(job: Job) -> dict[str, int]:
@@ -61,15 +31,6 @@ def read_table_bytes(job: Job) -> dict[str, int]:
         for row in fetch(connection, _SIZES, {"oids": list(leaves)}):
             sizes[leaves[row.oid]] += row.bytes
     return sizes
-
-
-def _is_locked(job: Job, table: str) -> bool:
-    """Whether a run is at work on the target right now."""
-    try:
-        with target_lock(job, table):
-            return False
-    except LockHeld:
-        return True
 
 
 _SIZES = """

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Recovered:
     """Where slot and lake stand once they agree."""
 
     confirmed: Lsn
@@ -33,7 +33,7 @@ def recover(
     change_log: ChangeLog,
     server: ServerPosition,
     run_id: str,
-) -> Standing:
+) -> Recovered:
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
@@ -60,7 +60,7 @@ def recover(
             move_idle_slot(connection, identity.slot, ledger, slot_move(identity, run_id, landed_end))
             confirmed = Lsn(landed_end)
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
-    return Standing(confirmed, max(change_log.highest_batch(), last or 0) + 1)
+    return Recovered(confirmed, max(change_log.highest_batch(), last or 0) + 1)
 
 
 def slot_move(

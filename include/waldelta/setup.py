@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 import tenacity
 
-from waldelta.catalog import read_published_tables
 from waldelta.change_log import ChangeLog
 from waldelta.consume import kept_copy
-from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SourceError, TableBusy
+from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SlotMissing, SourceError, TableBusy
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
@@ -40,6 +40,7 @@ from waldelta.publication import (
 from waldelta.server import read_position
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
 from waldelta.source_facts import Facts, read_facts
+from waldelta.standing import read_published, read_standings, record_removed
 
 log = logging.getLogger(__name__)
 
@@ -262,14 +263,8 @@ def _bound_locks(conn: Connection) -> None:
 
 
 def _record_removed(conn: Connection, job: Job) -> None:
-    """Targets whose tables aren't published any more get no changes: published again, they must be copied again."""
-    names = [entry.name for entry in job.pipeline.source.publications]
-    published = {str(table.id) for table in read_published_tables(conn, names)}
-    for name, state in job.ledger.table_states().items():
-        if name not in published and state.status != "removed":
-            reason = "no longer published: its target stays as it is"
-            job.ledger.append(replace(state, at=now(), run_id=job.run_id, status="removed", reason=reason))
-            log.warning("table=%s is %s", name, reason)
+    with suppress(SlotMissing):  # a slot that isn't there yet has no copies to lose
+        record_removed(job, read_standings(job, read_published(conn, job)))
 
 
 def _is_ours(job: Job, publication: PublicationState) -> bool:

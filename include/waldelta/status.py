@@ -9,6 +9,7 @@ from waldelta.job import Job
 from waldelta.quarantine import Quarantine
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, read_slot
+from waldelta.standing import Standing, read_published, read_standings
 from waldelta.watermark import last_cut
 
 
@@ -18,26 +19,34 @@ def read_status(job: Job) -> dict[str, Any]:
     with job.connect("status") as connection:
         server = read_position(connection)
         slot = read_slot(connection, slot_name)
-    states = job.table_states()
+        published = read_published(connection, job)
+    standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    lacking = quarantine.open_counts({name: state.generation for name, state in states.items()})
+    lacking = quarantine.open_counts({s.table_name: s.state.generation for s in standings if s.state is not None})
     cut = last_cut(job)
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server),
-        "targets": {
-            name: {
-                "status": state.status, "generation": state.generation, "rows_copied": state.rows, "reason": state.reason,
-                "quarantined": lacking.get(name, 0),
-            }
-            for name, state in sorted(states.items())
-        },
+        "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
         "last_run": None if run is None else {
             "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
         },
     }  # fmt: skip
+
+
+def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
+    """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it; None: nothing yet."""
+    state = standing.state
+    return {
+        "due": str(standing.due),
+        "status": state.status if state is not None else None,
+        "generation": state.generation if state is not None else 0,
+        "rows_copied": state.rows if state is not None else 0,
+        "reason": standing.why or (state.reason if state is not None else None),
+        "quarantined": quarantined,
+    }
 
 
 def _slot(job: Job, slot: Any, server: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from waldelta.errors import LateWriter, StateError
 from waldelta.job import Job
 from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.ledger import BatchCut, TableState
+from waldelta.standing import SYNCED
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
@@ -25,9 +26,9 @@ def uri_of(job: Job, table_name: str) -> str:
 
 
 def synced_states(job: Job) -> list[TableState]:
-    """Targets whose copy is complete, in the order of their names."""
+    """Targets whose copy is complete, in the order of their names; whether they still are published isn't asked."""
     states = job.table_states()
-    return [states[name] for name in sorted(states) if states[name].status == "synced"]
+    return [states[name] for name in sorted(states) if states[name].status == SYNCED]
 
 
 def check_same_copy(job: Job, state: TableState) -> TableState:

@@ -17,8 +17,8 @@ USAGE_ERROR = 2
 _DONE = ("succeeded", "skipped")
 # What later tasks need: names, counts and positions, never rows.
 _SUMMARY = (
-    "verb", "run_id", "changes", "start_lsn", "end_lsn", "lag_bytes", "tables", "not_applied", "needs_sync", "passed",
-    "report", "failed_expectations",
+    "verb", "run_id", "changes", "start_lsn", "end_lsn", "lag_bytes", "tables", "not_applied", "needs_sync",
+    "never_copied", "passed", "report", "failed_expectations",
 )  # fmt: skip
 
 

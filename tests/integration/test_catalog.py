@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.catalog import TableId, read_published_tables
+from waldelta.catalog import TableId, read_published_oids, read_published_tables
 from waldelta.connection import connect
 from waldelta.errors import SourceError
 
@@ -18,7 +18,10 @@ def conn(database):
 
 
 def published(conn, *publications):
-    return {str(t.id): t for t in read_published_tables(conn, publications)}
+    """Read both ways: by all that is known of the tables, and by the short question for their oids."""
+    tables = {str(t.id): t for t in read_published_tables(conn, publications)}
+    assert read_published_oids(conn, publications) == {name: table.oid for name, table in tables.items()}
+    return tables
 
 
 def test_plain_table(database, conn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,9 @@ from waldelta.errors import ApplyError
 from waldelta.idle import look
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
-from waldelta.recopy import PendingCopy, pending_copies, read_table_bytes
+from waldelta.recopy import read_table_bytes
+from waldelta.standing import Due, read_published, read_standings
+from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
 pytestmark = pytest.mark.pg
@@ -140,39 +143,95 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
 
 @pytest.mark.spark
 def test_a_table_that_left_the_publication_is_named(spark, database, job):
-    """Nobody can copy it; the others aren't kept from anything."""
+    """Nobody can copy it; the others aren't kept from anything, and the run that sees it tells."""
     sync(spark, job)
     database.execute(RETYPE)
     consume(spark, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
-    with pytest.raises(RunFailed, match=r"public\.t waits to be copied again .* isn't published any more") as failed:
-        consume(spark, job)
-    assert failed.value.result.needs_sync == []
+    result = consume(spark, job)
+    assert (result.needs_sync, result.never_copied) == ([], [])
+    (told,) = result.warnings
+    assert told.startswith("public.t isn't published any more: its target stays as it is; if it should be, run setup")
+    assert status(job) == ("removed", 1)
+    insert(database, 2)
+    assert consume(spark, job).warnings == []
+    assert rows(spark, job, "u") == source(database, "u")
 
 
-# The latest state of a table, whether a run is at work on it, what waits.
-PENDING = {
-    "synced": (1, "synced", None, False, None),
-    "marked": (1, "needs_sync", "why", False, PendingCopy("public.t", "why")),
-    "failed": (2, "failed", "disk full", False, PendingCopy("public.t", "disk full", "failed (disk full)")),
-    "killed": (2, "copying", "why", False, PendingCopy("public.t", "why", "was killed")),
-    "running": (2, "copying", "why", True, PendingCopy("public.t", "why", None, running=True)),
-    "never copied": (1, "failed", "disk full", False, None),
-    "being copied for the first time": (1, "copying", None, True, None),
-}
+@pytest.mark.spark
+@pytest.mark.parametrize("seen_by", [look, consume], ids=["a look", "a run"])
+def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
+    """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to nobody."""
+    sync(spark, job)
+    database.execute(f"alter publication s_{database.name}_pub drop table t")
+    seen_by(*([spark] if seen_by is consume else []), job)
+    insert(database, 2)
+    database.execute(f"alter publication s_{database.name}_pub add table t")
+    insert(database, 3)
+    result = consume(spark, job)
+    assert result.never_copied == ["public.t"]
+    assert "public.t (it left the publications and returned, and what changed meanwhile" in result.warnings[-1]
+    assert list(run_sync(spark, job).tables) == ["public.t"]
+    insert(database, 4)
+    assert consume(spark, job).warnings == []
+    for table in "tu":
+        assert rows(spark, job, table) == source(database, table)
 
 
-@pytest.mark.parametrize("case", PENDING)
-def test_what_waits_for_a_copy(job, case):
-    generation, status, reason, locked, expected = PENDING[case]
+@pytest.mark.spark
+def test_tables_that_were_never_copied_are_named(spark, database, job):
+    """A table added to the publication looks like the others on the source; its run says that its target lacks it."""
+    sync(spark, job)
+    database.execute("create table late(id int primary key); create table later(id int primary key)")
+    database.execute(f"alter publication s_{database.name}_pub add table late, later")
+    database.execute("insert into late values (1)")
+    insert(database, 2)
+    result = consume(spark, job)
+    assert result.status == "succeeded"
+    assert result.never_copied == ["public.late", "public.later"]
+    assert result.warnings == [
+        "published, but without a copy that changes could be applied to: public.late (it was never copied), public.later (it "
+        f"was never copied); run the initial sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was "
+        "never copied"
+    ]
+    targets = read_status(job)["targets"]
+    assert {name: (t["due"], t["status"]) for name, t in targets.items()} == {
+        "public.late": ("first copy", None), "public.later": ("first copy", None),
+        "public.t": ("feed", "synced"), "public.u": ("feed", "synced"),
+    }  # fmt: skip
+    assert sorted(run_sync(spark, job).tables) == ["public.late", "public.later"]
+    assert consume(spark, job).never_copied == []
+
+
+@pytest.mark.spark
+def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, monkeypatch):
+    """It is back when the copy ends, and nothing but the ledger tells that it was away."""
+    real = sync_module.sync_table
+
+    def left_and_returned(*args):
+        copied = real(*args)
+        if str(args[2]) == "public.t":
+            database.execute(f"alter publication s_{database.name}_pub drop table t")
+            look(job)
+            database.execute(f"alter publication s_{database.name}_pub add table t")
+        return copied
+
+    monkeypatch.setattr(sync_module, "sync_table", left_and_returned)
+    with pytest.raises(RunFailed, match=r"public\.t left the publications while it was copied"):
+        run_sync(spark, job)
+    monkeypatch.undo()
+    assert consume(spark, job).never_copied == ["public.t"]
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_whether_a_copy_is_under_way(database, job, locked):
+    """By the lock of whoever makes it."""
     incarnation = job.slot_identity().incarnation
-    job.ledger.append(TableState(now(), "r", "public.t", generation, status, reason=reason, incarnation=incarnation))
-    if locked:
-        with target_lock(job, "public.t"):
-            found = pending_copies(job)
-    else:
-        found = pending_copies(job)
-    assert found == ([expected] if expected else [])
+    job.ledger.append(TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation))
+    published = read_published(database.connection, job)
+    with target_lock(job, "public.t") if locked else nullcontext():
+        found = read_standings(job, published)
+    assert [standing.due for standing in found] == [Due.WAIT if locked else Due.FIRST, Due.FIRST]
 
 
 def test_sizes_count_what_is_toasted_and_all_leaves(database, job):

@@ -1,0 +1,192 @@
+"""Standing: where a table is in its life, from what is published and what the ledger says of it.
+
+Apply, sync, recopy, looks, setup and status all ask here, so that they can't disagree on what becomes of a table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import psycopg
+
+from waldelta.catalog import read_published_oids
+from waldelta.errors import LockHeld
+from waldelta.job import Job
+from waldelta.ledger import TableState, now
+from waldelta.locks import target_lock
+from waldelta.pipeline_file import SchemaPolicy
+
+log = logging.getLogger(__name__)
+
+# A state's ``status`` in the ledger.
+COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = "copying", "synced", "failed", "needs_sync", "removed"
+
+_AWAY = "it is no longer published, and its target stays as it is"
+_NEVER = "it was never copied"
+_RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
+_RECREATED = "it was dropped and created again on the source"
+
+
+_MOST_NAMED = 10
+
+
+class Due(StrEnum):
+    """What a table is due."""
+
+    FEED = "feed"  # its landed changes are applied
+    FIRST = "first copy"  # by the initial sync; until then it has no target that counts
+    COPY = "copy"  # by a run, or a sync after it: only a new copy is exact
+    WAIT = "wait"  # a copy is under way
+    REMOVED = "removed"  # not published
+    BROKEN = "broken"  # it gets no changes until somebody syncs it
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A table's latest state, and whether its target holds a complete copy since it was last published."""
+
+    state: TableState
+    copied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a table is due and why; ``state`` is None when the slot's present life doesn't know it.
+
+    ``failed`` says how the last attempt to copy it ended: None when there was none since, or when it is under way.
+    """
+
+    table_name: str
+    due: Due
+    state: TableState | None = None
+    reason: str = ""
+    failed: str | None = None
+
+    @property
+    def why(self) -> str:
+        """How the last copy ended, else the reason that asks for one."""
+        return f"its last copy {self.failed}" if self.failed else self.reason
+
+
+def standing(
+    table_name: str,
+    published: Mapping[str, int],
+    life: Life | None,
+    *,
+    running: bool = False,
+    policy: SchemaPolicy = "evolve",
+) -> Standing:
+    """Where a table stands; pure.
+
+    ``published`` are oids by name, ``running`` says whether a run is at work on its copy, ``policy`` whether a copy that
+    only waldelta knows to be needed may be made without being asked for.
+    """
+    state = life.state if life else None
+    oid = published.get(table_name)
+    # A renamed table is still published: apply says by name what to do about it.
+    same = state is not None and not set(state.relation_ids).isdisjoint(published.values())
+    if oid is None and not (same and state is not None and state.status == SYNCED):
+        return Standing(table_name, Due.REMOVED, state, _AWAY)
+    if life is None or state is None:
+        return Standing(table_name, Due.FIRST, None, _NEVER)
+    if state.status == REMOVED:
+        return Standing(table_name, Due.FIRST, state, _RETURNED)
+    if state.status == SYNCED and same:
+        return Standing(table_name, Due.FEED, state)
+    return _to_be_copied(table_name, life, running=running, policy=policy)
+
+
+def _to_be_copied(table_name: str, life: Life, *, running: bool, policy: SchemaPolicy) -> Standing:
+    state = life.state
+    reason = _RECREATED if state.status == SYNCED else state.reason or ""
+    failed = None
+    if state.status == FAILED:
+        failed, reason = f"failed ({reason})", ""
+    if not life.copied:
+        reason = _NEVER
+    if state.status == COPYING:
+        if running:
+            return Standing(table_name, Due.WAIT, state, reason)
+        failed = "was killed"
+    if not life.copied:
+        return Standing(table_name, Due.BROKEN if state.status == FAILED else Due.FIRST, state, reason, failed)
+    return Standing(table_name, Due.COPY if policy == "evolve" else Due.BROKEN, state, reason, failed)
+
+
+def lives(rows: Iterable[TableState]) -> dict[str, Life]:
+    """Each table's life from the ledger's rows, oldest first."""
+    found: dict[str, Life] = {}
+    for row in rows:
+        before = found.get(row.table_name)
+        copied = row.status != REMOVED and (
+            row.status in (SYNCED, NEEDS_SYNC) or (before is not None and before.copied)
+        )
+        found[row.table_name] = Life(row, copied)
+    return found
+
+
+def read_published(connection: psycopg.Connection[tuple[object, ...]], job: Job) -> dict[str, int]:
+    """The oids of the tables that the pipeline's publications publish now, by name."""
+    return read_published_oids(connection, [p.name for p in job.pipeline.source.publications])
+
+
+def read_standings(job: Job, published: Mapping[str, int]) -> list[Standing]:
+    """Every table that is published or was copied in the slot's present life, by name."""
+    known = lives(job.table_rows())
+    return [_read(job, name, published, known.get(name)) for name in sorted(known.keys() | published.keys())]
+
+
+def record_removed(job: Job, standings: Iterable[Standing]) -> list[str]:
+    """Enter into the ledger which tables aren't published any more; returns those that were until now.
+
+    They get no changes: published again, they must be copied again. A table that nobody ever copied has nothing to lose.
+    """
+    left = []
+    for found in standings:
+        state = found.state
+        if found.due == Due.REMOVED and state is not None and state.status != REMOVED:
+            reason = "no longer published: its target stays as it is"
+            job.ledger.append(replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=reason))
+            log.warning("table=%s is %s", found.table_name, reason)
+            left.append(found.table_name)
+    return left
+
+
+def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:
+    """What to tell of published tables without a target, with what to do; None when there are none."""
+    found = due(standings, Due.FIRST)
+    if not found:
+        return None
+    listed = ", ".join(f"{table.table_name} ({table.why})" for table in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return (
+        f"published, but without a copy that changes could be applied to: {listed}{more}; run the initial sync "
+        f"({job.pipeline.pipeline}_initial_sync, or sync), which copies what was never copied"
+    )
+
+
+def due(standings: Iterable[Standing], *kinds: Due) -> list[Standing]:
+    """Those that are due one of these."""
+    return [found for found in standings if found.due in kinds]
+
+
+def states(standings: Iterable[Standing], *kinds: Due) -> list[TableState]:
+    """The states of those that are due one of these and that the ledger knows."""
+    return [found.state for found in due(standings, *kinds) if found.state is not None]
+
+
+def _read(job: Job, name: str, published: Mapping[str, int], life: Life | None) -> Standing:
+    running = life is not None and life.state.status == COPYING and name in published and _is_locked(job, name)
+    return standing(name, published, life, running=running, policy=job.pipeline.target.policy_of(name))
+
+
+def _is_locked(job: Job, table: str) -> bool:
+    """Whether a run is at work on the target right now."""
+    try:
+        with target_lock(job, table):
+            return False
+    except LockHeld:
+        return True

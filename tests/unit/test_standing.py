@@ -1,0 +1,86 @@
+"""A table's standing: every state of its life against what is published, as one table of cases."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from waldelta.ledger import TableState
+from waldelta.standing import Due, Life, Standing, lives, standing
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HERE = {"public.t": 7}
+ELSEWHERE = {"public.other": 9}
+RENAMED = {"public.new_name": 7}
+RECREATED = {"public.t": 8}
+SWAPPED = {"public.t": 8, "public.old_t": 7}
+
+
+def state(status: str, reason: str | None = None, generation: int = 1) -> TableState:
+    return TableState(NOON, "r", "public.t", generation, status, relation_ids=[7], reason=reason)
+
+
+def life(status: str, reason: str | None = None, *, copied: bool = True) -> Life:
+    return Life(state(status, reason), copied)
+
+
+AWAY = "it is no longer published, and its target stays as it is"
+NEVER = "it was never copied"
+RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
+AGAIN = "it was dropped and created again on the source"
+
+# What is published, the table's life, whether a run is at work on its copy, the policy for what the stream doesn't tell.
+CASES = {
+    "published, unknown": (HERE, None, False, "evolve", (Due.FIRST, NEVER, None)),
+    "copied": (HERE, life("synced"), False, "evolve", (Due.FEED, "", None)),
+    "copied, then renamed": (RENAMED, life("synced"), False, "evolve", (Due.FEED, "", None)),
+    "copied, then another table took its name": (SWAPPED, life("synced"), False, "evolve", (Due.FEED, "", None)),
+    "copied, then made anew": (RECREATED, life("synced"), False, "evolve", (Due.COPY, AGAIN, None)),
+    "copied, then made anew, by hand only": (RECREATED, life("synced"), False, "fail", (Due.BROKEN, AGAIN, None)),
+    "copied, then left": (ELSEWHERE, life("synced"), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "marked": (HERE, life("needs_sync", "why"), False, "evolve", (Due.COPY, "why", None)),
+    "marked, by hand only": (HERE, life("needs_sync", "why"), False, "ignore", (Due.BROKEN, "why", None)),
+    "marked, then left": (ELSEWHERE, life("needs_sync", "why"), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "left": (ELSEWHERE, life("removed", "gone"), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "returned": (HERE, life("removed", "gone"), False, "evolve", (Due.FIRST, RETURNED, None)),
+    "first copy running": (HERE, life("copying", copied=False), True, "evolve", (Due.WAIT, NEVER, None)),
+    "first copy killed": (HERE, life("copying", copied=False), False, "evolve", (Due.FIRST, NEVER, "was killed")),
+    "first copy failed": (HERE, life("failed", "full", copied=False), False, "evolve",
+                          (Due.BROKEN, NEVER, "failed (full)")),
+    "first copy failed, then left": (ELSEWHERE, life("failed", "full", copied=False), False, "evolve",
+                                     (Due.REMOVED, AWAY, None)),
+    "copied again": (HERE, life("copying", "why"), True, "evolve", (Due.WAIT, "why", None)),
+    "copied again, killed": (HERE, life("copying", "why"), False, "evolve", (Due.COPY, "why", "was killed")),
+    "copied again, killed, by hand only": (HERE, life("copying", "why"), False, "fail",
+                                           (Due.BROKEN, "why", "was killed")),
+    "copied again, failed": (HERE, life("failed", "full"), False, "evolve", (Due.COPY, "", "failed (full)")),
+    "copied again, failed, by hand only": (HERE, life("failed", "full"), False, "fail",
+                                           (Due.BROKEN, "", "failed (full)")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_a_table_stands(case):
+    published, held, running, policy, (due, reason, failed) = CASES[case]
+    expected = Standing("public.t", due, held.state if held else None, reason, failed)
+    assert standing("public.t", published, held, running=running, policy=policy) == expected
+
+
+# States in their order, and whether the last copy that counts has ended well.
+LIVES = {
+    "a first copy under way": (["copying"], False),
+    "a first copy that failed": (["copying", "failed"], False),
+    "copied": (["copying", "synced"], True),
+    "copied, a later copy failed": (["synced", "needs_sync", "copying", "failed"], True),
+    "copied, left, returned, a copy failed": (["synced", "removed", "copying", "failed"], False),
+    "left": (["synced", "removed"], False),
+}
+
+
+@pytest.mark.parametrize("case", LIVES)
+def test_whether_a_target_holds_a_copy(case):
+    """By what happened, not by the number of attempts: a first copy may fail many times."""
+    statuses, copied = LIVES[case]
+    rows = [state(status, generation=number) for number, status in enumerate(statuses, 1)]
+    assert lives(rows) == {"public.t": Life(rows[-1], copied)}
