@@ -206,8 +206,12 @@ def run_stages(
             log.error("stage %s failed: %s", name, err)
             failures[name] = err
     result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
-    finished = chosen[-1:] == list(stages)[-1:]
-    result.status = "failed" if result.error is not None else "succeeded" if finished else "running"
+    if chosen[-1:] != list(stages)[-1:]:
+        result.status = "running"
+    else:  # a stage that left no result was killed
+        result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
+    if result.error is not None:
+        result.status = "failed"
     result.record(job)
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))

@@ -38,7 +38,8 @@ from waldelta.ledger import ColumnState, StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.present import read_present_tables
-from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name, wait_for_old_transactions
+from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
+from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, read_standings
 from waldelta.type_options import TypeOptions
 
@@ -91,7 +92,7 @@ def sync(
         if not wanted:
             return []
         check_writable(job.pipeline.target.root)
-        wait_for_old_transactions(connection, old_transactions_timeout_s)
+        settled = settle(connection, _publications(job), old_transactions_timeout_s)
     log.info("copying %d tables: %s", len(wanted), ", ".join(str(table.id) for table in wanted))
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = {}
@@ -99,7 +100,7 @@ def sync(
 
     def one(table: PublishedTable) -> None:
         try:
-            results.append(_sync_locked(spark, job, table.id, reason, ledger_lock))
+            results.append(_sync_locked(spark, job, table.id, reason, ledger_lock, settled))
         except WaldeltaError as err:
             failures[str(table.id)] = err
         except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
@@ -116,18 +117,21 @@ def sync(
 
 
 def sync_table(
-    spark: SparkSession, job: Job, table_id: TableId, generation: int, attempt: int = 1
+    spark: SparkSession, job: Job, table_id: TableId, generation: int, attempt: int, settled: Settled
 ) -> tuple[SyncResult, PublishedTable]:
     """Copy one table from one snapshot of its own and replace its target with it, in one commit.
 
     Raises SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is committed
-    then. Published columns, filter and leaves are those that the snapshot sees.
+    then. Published columns, filter and leaves are those that the snapshot sees. SnapshotLost too when it sees
+    publications that were altered after they had ``settled``.
     """
     began = time.monotonic()
     target = job.pipeline.target
     uri = target_uri(target.root, table_id.schema, table_id.name)
     with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
+        check_settled(holder, settled)
         table, storage = _published_as_of(holder, job, table_id)
+        membership = read_version_as_of(holder, settled, table.oid)
         options = target.types_of(str(table_id))
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
@@ -151,7 +155,7 @@ def sync_table(
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}:{generation}", attempt)
         with _progress(holder, table_id, tasks):
             written = replace_target(spark, uri, frame, txn, metadata)
-        _check_unaltered(job, table)
+        _check_unaltered(job, table, membership)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
@@ -164,7 +168,12 @@ def sync_table(
 
 
 def _sync_locked(
-    spark: SparkSession, job: Job, table_id: TableId, reason: str | None, ledger_lock: threading.Lock
+    spark: SparkSession,
+    job: Job,
+    table_id: TableId,
+    reason: str | None,
+    ledger_lock: threading.Lock,
+    settled: Settled,
 ) -> SyncResult:
     """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost."""
     name = str(table_id)
@@ -189,7 +198,10 @@ def _sync_locked(
                 with attempt:
                     lock.check()
                     number = attempt.retry_state.attempt_number
-                    result, table = sync_table(spark, job, table_id, generation, number)
+                    if number > 1:
+                        with job.connect("sync") as connection:
+                            settled = settle_again(connection, settled)
+                    result, table = sync_table(spark, job, table_id, generation, number, settled)
         except Exception as err:
             record(FAILED, generation, reason=f"{type(err).__name__}: {first_line(err)}")
             raise
@@ -257,7 +269,7 @@ def _read_published(connection: psycopg.Connection[Any], job: Job) -> list[Publi
         raise NotPrimary(
             f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: copy from the primary"
         )
-    return read_published_tables(connection, [p.name for p in job.pipeline.source.publications])
+    return read_published_tables(connection, _publications(job))
 
 
 def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] | None) -> list[PublishedTable]:
@@ -275,11 +287,14 @@ def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] 
     return [table for table in published if table.id in asked]
 
 
+def _publications(job: Job) -> list[str]:
+    return [p.name for p in job.pipeline.source.publications]
+
+
 def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[PublishedTable, StorageState | None]:
     """The table, and how its rows are stored, as the snapshot sees them."""
-    names = [p.name for p in job.pipeline.source.publications]
     try:
-        tables = read_published_tables(holder.connection, names)
+        tables = read_published_tables(holder.connection, _publications(job))
         present = read_present_tables(holder.connection, [t.oid for t in tables if t.id == table_id])
     except psycopg.Error as err:
         raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
@@ -289,13 +304,18 @@ def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tup
     raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
 
 
-def _check_unaltered(job: Job, copied: PublishedTable) -> None:
-    """Chunks name columns; whether these are still the same columns is asked once, when all are read."""
+def _check_unaltered(job: Job, copied: PublishedTable, membership: str) -> None:
+    """Chunks name columns; whether these, and what is published, are still the same is asked once, when all are read."""
     with job.connect("sync") as connection:
         present = {t.oid: t for t in _read_published(connection, job)}.get(copied.oid)
+        same = read_version(connection, _publications(job), copied.oid) == membership
     then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.columns}
     if present is None or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}:
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
+    if not same:
+        raise SnapshotLost(
+            f"{copied.id} was published in another way while it was copied, or left and returned: its copy starts again"
+        )
 
 
 def _column_states(table: PublishedTable, options: TypeOptions) -> list[ColumnState]:

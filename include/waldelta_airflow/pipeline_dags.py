@@ -109,7 +109,8 @@ def _initial_sync(job: _Job) -> DAG:
             options={"tables": "{{ (params.tables or []) | join(',') }}", "reason": "{{ params.reason or '' }}"},
             execution_timeout=settings.SYNC_TIMEOUT,
         )
-        check = job.task("check", "sync", stage="check")
+        # What was copied beside a table that failed is checked and told, once the last retry has ended.
+        check = job.task("check", "sync", stage="check", trigger_rule=TriggerRule.ALL_DONE)
         _close(sync, check, job.report("sync"))
     return dag
 

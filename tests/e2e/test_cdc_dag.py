@@ -211,6 +211,25 @@ def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
     assert shop.is_equal()
 
 
+def test_a_table_that_cant_be_copied_doesnt_keep_the_others_from_being_checked(shop):
+    """Check, report and event of the table that was copied; the sync and the run are red."""
+    customers = DeltaTable(f"{shop.root}/public/customers")
+    customers.alter.set_table_properties({"delta.appendOnly": "true"})
+    run = shop.client.wait("shop_initial_sync", shop.client.trigger("shop_initial_sync", {"tables": [
+        "public.customers", "public.orders",
+    ]}))  # fmt: skip
+    assert run.state == "failed"
+    assert run.states == {"sync": "failed", "check": "success", "report": "success", "fail_the_run": "failed"}
+    assert "public.customers" in shop.client.log("shop_initial_sync", run.run_id, "sync")
+    assert "checked table=public.orders" in shop.client.log("shop_initial_sync", run.run_id, "check")
+    (event,) = shop.client.asset_events(source_dag_id="shop_initial_sync", source_run_id=run.run_id)
+    assert event["name"] == "shop/public.orders"
+    customers.update_incremental()
+    customers.alter.set_table_properties({"delta.appendOnly": "false"})
+    shop.run("initial_sync", tables=["public.customers"])
+    assert shop.is_equal()
+
+
 def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop):
     """No Spark: the look takes under 3 s, the rest is skipped, the run is a success, WAL is released."""
     shop.run("cdc")

@@ -189,11 +189,9 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
     result = consume(spark, job)
     assert result.status == "succeeded"
     assert result.never_copied == ["public.late", "public.later"]
-    assert result.warnings == [
-        "published, but without a copy that changes could be applied to: public.late (it was never copied), public.later (it "
-        f"was never copied); run the initial sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was "
-        "never copied"
-    ]
+    (told,) = result.warnings
+    assert "applied to: public.late (it was never copied), public.later (it was never copied); run the initial" in told
+    assert f"{job.pipeline.pipeline}_initial_sync" in told
     targets = read_status(job)["targets"]
     assert {name: (t["due"], t["status"]) for name, t in targets.items()} == {
         "public.late": ("first copy", None), "public.later": ("first copy", None),

@@ -75,6 +75,13 @@ def test_a_run_in_several_processes_stays_failed(job):
     assert run(job, only=["check", "report"])[1] == "succeeded"
 
 
+def test_a_run_isnt_good_when_an_early_stage_left_no_result(job):
+    """Its process was killed before it could say anything; what ran afterwards found nothing wrong."""
+    assert run(job, only=["land"])[1] == "running"
+    assert run(job, only=["check", "report"])[1] == "failed"
+    assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
+
+
 def test_a_stage_that_is_run_again_makes_later_results_void(job):
     """A retried apply may have changed other tables: they are checked and told as well, not taken for done."""
     run(job, ["apply"])

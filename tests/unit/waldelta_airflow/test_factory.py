@@ -88,6 +88,14 @@ def test_check_and_report_run_though_something_failed(dags):
     assert (rules["apply"], rules["fail_the_run"]) == ("all_success", "one_failed")
 
 
+def test_tables_copied_beside_one_that_failed_are_checked_and_reported(dags):
+    """Nothing comes before the sync that could have skipped it, so its failure alone doesn't end the run's work."""
+    rules = {t.task_id: t.trigger_rule.value for t in dags["shop_initial_sync"].tasks}
+    assert rules == {
+        "sync": "all_success", "check": "all_done", "report": "all_done_min_one_success", "fail_the_run": "one_failed",
+    }  # fmt: skip
+
+
 def test_runs_of_the_cdc_dag_leave_large_copies_to_the_initial_sync(dags):
     """Its first two tasks say so to the job, whichever of them runs the stage; a run of that DAG follows."""
     tasks = {t.task_id: t for t in dags["shop_cdc"].tasks}
