@@ -15,6 +15,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import PeekTimeout
 from waldelta.job import Job
+from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, most_changes
 from waldelta.recover import recover, slot_move
@@ -69,8 +70,10 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     """Land and consume everything up to the present end of the server's WAL.
 
     The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
+    Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
     """
     identity, ledger = job.slot_identity(), job.ledger
+    check_writable(job.pipeline.target.root)
     change_log = job.change_log(identity)
     with job.connect("drain") as connection:
         server = read_position(connection)

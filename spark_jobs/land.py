@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from spark_jobs.task_error import named_error
+from spark_jobs.writable import write_error
 from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter
 from waldelta.peek import LANDING_SCHEMA, PeekBound, peek
@@ -34,11 +35,14 @@ _ROW_GROUP_BYTES = 16 << 20
 
 
 def create_change_log(spark: SparkSession, uri: str) -> None:
-    """Create the empty change log when there is none."""
-    spark.sql(
-        f"create table if not exists delta.`{uri}` (batch bigint, {_DDL}) using delta partitioned by (batch) "
-        f"tblproperties ('delta.dataSkippingStatsColumns' = '{_STATISTICS}', 'delta.checkpointInterval' = '50')"
-    )
+    """Create the empty change log when there is none; raises TargetNotWritable."""
+    try:
+        spark.sql(
+            f"create table if not exists delta.`{uri}` (batch bigint, {_DDL}) using delta partitioned by (batch) "
+            f"tblproperties ('delta.dataSkippingStatsColumns' = '{_STATISTICS}', 'delta.checkpointInterval' = '50')"
+        )
+    except Exception as err:
+        raise write_error(uri, err) or err from None
 
 
 def land(
@@ -46,7 +50,8 @@ def land(
 ) -> None:
     """Peek up to ``bound`` in one Spark task and append what came as ``batch``; durable when it returns.
 
-    Raises what the task raised: SlotInUse, PeekTimeout, DecodeError (nothing is landed then, the slot keeps everything).
+    Raises what the task raised: SlotInUse, PeekTimeout, DecodeError, or TargetNotWritable (nothing is landed then, the slot
+    keeps everything).
     Delta skips an append whose batch is already there, silently: raises LateWriter when the commit isn't ours.
     """
 
@@ -79,7 +84,7 @@ def land(
         )
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
-        raise named_error(err) or err from err
+        raise named_error(err) or write_error(change_log.uri, err) or err from err
     change_log.make_durable()
     if not change_log.has_commit(metadata):
         raise LateWriter(f"batch {batch} of slot {source.slot!r} was landed by another run: run again")

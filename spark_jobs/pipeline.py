@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +36,24 @@ class Pipeline:
         """One run of a verb, for callers that need its ledger or connection."""
         return load_job(self.file, run_id, **details)
 
-    def check(self) -> SetupPlan:
-        """Look at the source without changing anything: findings, and what setup would do."""
+    def check(self, spark: SparkSession | None = None) -> SetupPlan:
+        """Look at source and lake without changing anything: findings, and what setup would do.
+
+        A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object store isn't asked.
+        """
+        from waldelta.finding import lacking
+        from waldelta.lake import find_unwritable
         from waldelta.setup import plan_setup
 
-        job = self.job()
+        job, root = self.job(), self.file.target.root
         with job.connect("check") as connection:
-            return plan_setup(connection, job)
+            plan = plan_setup(connection, job)
+        problems = [find_unwritable(root)]
+        if spark is not None:
+            from spark_jobs.writable import find_unwritable_in_task
+
+            problems.append(find_unwritable_in_task(spark, root))
+        return replace(plan, findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)))
 
     def setup(self, run_id: str | None = None) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent."""

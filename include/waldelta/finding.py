@@ -10,7 +10,8 @@ from typing import Literal
 class Finding:
     """One thing preflight found; a ``problem`` refuses set-up.
 
-    ``lacks_privilege``: a grant, or a DBA who runs the plan's SQL, takes the problem away.
+    ``lacks_privilege``: whoever asks lacks a right on the source or the lake; a grant takes the problem away, and a DBA who
+    runs the plan's SQL hasn't got it.
     """
 
     severity: Literal["problem", "warning"]

@@ -74,18 +74,35 @@ def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
 
 
 def check_writable(root: str) -> None:
-    """Raises TargetNotWritable when the lake's root is on this machine and can't be written; object stores tell later."""
+    """Make the lake's root; raises TargetNotWritable when it is on this machine and can't be written.
+
+    Object stores aren't asked: they tell with the first write.
+    """
+    folder = local_path(root)
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise TargetNotWritable(_unwritable(root, err)) from None
+    if (problem := find_unwritable(root)) is not None:
+        raise TargetNotWritable(problem)
+
+
+def find_unwritable(root: str) -> str | None:
+    """Why the lake's root can't be written, or made, from here; makes nothing. None for object stores, which aren't asked."""
     folder = local_path(root)
     if folder is None:
-        return
+        return None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
     except OSError as err:
-        raise TargetNotWritable(
-            f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever runs the job"
-        ) from None
+        return _unwritable(root, err)
+
+
+def _unwritable(root: str, err: OSError) -> str:
+    return f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever runs the job"
 
 
 def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
