@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +32,9 @@ from spark_jobs.task_error import first_line, named_error
 from waldelta.change_log import ChangeLog
 from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
-from waldelta.lake import bookkeeping_uri, encode_segment, remove_folder
+from waldelta.lake import remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
+from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
@@ -236,7 +236,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     if not plan.volume.rows and not plan.truncated:
         return read_present_version(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
-    staged = _staging_folder(job, state, tag.batch)
+    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         check()
         if plan.evolution is not None:
@@ -256,13 +256,6 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     finally:
         remove_folder(staged)
     return read_commit(job, state, tag)
-
-
-def _staging_folder(job: Job, state: TableState, batch: int) -> str:
-    # Any run id, however long, gives a short folder name of its own.
-    run = hashlib.sha256(job.run_id.encode()).hexdigest()[:12]
-    folder = encode_segment(f"{state.table_name[:60]}-{state.generation}-{batch}-{run}")
-    return f"{bookkeeping_uri(job.pipeline.target.root, 'staging')}/{folder}"
 
 
 def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTag:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.target import set_deletion_vectors
 from waldelta.errors import LockHeld
 from waldelta.job import Job
-from waldelta.lake import CHANGES, bookkeeping_uri
+from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder
 from waldelta.ledger import now
 from waldelta.ledger_upkeep import prune_ledger
+from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
 from waldelta.transactions import Prepared
 from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
@@ -33,6 +35,10 @@ _FILE_SIZES = {
 }
 
 
+# Longer than any run: an interrupted one may go on in a Spark Connect server.
+_STAGED_FOR = timedelta(hours=24)
+
+
 def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
@@ -41,6 +47,7 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """
     stages: dict[str, Stage] = {
         "targets": _targets,
+        "leftovers": _leftovers,
         "change_log": _change_log,
         "ledger": _ledger,
         "reports": _reports,
@@ -80,6 +87,23 @@ def _compact(spark: SparkSession, uri: str, hours: int) -> None:
     with session_settings(spark, _FILE_SIZES):
         spark.sql(f"optimize {path(uri)}").collect()
     spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
+
+
+def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """Remove what killed runs had staged: by age, since a server may go on for a while, and never what may be in use."""
+    root = job.pipeline.target.root
+    known = {state.table_name for state in job.ledger.table_rows()}
+    removed = 0
+    for leftover in find_leftovers(root, known, now() - _STAGED_FOR):
+        try:
+            with ExitStack() as locks:
+                for table in leftover.tables:
+                    locks.enter_context(target_lock(job, table))
+                remove_folder(leftover.uri)
+                removed += 1
+        except LockHeld as err:
+            log.info("%s left for the next time: %s", leftover.uri, err)
+    stage.detail = f"{removed} folders of staged changes removed"
 
 
 def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

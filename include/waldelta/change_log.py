@@ -125,6 +125,30 @@ class ChangeLog:
                 found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
         return found
 
+    def held_by(self, snapshot: Snapshot, after_batch: int) -> int:
+        """The last batch up to which a snapshot sees every transaction after ``after_batch``, from file statistics alone.
+
+        A copy taken from that snapshot holds all of them, so nobody has to read them for it.
+        """
+        table = self._open()
+        if table is None:
+            return after_batch
+        actions = pa.table(table.get_add_actions(flatten=True))
+        if "max.xid8" not in actions.column_names:
+            return after_batch
+        last: dict[int, int | None] = {}
+        for file in actions.select(["partition.batch", "max.xid8"]).to_pylist():
+            batch, highest = int(file["partition.batch"]), file["max.xid8"]
+            before = last.get(batch, highest)
+            last[batch] = None if highest is None or before is None else max(highest, before)
+        held = after_batch
+        for batch in sorted(batch for batch in last if batch > after_batch):
+            highest = last[batch]
+            if highest is None or highest >= snapshot.xmin:
+                break
+            held = batch
+        return held
+
     def landed_end(self, batch: int) -> int:
         """The end of a batch's last transaction, from the log's file statistics alone."""
         actions = pa.table(self._must_open().get_add_actions(flatten=True))

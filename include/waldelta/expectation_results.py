@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.lake import bookkeeping_uri, sync_commit
+from waldelta.ledger_table import LedgerTable
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("at", pa.timestamp("us", tz="UTC")),
@@ -67,3 +68,9 @@ def read_expectation_results(root: str, storage_options: dict[str, str] | None =
     except TableNotFoundError:
         return []
     return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
+
+
+def prune_expectation_results(root: str, oldest: datetime, storage_options: dict[str, str] | None = None) -> int:
+    """Drop results older than ``oldest``, and leave one file; returns how many were dropped."""
+    table = LedgerTable(bookkeeping_uri(root, ExpectationResult.table), ExpectationResult.schema, storage_options)
+    return table.prune(lambda rows: [row["at"] >= oldest for row in rows])

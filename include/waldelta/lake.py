@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSystem, FileType, LocalFileSystem
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from waldelta.errors import TargetNotWritable
 
@@ -131,6 +132,17 @@ def remove_folder(uri: str) -> None:
     files, path = _file_system(uri)
     if files.get_file_info(path).type != FileType.NotFound:
         files.delete_dir(path)
+
+
+def list_folders(uri: str) -> dict[str, datetime]:
+    """The folders right below a folder, by URI, and when anything in each was written last; none when it isn't there."""
+    files, path = _file_system(uri)
+    written: dict[str, datetime] = {}
+    for info in files.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
+        name, _, rest = info.path.removeprefix(path).lstrip("/").partition("/")
+        if (rest or info.type == FileType.Directory) and info.mtime is not None:
+            written[name] = max(written.get(name, info.mtime), info.mtime)
+    return {f"{uri}/{name}": at for name, at in written.items()}
 
 
 def _file_system(uri: str) -> tuple[FileSystem, str]:

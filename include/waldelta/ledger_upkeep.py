@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from waldelta.expectation_results import prune_expectation_results
 from waldelta.ledger import BatchCut, ColumnState, Ledger, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
@@ -25,6 +26,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
         + ledger.prune(Run, lambda rows: keep_runs(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
+        + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
     )
 
 

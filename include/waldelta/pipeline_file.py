@@ -120,6 +120,10 @@ class Source(_Model):
 
     conn_id: str = Field(min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>")
     slot: str = Field(description="name of the logical replication slot")
+    adopt_slot: bool = Field(
+        False,
+        description="true: take over a slot that exists and that somebody else has read; nobody else may read it then",
+    )
     publications: tuple[Publication, ...] = Field(min_length=1)
     options: Options = Options()
 

@@ -16,13 +16,11 @@ from typing import Any
 import psycopg
 import tenacity
 
-from waldelta.change_log import ChangeLog
-from waldelta.consume import kept_copy
-from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotForeign, SlotMissing, SourceError, TableBusy
-from waldelta.finding import Finding, problem, size, warning
+from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
+from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
-from waldelta.ledger import SlotMove, now
+from waldelta.ledger import now
 from waldelta.locks import slot_lock
 from waldelta.pipeline_file import Publication
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
@@ -37,8 +35,8 @@ from waldelta.publication import (
     try_publications,
     wanted_publication,
 )
-from waldelta.server import read_position
-from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
+from waldelta.setup_slot import copy_that_stays, ensure_slot, judge_history, made_here, slot_life, slot_that_stays
+from waldelta.slot import PLUGIN, check_ours, drop_slot, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standing import read_published, read_standings, record_removed
 
@@ -138,7 +136,7 @@ def plan_setup(conn: Connection, job: Job) -> SetupPlan:
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
     findings += _too_late(managed, facts)
     findings += _forgotten(job, actual)
-    findings += _slot_history(job, slot)
+    findings += judge_history(job, slot)
     return SetupPlan(
         findings=tuple(dict.fromkeys(findings)),
         statements=plan_publications(managed, actual),
@@ -162,7 +160,7 @@ def apply_setup(conn: Connection, job: Job) -> SetupPlan:
         # Before the publications change for others: whoever dies in between has at most recorded too much.
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
         _record_removed(conn, job)  # what a DBA changed by hand
-        _ensure_slot(conn, job)
+        ensure_slot(conn, job)
     return plan
 
 
@@ -175,7 +173,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
     slot = job.pipeline.source.slot
     dropped: list[str] = []
     with slot_lock(job):
-        moves = _life(job)
+        moves = slot_life(job)
         ours = [p for p in read_publications(conn).values() if _is_ours(job, p)]
         if not_owned := [p.name for p in ours if not p.owned]:
             raise PrivilegeMissing(
@@ -183,7 +181,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
                 "drop publication, then run teardown again"
             )
         if moves and moves[-1].event != "dropped":
-            if _made_here(moves):
+            if made_here(moves):
                 # The slot goes first: once the publications are gone, it could not be read any more.
                 found = read_slot(conn, slot)
                 if found is not None:
@@ -193,7 +191,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-        return dropped + _slot_that_stays(read_slot(conn, slot), moves) + _copy_that_stays(conn, slot)
+        return dropped + slot_that_stays(read_slot(conn, slot), moves) + copy_that_stays(conn, slot)
 
 
 def run_statements(
@@ -291,100 +289,6 @@ def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Fin
             f"publication {name!r} was made by this pipeline and is no longer in its file: it stays; once the slot has "
             "been read past this change, drop it by hand"
         )
-
-
-# --- slot ---------------------------------------------------------------------------------------------------------
-
-
-def _life(job: Job) -> list[SlotMove]:
-    """What was done to the slot as a whole, oldest first."""
-    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
-
-
-def _made_here(moves: Sequence[SlotMove]) -> bool:
-    """Whether the slot's present life began with its creation by this pipeline."""
-    return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
-
-
-def _slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
-    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
-    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database:
-        return []
-    if moves and not _made_here(moves):
-        why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
-    else:
-        why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
-    line = (
-        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why}; unless somebody else "
-        f"reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
-    )
-    return [line]
-
-
-def _copy_that_stays(conn: Connection, slot: str) -> list[str]:
-    kept = kept_copy(conn, slot)
-    if kept is None:
-        return []
-    line = (
-        f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch (docs/consume.md); once that was "
-        f"looked at, drop it: select pg_drop_replication_slot('{kept}')"
-    )
-    return [line]
-
-
-def _slot_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
-    moves, name = _life(job), job.pipeline.source.slot
-    alive = bool(moves) and moves[-1].event in ("created", "adopted")
-    if alive and slot is None:
-        yield problem(
-            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes since then are lost to "
-            "the lake; run teardown, then setup and the initial sync, which copies the tables anew"
-        )
-    if alive and slot is not None and slot.system_identifier != moves[-1].system_identifier:
-        yield problem(
-            f"slot {name!r} was set up on system {moves[-1].system_identifier}, the connection now leads to system "
-            f"{slot.system_identifier}: point the connection back, or run teardown, setup and the initial sync"
-        )
-    if not alive and slot is not None and not (moves and moves[-1].event == "creating"):
-        yield warning(f"slot {name!r} existed before: it is read from where it stands, and teardown will leave it")
-
-
-def _ensure_slot(conn: Connection, job: Job) -> None:
-    """Create the slot, or adopt the one that exists, and record it; nothing when that was done before."""
-    moves, slot = _life(job), read_slot(conn, job.pipeline.source.slot)
-    if moves and moves[-1].event in ("created", "adopted"):
-        return
-    if slot is not None:
-        # A run that died between creating the slot and recording it left 'creating'; nobody has read the slot since.
-        ours = bool(moves) and moves[-1].event == "creating" and slot.confirmed_flush_lsn.value >= moves[-1].lsn
-        _record(job, slot, "created" if ours else "adopted")
-        return
-    name, position = job.pipeline.source.slot, read_position(conn)
-    system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
-    job.ledger.append(SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed))
-    try:
-        slot = create_slot(conn, name, two_phase=job.pipeline.source.options.two_phase)
-    except psycopg.errors.DuplicateObject as err:
-        raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
-    _record(job, slot, "created")
-
-
-def _record(job: Job, slot: SlotState, event: str) -> None:
-    incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
-    # Batches of an earlier life stay in the change log; the new life begins behind them.
-    behind = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
-    job.ledger.append(
-        SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
-    )
-    log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
-
-
-def _incarnation(job: Job, slot: SlotState) -> str:
-    """Where the slot's life begins; numbered when one began there before: a slot adopted again need not have moved."""
-    began = str(slot.confirmed_flush_lsn)
-    lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}
-    earlier = sum(life == began or life.startswith(f"{began}.") for life in lives)
-    return f"{began}.{earlier + 1}" if earlier else began
 
 
 # CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.

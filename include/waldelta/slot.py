@@ -57,6 +57,8 @@ class SlotState:
     retained_bytes: int
     system_identifier: str
     timeline: int
+    # Transactions that were ever decoded for it, as far as the server's statistics reach back.
+    decoded: int = 0
 
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
@@ -87,6 +89,7 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         retained_bytes=max(0, int(row.retained_bytes or 0)),
         system_identifier=row.system_identifier,
         timeline=row.timeline,
+        decoded=row.decoded or 0,
     )
 
 
@@ -214,6 +217,10 @@ select s.slot_name,
        to_jsonb(s) as everything,
        pg_wal_lsn_diff(w.lsn, s.restart_lsn) as retained_bytes,
        c.system_identifier::text,
+       (
+           select greatest(t.total_txns, sign(t.total_bytes)::bigint) from pg_stat_replication_slots t
+           where t.slot_name = s.slot_name
+       ) as decoded,
        case
            when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
            else ('x' || substr(pg_walfile_name(w.lsn), 1, 8))::bit(32)::int

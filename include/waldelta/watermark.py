@@ -12,6 +12,7 @@ from waldelta.job import Job
 from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.ledger import BatchCut, TableState
 from waldelta.standing import SYNCED
+from waldelta.visibility import Snapshot
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
@@ -40,9 +41,10 @@ def check_same_copy(job: Job, state: TableState) -> TableState:
 
 
 class Watermarks:
-    """The last batch that each target holds; 0 when it holds its copy alone.
+    """The last batch that each target holds.
 
-    A target without changes in a batch gets no commit for it, so the last cut counts too; the ledger is read once.
+    A target without changes in a batch gets no commit for it, so the last cut counts too; the ledger is read once. Of one
+    that holds its copy alone, it is the last batch before any transaction that the copy's snapshot doesn't see.
     """
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
@@ -60,7 +62,10 @@ class Watermarks:
                 f"{state.table_name}: its target {uri} is gone: run the initial sync for it again"
             ) from err
         committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
-        return max(committed, self._in_cut(state), self._floor)
+        applied = max(committed, self._in_cut(state), self._floor)
+        if applied > self._floor or not state.snapshot:
+            return applied
+        return self._job.change_log(self.identity).held_by(Snapshot.parse(state.snapshot), self._floor)
 
     def _in_cut(self, state: TableState) -> int:
         cut = self._cut

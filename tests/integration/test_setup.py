@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from waldelta import setup
+from waldelta import setup, setup_slot
 from waldelta.connection import connect
 from waldelta.errors import LockHeld, PreflightFailed, PrivilegeMissing, TableBusy, TransactionsStillOpen
 from waldelta.job import Job
@@ -317,17 +318,17 @@ def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, lake, 
 def test_setup_that_died_half_way_is_finished_by_the_next(database, conn, lake, tables, monkeypatch, dies_after):
     """A slot made by a run that died before it could record it counts as created, not adopted."""
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
-    real = setup.create_slot
+    real = setup_slot.create_slot
 
     def dying(*args, **kwargs):
         if dies_after == "slot":
             real(*args, **kwargs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(setup, "create_slot", dying)
+    monkeypatch.setattr(setup_slot, "create_slot", dying)
     with pytest.raises(KeyboardInterrupt):
         apply_setup(conn, job)
-    monkeypatch.setattr(setup, "create_slot", real)
+    monkeypatch.setattr(setup_slot, "create_slot", real)
     apply_setup(conn, job)
     assert events(lake)[-1] == "created"
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
@@ -376,6 +377,72 @@ def test_old_transactions_hold_up_slot_creation(database, conn, tables, prepared
             other.rollback()
             if prepared:
                 database.execute(f"rollback prepared '{gid}'")
+
+
+def test_a_slot_that_could_not_be_created_is_nobodys_later(database, conn, lake, tables, monkeypatch):
+    """Somebody else makes one of that name afterwards: it isn't taken for ours, and teardown leaves it."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    real = setup_slot.create_slot
+    monkeypatch.setattr(setup_slot, "create_slot", lambda *args, **kwargs: real(*args, **kwargs, timeout_s=0.2))
+    with database.connect() as other:
+        other.execute("insert into planes values ('a', 1)")
+        with pytest.raises(TransactionsStillOpen):
+            apply_setup(conn, job)
+        other.rollback()
+    monkeypatch.undo()
+    assert events(lake) == ["creating", "dropped"]
+    create_slot(conn, job.pipeline.source.slot)
+    apply_setup(conn, job)
+    assert events(lake)[-1] == "adopted"
+    dropped, _ = teardown(conn, job)
+    assert dropped == "publication p"
+    assert read_slot(conn, job.pipeline.source.slot) is not None
+
+
+def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, lake, tables):
+    """Idle at the moment: adopted, its reader would lose what the pipeline consumes. Named explicitly, it is."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
+    slot = job.pipeline.source.slot
+    conn.execute("create publication theirs for table planes")
+    create_slot(conn, slot)
+    conn.execute("insert into planes values ('theirs', 1)")
+    _get_as(conn, slot, "theirs")
+    before = state(database)
+    with pytest.raises(PreflightFailed, match=r"somebody has read it: .* write source\.adopt_slot: true or drop it"):
+        apply_setup(conn, job)
+    assert (state(database), events(lake)) == (before, [])
+    named = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]}, slot=slot, adopt_slot=True)
+    assert any("existed before" in w for w in apply_setup(conn, named).warnings)
+    assert events(lake) == ["adopted"]
+
+
+def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, tables):
+    """Where it left it; once somebody else has moved it, it is somebody else's."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
+    slot = job.pipeline.source.slot
+    create_slot(conn, slot)
+    apply_setup(conn, job)
+    conn.execute("insert into planes values ('ours', 1)")
+    _get_as(conn, slot, "p")
+    moved = read_slot(conn, slot).confirmed_flush_lsn.value
+    job.ledger.append(replace(job.ledger.slot_moves()[-1], event="intent", lsn=moved))
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert events(lake)[-2:] == ["dropped", "adopted"]
+    teardown(conn, job)
+    conn.execute("create publication theirs for table planes")
+    conn.execute("insert into planes values ('theirs', 1)")
+    _get_as(conn, slot, "theirs")
+    with pytest.raises(PreflightFailed, match="somebody has read it"):
+        apply_setup(conn, job)
+
+
+def _get_as(conn, slot, publication):
+    conn.execute(
+        "select count(*) from pg_logical_slot_get_binary_changes"
+        "(%s, null, null, 'proto_version', '1', 'publication_names', %s)",
+        (slot, publication),
+    )
 
 
 def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):

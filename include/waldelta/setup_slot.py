@@ -1,0 +1,141 @@
+"""The slot in set-up and teardown: whose it is, by the lake's bookkeeping and the server, and its making or adoption."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from waldelta.change_log import ChangeLog
+from waldelta.consume import kept_copy
+from waldelta.errors import SlotForeign, WaldeltaError
+from waldelta.finding import Finding, problem, size, warning
+from waldelta.job import Job
+from waldelta.ledger import SlotMove, now
+from waldelta.server import read_position
+from waldelta.slot import PLUGIN, SlotState, create_slot, read_slot
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+
+def slot_life(job: Job) -> list[SlotMove]:
+    """What was done to the slot as a whole, oldest first."""
+    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
+
+
+def made_here(moves: Sequence[SlotMove]) -> bool:
+    """Whether the slot's present life began with its creation by this pipeline."""
+    return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
+
+
+def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
+    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
+    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database:
+        return []
+    if moves and not made_here(moves):
+        why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
+    else:
+        why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
+    line = (
+        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why}; unless somebody else "
+        f"reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
+    )
+    return [line]
+
+
+def copy_that_stays(conn: Connection, slot: str) -> list[str]:
+    """A line on the copy that a mismatch left."""
+    kept = kept_copy(conn, slot)
+    if kept is None:
+        return []
+    line = (
+        f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch (docs/consume.md); once that was "
+        f"looked at, drop it: select pg_drop_replication_slot('{kept}')"
+    )
+    return [line]
+
+
+def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
+    """What the bookkeeping says against using the slot: it is gone, another server's, or somebody else's."""
+    moves, name = slot_life(job), job.pipeline.source.slot
+    alive = bool(moves) and moves[-1].event in ("created", "adopted")
+    if alive and slot is None:
+        yield problem(
+            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes since then are lost to "
+            "the lake; run teardown, then setup and the initial sync, which copies the tables anew"
+        )
+    if alive and slot is not None and slot.system_identifier != moves[-1].system_identifier:
+        yield problem(
+            f"slot {name!r} was set up on system {moves[-1].system_identifier}, the connection now leads to system "
+            f"{slot.system_identifier}: point the connection back, or run teardown, setup and the initial sync"
+        )
+    if alive or slot is None or _is_half_made(moves, slot):
+        return
+    if slot.decoded and not job.pipeline.source.adopt_slot and not _was_ours(job, slot):
+        yield problem(
+            f"slot {name!r} existed before, and somebody has read it: whoever reads it now and then would lose what this "
+            "pipeline consumes; name another slot, or, when nobody else needs it, write source.adopt_slot: true or drop it: "
+            f"select pg_drop_replication_slot('{name}')"
+        )
+        return
+    yield warning(f"slot {name!r} existed before: it is read from where it stands, and teardown will leave it")
+
+
+def _is_half_made(moves: Sequence[SlotMove], slot: SlotState) -> bool:
+    """Whether a setup that died between creating the slot and recording it has made it; nobody has read it since."""
+    return bool(moves) and moves[-1].event == "creating" and slot.confirmed_flush_lsn.value >= moves[-1].lsn
+
+
+def _was_ours(job: Job, slot: SlotState) -> bool:
+    """Whether the slot stands where this lake's last life of it could have left it: nobody else moved it."""
+    lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
+    if not lives or lives[-1].system_identifier != slot.system_identifier:
+        return False
+    furthest = job.ledger.furthest_lsn(slot.name, lives[-1].incarnation)
+    return lives[-1].lsn <= slot.confirmed_flush_lsn.value <= furthest
+
+
+def ensure_slot(conn: Connection, job: Job) -> None:
+    """Create the slot, or adopt the one that exists, and record it; nothing when that was done before."""
+    moves, slot = slot_life(job), read_slot(conn, job.pipeline.source.slot)
+    if moves and moves[-1].event in ("created", "adopted"):
+        return
+    if slot is not None:
+        _record(job, slot, "created" if _is_half_made(moves, slot) else "adopted")
+        return
+    name, position = job.pipeline.source.slot, read_position(conn)
+    system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
+    creating = SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed)
+    job.ledger.append(creating)
+    try:
+        slot = create_slot(conn, name, two_phase=job.pipeline.source.options.two_phase)
+    except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
+        # Nothing was made: a slot of this name that is there later is somebody else's.
+        job.ledger.append(replace(creating, at=now(), event="dropped"))
+        if isinstance(err, WaldeltaError):
+            raise
+        raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
+    _record(job, slot, "created")
+
+
+def _record(job: Job, slot: SlotState, event: str) -> None:
+    incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
+    # Batches of an earlier life stay in the change log; the new life begins behind them.
+    behind = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
+    job.ledger.append(
+        SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
+    )
+    log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
+
+
+def _incarnation(job: Job, slot: SlotState) -> str:
+    """Where the slot's life begins; numbered when one began there before: a slot adopted again need not have moved."""
+    began = str(slot.confirmed_flush_lsn)
+    lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}
+    earlier = sum(life == began or life.startswith(f"{began}.") for life in lives)
+    return f"{began}.{earlier + 1}" if earlier else began

@@ -1,0 +1,65 @@
+"""What killed runs leave: found by age, with the tables whose locks say whether it is in use."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.unit.test_ledger import NOON, OLD
+from waldelta.expectation_results import (
+    ExpectationResult,
+    append_expectation_results,
+    prune_expectation_results,
+    read_expectation_results,
+)
+from waldelta.ledger import now
+from waldelta.leftovers import Leftover, find_leftovers, staging_folder
+
+DAY = timedelta(days=1)
+
+
+def stage(uri: str, age: timedelta, *parts: str) -> None:
+    """A staged file, and folders, of some age."""
+    file = Path(urlsplit(uri).path, *parts, "part-0.parquet")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    at = (now() - age).timestamp()
+    for path in (file, *file.parents[: len(parts) + 1]):
+        os.utime(path, (at, at))
+
+
+def test_only_folders_without_a_recent_file_are_found(lake):
+    """By the newest file in them; the root's other folders are nobody's business here."""
+    old = staging_folder(lake, "public.t", 1, 7, "killed")
+    young = staging_folder(lake, "public.t", 1, 8, "running")
+    goes_on = staging_folder(lake, "public.u", 1, 8, "x" * 300)
+    stage(old, 2 * DAY, "net")
+    stage(young, timedelta(0), "net")
+    stage(goes_on, 2 * DAY, "net")
+    stage(goes_on, timedelta(0), "complete")
+    stage(f"{lake}/_waldelta/changes", 2 * DAY, "batch=1")
+    assert find_leftovers(lake, ["public.t", "public.u"], now() - DAY) == [Leftover(old, ("public.t",))]
+    assert find_leftovers(f"{lake}/absent", [], now()) == []
+
+
+def test_a_name_that_was_cut_belongs_to_all_tables_it_may_be(lake):
+    """So that no lock is missed; a name that begins like another's doesn't match."""
+    long = "public." + "x" * 70
+    stage(staging_folder(lake, long, 1, 7, "killed"), 2 * DAY)
+    stage(staging_folder(lake, 'public."a-1"', 1, 7, "killed"), 2 * DAY)
+    names = [long, f"{long}y", "public.x", "public.a", 'public."a-1"', 'public."a-1-1"']
+    found = [leftover.tables for leftover in find_leftovers(lake, names, now() - DAY)]
+    assert sorted(found) == [('public."a-1"',), (long, f"{long}y")]
+
+
+def test_old_results_of_expectations_go(lake):
+    def result(at, run_id):
+        return ExpectationResult(at, run_id, "public.t", "e", "m", "critical", "derived", True, None, None, 1)
+
+    assert prune_expectation_results(lake, NOON) == 0
+    append_expectation_results(lake, [result(OLD, "old"), result(OLD, "old")])
+    append_expectation_results(lake, [result(NOON, "new")])
+    assert prune_expectation_results(lake, NOON - DAY) == 2
+    assert [r.run_id for r in read_expectation_results(lake)] == ["new"]
