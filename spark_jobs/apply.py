@@ -28,7 +28,7 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported
 from spark_jobs.target_commit import read_present as read_present_version
-from spark_jobs.task_error import first_line, named_error
+from spark_jobs.task_error import first_line, is_conflict, named_error
 from waldelta.change_log import ChangeLog
 from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
 from waldelta.job import Job
@@ -285,7 +285,6 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTa
 def _apply_error(state: TableState, err: Exception) -> WaldeltaError:
     if (named := named_error(err)) is not None:
         return named
-    text = str(err)
-    if "DELTA_CONCURRENT" in text or "ConcurrentTransactionException" in text:
+    if is_conflict(err):
         return LateWriter(f"{state.table_name}: somebody else committed to the target meanwhile: run again")
     return ApplyError(f"{state.table_name}: {first_line(err)}")

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from spark_jobs.collapse import DELETE, INSERT, EventShape, collapse, event_schema, net_schema
 from spark_jobs.collapse_copies import PLACE, collapse_copies
 from spark_jobs.versions import RelationVersion
+from waldelta.arrow_columns import one_array
 from waldelta.change_log import place_columns
 from waldelta.copy import RAW_TYPE, raw_map
 from waldelta.errors import ApplyError, DecodeError
@@ -209,7 +210,7 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
     """Bring columns of text, named by the position of their type, into the target's types."""
     raws: dict[str, pa.Array] = {}
     for i, name in columns.items():
-        value, raw = plan.types[i].from_text(_one_array(net[name]))
+        value, raw = plan.types[i].from_text(one_array(net[name]))
         net = net.set_column(net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value)
         if raw is not None and raw.null_count < len(raw):
             raws[plan.names[i]] = raw
@@ -217,7 +218,7 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
 
 
 def _typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:
-    value, raw = kind.from_text(_one_array(texts))
+    value, raw = kind.from_text(one_array(texts))
     if pc.any(pc.and_(pa.array(present), pc.is_null(value))).as_py():
         raise ApplyError(
             f"a change came without its key column {name!r}: sync this table again; was its replica identity changed?"
@@ -227,8 +228,3 @@ def _typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt
             f"key column {name!r} has a value that {kind.spark} can't hold: leave such rows out by a row filter"
         )
     return value
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

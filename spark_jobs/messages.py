@@ -18,7 +18,7 @@ from spark_jobs.changes import read_changes
 from spark_jobs.decode import commits
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import CommitTag
-from spark_jobs.task_error import named_error
+from spark_jobs.task_error import is_conflict, named_error
 from waldelta.change_log import ChangeLog, place_columns
 from waldelta.errors import ApplyError, LateWriter
 from waldelta.job import Job
@@ -69,7 +69,7 @@ def write_messages(spark: SparkSession, job: Job) -> int:
             .save(uri)
         )
     except Exception as err:
-        if "DELTA_CONCURRENT" in str(err) or "ConcurrentTransactionException" in str(err):
+        if is_conflict(err):
             raise LateWriter("another run writes messages at this moment: run again") from err
         raise named_error(err) or ApplyError(f"messages not written: {err}") from err
     sync_commit(uri, DeltaTable(uri, storage_options=job.storage_options).version())

@@ -23,6 +23,7 @@ from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
 from spark_jobs.plan import TargetPlan
 from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
+from waldelta.arrow_columns import one_array
 from waldelta.change_log import ChangeLog
 from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
@@ -191,14 +192,14 @@ def _keys(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
     """Each row's key as JSON: the base (``b``) or its present one (``c``)."""
     shape, names = plan.decode.shape, plan.decode.names
     columns = shape.bases if which == "b" else [f"c{i}" for i in shape.key]
-    texts = [pg_text(_one_array(rows[name])) for name in columns]
+    texts = [pg_text(one_array(rows[name])) for name in columns]
     return [json.dumps({names[i]: t for i, t in zip(shape.key, row, strict=True)}) for row in zip(*texts, strict=True)]
 
 
 def _sent(row: pa.Table, plan: TargetPlan, absent: Sequence[str]) -> str:
     """The values of one row that did come, as JSON."""
     raw = dict(row["raw"][0].as_py() or [])
-    texts = {name: pg_text(_one_array(row[f"c{i}"]))[0] for i, name in enumerate(plan.decode.names)}
+    texts = {name: pg_text(one_array(row[f"c{i}"]))[0] for i, name in enumerate(plan.decode.names)}
     return json.dumps({name: raw.get(name, text) for name, text in texts.items() if name not in absent})
 
 
@@ -208,7 +209,7 @@ def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
     for i in plan.decode.shape.toastable:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]
         typed, raw = plan.decode.types[i].from_text(pa.array(texts, pa.string()))
-        both = pa.concat_arrays([_one_array(rows[f"c{i}"]), typed])
+        both = pa.concat_arrays([one_array(rows[f"c{i}"]), typed])
         chosen = pa.array([n + len(rows) if flag else n for n, flag in enumerate(flags)], pa.int64())
         rows = _with_column(rows, f"c{i}", both.take(chosen))
         rows = _with_column(rows, f"u{i}", pa.array([False] * len(rows)))
@@ -249,8 +250,3 @@ def _lacking(rows: pa.Table, plan: TargetPlan) -> Mask:
     for flag in plan.decode.shape.flags:
         lacking |= np.asarray(rows[flag])
     return lacking
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import ddl, path, quote
 from spark_jobs.merge import ROWS_PER_FILE
-from spark_jobs.task_error import first_line, named_error
+from spark_jobs.task_error import first_line, is_conflict, named_error
 from waldelta.catalog import PublishedTable
 from waldelta.copy import METADATA_COLUMNS
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
@@ -32,7 +32,6 @@ _METADATA_TYPES = {"_wd_lsn": "bigint", "_wd_commit_ts": "timestamp", "_wd_raw":
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
 _DELETION_VECTORS = "delta.enableDeletionVectors"
-_CONFLICT = re.compile(r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
 
 
@@ -182,7 +181,7 @@ def _plainly_typed(frame: DataFrame) -> DataFrame:
 def _write_error(uri: str, err: Exception) -> WaldeltaError:
     if (named := named_error(err)) is not None:
         return named
-    if _CONFLICT.search(str(err)):
+    if is_conflict(err):
         return LateWriter(f"{uri} was changed by somebody else while it was replaced: run the sync again")
     return TargetNotWritable(f"{uri} can't be written ({first_line(err)})")
 

@@ -8,6 +8,11 @@ from waldelta import errors
 
 # As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
+# Java has a ConcurrentModificationException too, which is a defect.
+_CONFLICT = re.compile(
+    r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
+    r"|Concurrent(?:Transaction|Append|Write|DeleteRead|DeleteDelete)Exception|(?:Metadata|Protocol)ChangedException"
+)
 
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
@@ -22,6 +27,11 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
             except TypeError:  # an error with a structure of its own keeps its text at least
                 return errors.WaldeltaError(f"{name}: {message.strip()}")
     return None
+
+
+def is_conflict(err: BaseException) -> bool:
+    """Whether somebody else committed to a Delta table meanwhile; the classes' names are all that Connect hands over."""
+    return _CONFLICT.search(str(err)) is not None
 
 
 def first_line(err: BaseException) -> str:

@@ -20,6 +20,7 @@ from adbc_driver_postgresql import StatementOptions
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from waldelta.arrow_columns import storage
 from waldelta.catalog import PublishedTable, TableId
 from waldelta.connection import connect_arrow, describe
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
@@ -154,8 +155,8 @@ def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> p
     values: list[ArrowArray] = []
     raws: dict[str, ArrowArray] = {}
     for (name, target), raw_follows in zip(copy.columns, has_raw, strict=True):
-        value = _storage(next(columns))
-        raw = _storage(next(columns)) if raw_follows else None
+        value = storage(next(columns))
+        raw = storage(next(columns)) if raw_follows else None
         if value.type != target.arrow or pa.types.is_string(value.type):
             value, unheld = target.from_text(value)
             raw = unheld if raw is None else raw
@@ -199,10 +200,6 @@ def _is_valid(array: ArrowArray) -> npt.NDArray[np.bool_]:
 
 def _indexes(values: npt.NDArray[np.integer[Any]]) -> ArrowArray:
     return pa.array(values)
-
-
-def _storage(array: ArrowArray) -> ArrowArray:
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def _run(connection: adbc.Connection, statement: str) -> None:

@@ -53,7 +53,7 @@ class LedgerTable:
         """
         table = self._open()
         if table is None:
-            self._create(row)
+            self._create(pa.Table.from_pylist([row], schema=self.schema))
             return
         newest = self._newest_at(table)
         if newest is not None and row["at"] < newest + _STATISTIC:
@@ -83,6 +83,20 @@ class LedgerTable:
         return _sorted(table, pc.field("at") >= at).to_pylist()[-1] if table is not None and at is not None else None
 
     @_again_when_changed
+    def replace(self, rows: Sequence[dict[str, Any]], predicate: str) -> None:
+        """Put rows in the place of those that a predicate (of Delta's SQL) chooses, in one commit; durable when it returns.
+
+        Their ``at`` is taken as it is: the caller keeps the order among rows that belong together.
+        """
+        data = pa.Table.from_pylist(list(rows), schema=self.schema)
+        table = self._open()
+        if table is None:
+            self._create(data)
+            return
+        write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_ONLY_IF_UNCHANGED)
+        sync_commit(self.uri, table.version())
+
+    @_again_when_changed
     def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
         """Drop the rows that ``keep`` says no to, and leave one file; returns how many were dropped.
 
@@ -104,8 +118,7 @@ class LedgerTable:
         table.cleanup_metadata()
         return dropped
 
-    def _create(self, row: dict[str, Any]) -> None:
-        data = pa.Table.from_pylist([row], schema=self.schema)
+    def _create(self, data: pa.Table) -> None:
         try:
             write_deltalake(
                 self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED

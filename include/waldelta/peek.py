@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import tenacity
 from psycopg import sql
 
+from waldelta.arrow_columns import storage
 from waldelta.connection import connect, connect_arrow
 from waldelta.errors import PeekTimeout, SlotInUse, SourceError
 from waldelta.lsn import Lsn
@@ -183,7 +184,7 @@ def _readers(connection: psycopg.Connection[tuple[int]], slot: str) -> list[int]
 
 
 def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
-    lsn, xid, data = (_storage(column) for column in batch.columns)
+    lsn, xid, data = (storage(column) for column in batch.columns)
     enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), data)
     kind = enveloped.column("kind")
     timeline = pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS))
@@ -193,10 +194,6 @@ def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
         old_key = pc.if_else(streamed, pc.equal(pc.binary_slice(data, 9, 10), b"K"), old_key)
     moves = pc.and_(pc.equal(kind, "U"), old_key)
     return pa.RecordBatch.from_arrays([*enveloped.columns, timeline, moves], schema=LANDING_SCHEMA)
-
-
-def _storage(column: pa.Array) -> pa.Array:
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
 def _big_endian(column: pa.Array, dtype: str) -> pa.Array:

@@ -11,30 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import tenacity
-from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from waldelta.lake import bookkeeping_uri, sync_commit
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger_table import LedgerTable
 
 REREAD, QUARANTINED, RESOLVED = "reread", "quarantined", "resolved"
 
 _UTC = pa.timestamp("us", tz="UTC")
-_ONLY_IF_UNCHANGED = CommitProperties(max_commit_retries=0)
-
-# A reader that opened the table before a rewrite still finds its files.
-_KEEP_FILES_HOURS = 24
-
-_again_when_changed = tenacity.retry(
-    retry=tenacity.retry_if_exception_type(CommitFailedError),
-    wait=tenacity.wait_random(0.01, 0.2),
-    stop=tenacity.stop_after_attempt(20),
-    reraise=True,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,7 @@ class Quarantine:
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, IncompleteRow.table)
-        self._options = storage_options
+        self._table = LedgerTable(self.uri, IncompleteRow.schema, storage_options)
 
     def rows(self, table_name: str, generation: int) -> list[IncompleteRow]:
         """The rows of one copy of a table, oldest first."""
@@ -88,56 +75,27 @@ class Quarantine:
                 counts[name] = len(lacking)
         return counts
 
-    @_again_when_changed
     def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit."""
         # In this order: the first column by which rows are read back in order.
         told = [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
-        data = pa.Table.from_pylist(told, schema=IncompleteRow.schema)
-        table = self._open()
-        if table is None:
-            write_deltalake(self.uri, data, storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED)
-        else:
-            name = table_name.replace("'", "''")
-            predicate = f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
-            write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_ONLY_IF_UNCHANGED)
-        written = self._open()
-        if written is not None:
-            sync_commit(self.uri, written.version())
+        name = table_name.replace("'", "''")
+        self._table.replace(told, f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}")
 
-    @_again_when_changed
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest`` but those of open keys, and leave one file; returns how many were dropped."""
-        table = self._open()
-        if table is None:
-            return 0
-        rows = self._read()
-        copies = {(row.table_name, row.generation) for row in rows}
-        opened = {
-            (*copy, key)
-            for copy in copies
-            for key in open_keys(r for r in rows if (r.table_name, r.generation) == copy)
-        }
-        kept = [r for r in rows if r.at >= oldest or (r.table_name, r.generation, r.key) in opened]
-        if len(kept) < len(rows):
-            data = pa.Table.from_pylist([asdict(row) for row in kept], schema=IncompleteRow.schema)
-            write_deltalake(table, data, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED)
-            sync_commit(self.uri, table.version())
-        table.vacuum(_KEEP_FILES_HOURS, dry_run=False, enforce_retention_duration=False)
-        return len(rows) - len(kept)
+        return self._table.prune(lambda rows: _keep([IncompleteRow(**row) for row in rows], oldest))
 
     def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
-        table = self._open()
-        if table is None:
-            return []
-        rows: list[dict[str, Any]] = table.to_pyarrow_dataset().to_table(filter=chosen).sort_by("at").to_pylist()
-        return [IncompleteRow(**row) for row in rows]
+        return [IncompleteRow(**row) for row in self._table.read(chosen)]
 
-    def _open(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.uri, storage_options=self._options)
-        except TableNotFoundError:
-            return None
+
+def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
+    copies = {(row.table_name, row.generation) for row in rows}
+    opened = {
+        (*copy, key) for copy in copies for key in open_keys(r for r in rows if (r.table_name, r.generation) == copy)
+    }
+    return [r.at >= oldest or (r.table_name, r.generation, r.key) in opened for r in rows]
 
 
 def open_keys(rows: Iterable[IncompleteRow]) -> set[str]:

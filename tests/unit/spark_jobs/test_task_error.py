@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.task_error import named_error
+from spark_jobs.task_error import is_conflict, named_error
 from waldelta.errors import DecodeError, PeekTimeout, SlotInUse
 
 ERRORS = [
@@ -31,3 +31,19 @@ def test_the_same_error_again(err):
             err.offset,
             err.detail,
         )
+
+
+CONFLICTS = {
+    "[DELTA_CONCURRENT_TRANSACTION] This error occurs when multiple streaming queries": True,
+    "[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected": True,
+    "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of the Delta table has been changed": True,
+    "io.delta.exceptions.ConcurrentWriteException: A concurrent transaction has written new data": True,
+    "java.util.ConcurrentModificationException": False,
+    "[DELTA_CANNOT_MODIFY_APPEND_ONLY] This table is configured to only allow appends": False,
+}
+
+
+@pytest.mark.parametrize("text", CONFLICTS)
+def test_what_somebody_elses_commit_is_told_by(text):
+    """A newer run has committed: there is nothing to do, where a defect must not be taken for it."""
+    assert is_conflict(RuntimeError(text)) is CONFLICTS[text]
