@@ -72,13 +72,13 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
     Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
     """
-    identity, ledger = job.slot_identity(), job.ledger
+    identity = job.slot_identity()
     check_writable(job.pipeline.target.root)
     change_log = job.change_log(identity)
     with job.connect("drain") as connection:
         server = read_position(connection)
         create_change_log(spark, change_log.uri)
-        standing = recover(connection, identity, ledger, change_log, server, job.run_id)
+        standing = recover(connection, job, identity, change_log, server)
         stands, batch = standing.confirmed, standing.next_batch
         drained = Drained(stands, stands)
         bite = _Bite(job.pipeline.batch.wal_window_mb << 20, job.pipeline.batch.statement_timeout_s)

@@ -79,17 +79,32 @@ def consume(
 ) -> Transactions:
     """Consume the slot up to ``move.lsn`` and verify that this is what has landed.
 
-    Raises ConsumeMismatch, and makes the slot's copy permanent so that nothing is lost, when the transactions
-    consumed aren't those landed; SlotStuck when the slot didn't move.
+    Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's copy permanent so that
+    nothing is lost (with ``acknowledge: peek`` nothing has been consumed then); SlotStuck when the slot didn't move.
     """
     ledger.append(replace(move, at=now(), event="intent"))
-    if source.options.acknowledge == "advance":
+    if source.options.acknowledge == "get":
+        consumed = _get_verified(connection, source, move, landed)
+    else:
+        if source.options.acknowledge == "peek":
+            check_landed(connection, source, move, landed)
         _advance(connection, source.slot, move.lsn)
         consumed = landed
-    else:
-        consumed = _get_verified(connection, source, move, landed)
     _check_moved(connection, source.slot, move.lsn)
     return consumed
+
+
+def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
+    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
+    held = _count(
+        connection, call("peek", whole(source), Lsn(move.lsn), None, _KIND), two_phase=source.options.two_phase
+    )
+    if not _agree(connection, held, landed):
+        raise ConsumeMismatch(
+            f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
+            "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and initial sync "
+            "start from a fresh copy"
+        )
 
 
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
@@ -114,8 +129,7 @@ def _get_verified(connection: Connection, source: Source, move: SlotMove, landed
     # Without streaming: what is counted is the same whatever the peek's chunks looked like.
     inner = call("get", whole(source), Lsn(move.lsn), None, _KIND)
     consumed = _count(connection, inner, two_phase=source.options.two_phase)
-    rolled_back = _rolled_back(connection, [rows.xid for rows in (*consumed.in_prepared, *landed.in_prepared)])
-    if consumed.without(rolled_back) != landed.without(rolled_back):
+    if not _agree(connection, consumed, landed):
         kept = _keep_copy(connection, source.slot, keep)
         raise ConsumeMismatch(
             f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}; the slot {kept!r} "
@@ -123,6 +137,11 @@ def _get_verified(connection: Connection, source: Source, move: SlotMove, landed
         )
     connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed
+
+
+def _agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
+    rolled_back = _rolled_back(connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)])
+    return one.without(rolled_back) == other.without(rolled_back)
 
 
 def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:

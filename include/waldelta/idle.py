@@ -64,7 +64,7 @@ def look(job: Job) -> Look:
             log.warning("%s", warning)
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
-        standing = recover(connection, identity, ledger, change_log, server, job.run_id)
+        standing = recover(connection, job, identity, change_log, server)
         stands = standing.confirmed
         reason = _work_left(connection, job, identity, change_log)
         position, window = stands, job.pipeline.batch.wal_window_mb << 20

@@ -96,7 +96,7 @@ class Options(_Model):
     two_phase: bool = False
     origin: Literal["any", "none"] = "any"
     messages: bool = False
-    acknowledge: Literal["get", "advance"] = "get"
+    acknowledge: Literal["get", "peek", "advance"] = "get"
 
     @field_validator("streaming", mode="before")
     @classmethod

@@ -9,11 +9,13 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.consume import SlotIdentity, check_no_mismatch, confirmed_lsn, move_idle_slot
+from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import SlotGap, SourceChanged
-from waldelta.ledger import Ledger, SlotMove, now
+from waldelta.job import Job
+from waldelta.ledger import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.server import ServerPosition
+from waldelta.tally import Landed
 
 log = logging.getLogger(__name__)
 
@@ -28,17 +30,18 @@ class Recovered:
 
 def recover(
     connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
     identity: SlotIdentity,
-    ledger: Ledger,
     change_log: ChangeLog,
     server: ServerPosition,
-    run_id: str,
 ) -> Recovered:
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
-    is advanced. It must not be ahead of every position we ever meant to move it to: then somebody else consumed it.
+    is advanced, after what it still holds was compared with what has landed. It must not be ahead of every position we ever
+    meant to move it to: then somebody else consumed it.
     """
+    ledger = job.ledger
     _same_server(identity, server)
     check_no_mismatch(connection, identity.slot)
     confirmed = confirmed_lsn(connection, identity.slot)
@@ -57,10 +60,31 @@ def recover(
             log.info(
                 "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
             )
-            move_idle_slot(connection, identity.slot, ledger, slot_move(identity, run_id, landed_end))
+            move = slot_move(identity, job.run_id, landed_end, last)
+            if _is_unverified(job, change_log, last, confirmed):
+                _compare(connection, job, move, change_log.landed(last))
+            move_idle_slot(connection, identity.slot, ledger, move)
             confirmed = Lsn(landed_end)
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
     return Recovered(confirmed, max(change_log.highest_batch(), last or 0) + 1)
+
+
+def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Landed) -> None:
+    try:
+        check_landed(connection, job.pipeline.source, move, landed.transactions)
+    except psycopg.errors.UndefinedObject as err:
+        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
+        log.warning("slot %s moves without a comparison: %s", move.slot, err)
+
+
+def _is_unverified(job: Job, change_log: ChangeLog, last: int, confirmed: Lsn) -> bool:
+    """Whether the slot is behind the last batch alone: an earlier one was verified before that one landed."""
+    if job.pipeline.source.options.acknowledge == "advance":
+        return False
+    before = change_log.sizes(job.first_batch(), last - 1)
+    return change_log.landed_end(last) > confirmed.value and (
+        not before or change_log.landed_end(max(before)) <= confirmed.value
+    )
 
 
 def slot_move(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from spark_jobs.drain import drain
 from spark_jobs.land import create_change_log, land
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.change_log import ChangeLog
 from waldelta.consume import confirmed_lsn, consume
 from waldelta.errors import ConsumeMismatch, LateWriter, LockHeld, SlotGap, SlotInUse, SourceChanged
 from waldelta.idle import look
@@ -121,6 +123,56 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
         (f"{slot}_mismatch", job.pipeline.source.publications[0].name),
     )
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
+
+
+def wrongly_counted(monkeypatch):
+    """What has landed as if one insert more had."""
+    real = ChangeLog.landed
+
+    def landed(change_log, batch):
+        found = real(change_log, batch)
+        return replace(found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1))
+
+    monkeypatch.setattr(ChangeLog, "landed", landed)
+
+
+@pytest.mark.parametrize("acknowledge", ["get", "peek"])
+def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(spark, database, lake, monkeypatch, acknowledge):
+    """The slot still has it all, so a mismatch needs no copy; it stops runs and looks until somebody has seen to it."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    database.execute("insert into t values (1, 'a')")
+    land_only(spark, job, 1)
+    slot = job.pipeline.source.slot
+    before = confirmed_lsn(database.connection, slot)
+    wrongly_counted(monkeypatch)
+    for verb in (look, partial(drain, spark)):
+        with pytest.raises(ConsumeMismatch, match=r"landed .* in batch 1; nothing was consumed"):
+            verb(job)
+    assert confirmed_lsn(database.connection, slot) == before
+    monkeypatch.undo()
+    drain(spark, job)
+    assert confirmed_lsn(database.connection, slot) > before
+
+
+def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake, monkeypatch):
+    """It moves only over what was found to be the same, so there is nothing to go back to, whenever a run is killed."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": "peek"}))
+    slot = job.pipeline.source.slot
+    monkeypatch.setattr("waldelta.consume._copy_slot", None)
+    database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
+    (landed,) = drain(spark, job).batches
+    assert confirmed_lsn(database.connection, slot).value >= landed.end_lsn
+    before = confirmed_lsn(database.connection, slot)
+    database.execute("insert into t values (501, 'y')")
+    wrongly_counted(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(ConsumeMismatch, match="nothing was consumed"):
+            drain(spark, job)
+    assert confirmed_lsn(database.connection, slot) == before
+    slots = database.execute("select slot_name from pg_replication_slots where database = %s", (database.name,))
+    assert slots == [(slot,)]
 
 
 def test_a_reader_left_behind_is_ended(spark, database, job):
