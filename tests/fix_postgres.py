@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
+from waldelta.connection import connect
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +81,13 @@ def database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Ite
         made.close()
         with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
             admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[psycopg.Connection]:
+    """A connection to the fresh database as waldelta makes it, with its settings."""
+    with connect(database.conninfo, "test") as connection:
+        yield connection
 
 
 @pytest.fixture

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from waldelta.catalog import TableId, read_published_oids, read_published_tables
-from waldelta.connection import connect
 from waldelta.errors import SourceError
 
 pytestmark = pytest.mark.pg
-
-
-@pytest.fixture
-def conn(database):
-    with connect(database.conninfo, "test") as connection:
-        yield connection
 
 
 def published(conn, *publications):

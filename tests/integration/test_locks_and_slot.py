@@ -22,12 +22,6 @@ pytestmark = pytest.mark.pg
 
 
 @pytest.fixture
-def conn(database):
-    with connect(database.conninfo, "test") as connection:
-        yield connection
-
-
-@pytest.fixture
 def job(database, lake):
     return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
 

@@ -29,12 +29,6 @@ ROOT = (
 )
 
 
-@pytest.fixture
-def conn(database):
-    with connect(database.conninfo, "test") as connection:
-        yield connection
-
-
 def refused(database, conn, job):
     """The problems, after making sure that nothing was changed."""
     before = state(database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
+from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -37,12 +38,6 @@ def job_for(conninfo, lake, *publications, name="flights", **source):
 
 
 @pytest.fixture
-def conn(database):
-    with connect(database.conninfo, "test") as connection:
-        yield connection
-
-
-@pytest.fixture
 def tables(database):
     database.execute(
         "create table flights (id int, origin varchar(3), note text, delay int, primary key (id, origin));"
@@ -56,6 +51,23 @@ FLIGHTS = {
     "columns": ["origin", "id", "delay"],
 }
 PLANES = {"name": "public.planes"}
+
+
+@contextmanager
+def role_on(conn, *grants):
+    """A role that may log in and replicate, with what is granted to {role}; gone afterwards with all that it owns."""
+    role = f"role_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {role} login replication password 'p'")
+    try:
+        for grant in grants:
+            conn.execute(grant.format(role=role))
+        yield role
+    finally:
+        conn.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+READS = "grant select on all tables in schema public to {role}"
+OWNS = "grant create on database {database} to {{role}}; create schema app authorization {{role}}"
 
 
 def events(lake):
@@ -150,10 +162,7 @@ def test_change_behind_our_back_is_put_right(database, conn, lake, tables):
 
 def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
     """A DBA runs the script; then a role that owns nothing sets up the rest, and nothing is left to do."""
-    role = f"reader_{uuid.uuid4().hex[:8]}"
-    conn.execute(f"create role {role} login replication password 'p'")
-    conn.execute(f"grant select on all tables in schema public to {role}")
-    try:
+    with role_on(conn, READS) as role:
         info = database.server.conninfo(database.name, role, "p")
         job = job_for(info, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
         with connect(info, "test") as plain:
@@ -176,18 +185,11 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
             assert state(database) == before
             database.execute("drop publication p")
             assert teardown(plain, job) == [f"slot {job.pipeline.source.slot}"]
-    finally:
-        conn.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
-                     (database.name,))  # fmt: skip
-        conn.execute(f"drop owned by {role}; drop role {role}")
 
 
 def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables):
     """A role that owns nothing can't try the filter, and the DBA's role may do anything: the plan itself says no."""
-    role = f"reader_{uuid.uuid4().hex[:8]}"
-    conn.execute(f"create role {role} login replication password 'p'")
-    conn.execute(f"grant select on all tables in schema public to {role}")
-    try:
+    with role_on(conn, READS) as role:
         info = database.server.conninfo(database.name, role, "p")
         outside = {"name": "public.planes", "where": "Year > 1990"}
         with connect(info, "test") as plain:
@@ -196,8 +198,6 @@ def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables
                 plan.require_for_dba()
             assert not any("doesn't own" in text for text in caught.value.problems)
             plan_setup(plain, job_for(info, lake, {"name": "p", "tables": [FLIGHTS]})).require_for_dba()
-    finally:
-        conn.execute(f"drop owned by {role}; drop role {role}")
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r", "\x0b", "\x85", "\u2028"], ids=ascii)
@@ -209,10 +209,7 @@ def test_no_name_ends_a_comment_of_the_script(ending):
 
 def test_least_privilege(database, conn, lake):
     """LOGIN REPLICATION, CREATE on the database and ownership of the tables suffice; no superuser."""
-    role = f"owner_{uuid.uuid4().hex[:8]}"
-    conn.execute(f"create role {role} login replication password 'p'")
-    conn.execute(f"grant create on database {database.name} to {role}; create schema app authorization {role}")
-    try:
+    with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
             plain.execute("create table app.t (id int primary key, v int)")
@@ -221,8 +218,6 @@ def test_least_privilege(database, conn, lake):
             assert plan_setup(plain, job).is_empty
             dropped = teardown(plain, job)
             assert dropped == [f"slot {job.pipeline.source.slot}", "publication p"]
-    finally:
-        conn.execute(f"drop owned by {role} cascade; drop role {role}")
 
 
 def state(database):
@@ -237,10 +232,7 @@ def state(database):
 
 def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
     """Restating a publication needs ownership of every table in it; the whole change is rolled back."""
-    role = f"owner_{uuid.uuid4().hex[:8]}"
-    conn.execute(f"create role {role} login replication password 'p'")
-    conn.execute(f"grant create on database {database.name} to {role}; create schema app authorization {role}")
-    try:
+    with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
             plain.execute("create table app.t (id int primary key); create table app.u (id int primary key)")
@@ -255,8 +247,6 @@ def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
                 apply_setup(plain, job)
             assert state(database) == before
             teardown(plain, job)
-    finally:
-        conn.execute(f"drop owned by {role} cascade; drop role {role}")
 
 
 def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tables):

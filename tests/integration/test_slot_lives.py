@@ -7,18 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.integration.test_setup import job_for
-from waldelta.connection import connect
 from waldelta.ledger import TableState, now
 from waldelta.setup import apply_setup, teardown
 from waldelta.slot import create_slot
 
 pytestmark = pytest.mark.pg
-
-
-@pytest.fixture
-def conn(database):
-    with connect(database.conninfo, "test") as connection:
-        yield connection
 
 
 @pytest.fixture
