@@ -6,10 +6,13 @@ makes an expectation of the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _EXAMPLES = 5
+# Spark's bitmaps have a bit for each of so many neighbouring integers.
+_BITS = 32_768
+_BYTES_PER_KEY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +34,44 @@ class DuplicateKeys:
     examples: tuple[str, ...] = ()
 
 
-def find_duplicate_keys(frame: DataFrame, columns: Sequence[str]) -> DuplicateKeys:
-    """Look at every row of the frame; nulls are equal here."""
+def find_duplicate_keys(frame: DataFrame, columns: Sequence[str], *, dense: bool = False) -> DuplicateKeys:
+    """Look at every row of the frame; nulls are equal here.
+
+    ``dense``: the key is one integer whose values lie close together. Then a bitmap tells, at a third of the price, whether there
+    is anything to be found.
+    """
+    if dense and not _may_have_duplicates(frame, columns[0]):
+        return DuplicateKeys(0)
     keys = [F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(columns)]
-    shared = (
-        frame.select(*keys).groupBy(*[f"k{i}" for i in range(len(keys))]).agg(F.count("*").alias("n")).where("n > 1")
-    )
+    names = [f"k{i}" for i in range(len(keys))]
+    shared = frame.select(*keys).groupBy(*names).agg(F.count("*").alias("n")).where("n > 1")
     rows = shared.agg(F.sum("n")).collect()[0][0] or 0
     if not rows:
         return DuplicateKeys(0)
-    texts = [F.coalesce(F.col(f"k{i}").cast("string"), F.lit("null")) for i in range(len(keys))]
-    found = shared.orderBy(*[f"k{i}" for i in range(len(keys))]).limit(_EXAMPLES).select(F.concat_ws(", ", *texts))
+    texts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in names]
+    found = shared.orderBy(*names).limit(_EXAMPLES).select(F.concat_ws(", ", *texts))
     return DuplicateKeys(rows, tuple(row[0] for row in found.collect()))
+
+
+def _may_have_duplicates(frame: DataFrame, column: str) -> bool:
+    """Whether fewer bits are set than there are rows; nulls set none."""
+    key = F.col(quote(column)).cast("bigint")
+    places = frame.select(F.bitmap_bucket_number(key).alias("bucket"), F.bitmap_bit_position(key).alias("place"))
+    buckets = places.groupBy("bucket").agg(
+        F.count("*").alias("rows"), F.bitmap_count(F.bitmap_construct_agg("place")).alias("keys")
+    )
+    return bool(buckets.agg(F.sum(F.col("rows") - F.col("keys"))).collect()[0][0])
+
+
+def is_dense(uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None) -> bool:
+    """Whether an integer column's bitmaps would be smaller than its values; from the statistics of the table's files alone."""
+    table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
+    files = pa.table(table.get_add_actions(flatten=True))
+    wanted = [f"min.{column}", f"max.{column}", "num_records"]
+    if not files.num_rows or not set(wanted) <= set(files.column_names):
+        return False
+    least, most, rows = (files[name] for name in wanted)
+    if not pa.types.is_integer(least.type) or least.null_count or most.null_count or rows.null_count:
+        return False
+    buckets = (pc.max(most).as_py() - pc.min(least).as_py()) // _BITS + 1
+    return bool(buckets * _BITS // 8 <= pc.sum(rows).as_py() * _BYTES_PER_KEY)

@@ -30,7 +30,7 @@ from spark_jobs.data_docs import (
     private_files,
     run_identifier,
 )
-from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
+from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SuitePlan, plan_suite
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
@@ -101,7 +101,7 @@ def check(
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files():
         imported = background.submit(import_great_expectations, kinds)
         targets = _targets(ledger, [states[name] for name in wanted], versions or {})
-        asked = [_ask_ahead(background, spark, target) for target in targets]
+        asked = [_ask_ahead(background, spark, target, ledger.storage_options) for target in targets]
         plans = pool.map(lambda session, target: _plan(session, target, own), targets)
         imported.result()
         report = _run(pool, folder, pipeline, run_id, list(zip(targets, plans, asked, strict=True)), tuple(unused))
@@ -124,12 +124,19 @@ def _background() -> Iterator[ThreadPoolExecutor]:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask_ahead(background: ThreadPoolExecutor, spark: SparkSession, target: _Target) -> _Asked:
+def _ask_ahead(
+    background: ThreadPoolExecutor, spark: SparkSession, target: _Target, storage_options: Mapping[str, str] | None
+) -> _Asked:
     """Have the server look for duplicates of the target's key, while Great Expectations is being imported here."""
     columns = tuple(target.state.key_columns)
     if not columns:
         return {}
-    return {columns: background.submit(lambda: find_duplicate_keys(target.frame(spark), columns))}
+
+    def ask() -> DuplicateKeys:
+        dense = len(columns) == 1 and is_dense(target.uri, target.version, columns[0], storage_options)
+        return find_duplicate_keys(target.frame(spark), columns, dense=dense)
+
+    return {columns: background.submit(ask)}
 
 
 def _targets(ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]) -> list[_Target]:

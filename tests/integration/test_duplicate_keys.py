@@ -1,0 +1,57 @@
+"""Duplicate keys: the bitmap finds whatever grouping finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
+
+pytestmark = pytest.mark.spark
+
+EDGES = [-65_537, -65_536, -32_769, -32_768, -32_767, -1, 0, 1, 32_767, 32_768, 32_769, 65_536, 65_537]
+CASES = [
+    ("no rows", "bigint", [], DuplicateKeys(0)),
+    ("edges of the bitmaps", "bigint", EDGES, DuplicateKeys(0)),
+    *[(f"{n} twice", "bigint", [*EDGES, n], DuplicateKeys(2, (str(n),))) for n in EDGES],
+    ("three and two", "int", [1, 1, 1, 2, 2, 3], DuplicateKeys(5, ("1", "2"))),
+    ("a small integer", "smallint", [-32_768, 32_767, -32_768], DuplicateKeys(2, ("-32768",))),
+    ("one null", "int", [1, None], DuplicateKeys(0)),
+    ("two nulls", "int", [1, None, None], DuplicateKeys(2, ("null",))),
+    ("the ends of bigint", "bigint", [-(2**63), 2**63 - 1, 2**63 - 1], DuplicateKeys(2, (str(2**63 - 1),))),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_the_bitmap_finds_what_grouping_finds(spark, kind, keys, expected):
+    frame = spark.createDataFrame([(key,) for key in keys], f"`a.b` {kind}")
+    assert find_duplicate_keys(frame, ["a.b"], dense=True) == expected
+    assert find_duplicate_keys(frame, ["a.b"]) == expected
+
+
+def test_several_columns(spark):
+    frame = spark.sql("select * from values (1, 'a'), (1, 'b'), (1, 'a') as t(id, v)")
+    assert find_duplicate_keys(frame, ["id", "v"]) == DuplicateKeys(2, ("1, a",))
+
+
+DENSITY = [
+    ("one after the other", "id", True),
+    ("a bit of a byte for each key", "id * 60", True),
+    ("far apart", "id * 1000", False),
+    ("text", "cast(id as string)", False),
+    ("a null hides nothing", "nullif(id, 5)", True),
+    ("nulls alone", "cast(null as bigint)", False),
+]
+
+
+@pytest.mark.parametrize(("key", "dense"), [c[1:] for c in DENSITY], ids=[c[0] for c in DENSITY])
+def test_density_follows_from_the_files_statistics(spark, tmp_path, key, dense):
+    spark.range(0, 100_000, 1, 2).selectExpr(f"{key} as k").write.format("delta").save(str(tmp_path))
+    assert is_dense(str(tmp_path), 0, "k") is dense
+
+
+def test_a_file_without_statistics_is_taken_as_sparse(spark, tmp_path):
+    frame = spark.range(0, 100_000).selectExpr("id as k")
+    properties = {"delta.dataSkippingNumIndexedCols": "0"}
+    frame.write.format("delta").options(**properties).save(str(tmp_path))
+    assert not is_dense(str(tmp_path), 0, "k")
+    assert not is_dense(str(tmp_path), 0, "other")
