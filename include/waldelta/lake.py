@@ -75,7 +75,7 @@ def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
 
 
 def check_writable(root: str) -> None:
-    """Make the lake's root; raises TargetNotWritable when it is on this machine and can't be written.
+    """Make the lake's root; raises TargetNotWritable when it, or the change log in it, is on this machine and can't be written.
 
     Object stores aren't asked: they tell with the first write.
     """
@@ -85,12 +85,13 @@ def check_writable(root: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise TargetNotWritable(_unwritable(root, err)) from None
-    if (problem := find_unwritable(root)) is not None:
-        raise TargetNotWritable(problem)
+    for uri in (root, f"{bookkeeping_uri(root, CHANGES)}/_delta_log"):
+        if (problem := find_unwritable(uri)) is not None:
+            raise TargetNotWritable(problem)
 
 
 def find_unwritable(root: str) -> str | None:
-    """Why the lake's root can't be written, or made, from here; makes nothing. None for object stores, which aren't asked."""
+    """Why a folder of the lake can't be written, or made, from here; makes nothing. None for object stores, which aren't asked."""
     folder = local_path(root)
     if folder is None:
         return None

@@ -393,9 +393,9 @@ def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, 
     """Idle at the moment: adopted, its reader would lose what the pipeline consumes. Named explicitly, it is."""
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
     slot = job.pipeline.source.slot
-    conn.execute("create publication theirs for table planes")
+    database.execute("create publication theirs for table planes")
     create_slot(conn, slot)
-    conn.execute("insert into planes values ('theirs', 1)")
+    database.execute("insert into planes values ('theirs', 1)")
     _get_as(conn, slot, "theirs")
     before = state(database)
     with pytest.raises(PreflightFailed, match=r"somebody has read it: .* write source\.adopt_slot: true or drop it"):
@@ -412,7 +412,7 @@ def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, t
     slot = job.pipeline.source.slot
     create_slot(conn, slot)
     apply_setup(conn, job)
-    conn.execute("insert into planes values ('ours', 1)")
+    database.execute("insert into planes values ('ours', 1)")
     _get_as(conn, slot, "p")
     moved = read_slot(conn, slot).confirmed_flush_lsn.value
     job.ledger.append(replace(job.ledger.slot_moves()[-1], event="intent", lsn=moved))
@@ -420,8 +420,8 @@ def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, t
     apply_setup(conn, job)
     assert events(lake)[-2:] == ["dropped", "adopted"]
     teardown(conn, job)
-    conn.execute("create publication theirs for table planes")
-    conn.execute("insert into planes values ('theirs', 1)")
+    database.execute("create publication theirs for table planes")
+    database.execute("insert into planes values ('theirs', 1)")
     _get_as(conn, slot, "theirs")
     with pytest.raises(PreflightFailed, match="somebody has read it"):
         apply_setup(conn, job)

@@ -53,7 +53,7 @@ def test_check_with_a_session_asks_a_task_too(spark, database, blocked, lake):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("way", ["_delta_log", "batch=2"], ids=["no change log yet", "a batch more"])
+@pytest.mark.parametrize("way", ["", "_delta_log", "batch=2"], ids=["the change log", "its log", "a batch more"])
 def test_a_run_names_it_and_consumes_nothing(spark, database, lake, way):
     """With whatever stands in the way gone, the next run lands everything."""
     database.execute("create table t(id int primary key)")
@@ -67,7 +67,7 @@ def test_a_run_names_it_and_consumes_nothing(spark, database, lake, way):
     stone = Path(urlsplit(bookkeeping_uri(lake, CHANGES)).path) / way
     stone.parent.mkdir(parents=True, exist_ok=True)
     stone.touch()
-    with pytest.raises(TargetNotWritable, match=r"can't be written .*nothing was consumed"):
+    with pytest.raises(TargetNotWritable, match=r"can't be written"):
         drain(spark, job)
     assert (confirmed_lsn(database.connection, slot), job.ledger.slot_moves()) == (before, moves)
     stone.unlink()
