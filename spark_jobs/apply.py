@@ -28,9 +28,11 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported
 from spark_jobs.target_commit import read_present as read_present_version
-from spark_jobs.task_error import first_line, is_conflict, named_error
+from spark_jobs.task_error import first_line, is_conflict, named_error, of_table
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter, NeedsSync, StateError, WaldeltaError
+from waldelta.column_names import clashes
+from waldelta.errors import ApplyError, LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
+from waldelta.evolution import Evolution
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
@@ -139,7 +141,7 @@ def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) 
         applied.outdated[state.table_name] = str(err)
     else:
         log.error("table=%s not applied: %s", state.table_name, err)
-        applied.failures[state.table_name] = err
+        applied.failures[state.table_name] = of_table(err, state.table_name)
 
 
 def _unreported(run: _Run, states: Sequence[TableState], failures: dict[str, WaldeltaError]) -> dict[str, TargetCut]:
@@ -214,9 +216,10 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         try:
             cut = _apply_target(run, present, (after, batches[1]), check)
         except NeedsSync as err:
+            named = of_table(err, state.table_name)
             if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
-                mark(run.job, present, str(err))
-            raise
+                mark(run.job, present, str(named))
+            raise named from err
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
         state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
@@ -240,6 +243,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     try:
         check()
         if plan.evolution is not None:
+            _check_names(job, state, plan.evolution)
             reshape(
                 run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
             )
@@ -256,6 +260,12 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     finally:
         remove_folder(staged)
     return read_commit(job, state, tag)
+
+
+def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
+    names = [column.state.name for column in evolution.columns]
+    for clash in clashes(names, metadata_columns=job.pipeline.target.metadata_columns):
+        raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
 
 
 def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTag:

@@ -23,6 +23,10 @@ Bools = npt.NDArray[np.bool_]
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
+# The offsets of binary and string arrays have 32 bits, and what is gathered from a column is one array of it.
+_MOST_BYTES = 1 << 30
+_WIDE = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}
+
 # What the merge does with a net change.
 ACTION_UPDATE = "update"  # of the row at the base key; skipped when there is none
 ACTION_INSERT = "insert"  # of a new row; the row at that key went elsewhere in this batch
@@ -84,7 +88,7 @@ def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False
     ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
     ``base_is_empty``: the target was truncated before the first event, so no chain can start at one of its rows.
     """
-    events = in_order(events)
+    events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
     chains = _Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
@@ -228,8 +232,15 @@ def follow(jump: Ints) -> Ints:
         jump = further
 
 
-def in_order(events: pa.Table) -> pa.Table:
-    """The events by their place in the stream."""
+def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
+    """The events by their place in the stream; columns of more than _MOST_BYTES with wide offsets."""
+    twins = {f"c{i}": f"o{k}" for k, i in enumerate(shape.identity)}
+    for name in shape.values:
+        names = [name, twins[name]] if name in twins else [name]
+        if sum(events[n].nbytes for n in names) > _MOST_BYTES:
+            for n in names:
+                at, kind = events.schema.get_field_index(n), _WIDE.get(events.schema.field(n).type)
+                events = events if kind is None else events.set_column(at, n, events[n].cast(kind))
     position = events["ord"].to_numpy()
     if len(position) > 1 and not (position[1:] > position[:-1]).all():
         events = events.take(np.argsort(position, kind="stable"))

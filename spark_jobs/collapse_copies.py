@@ -37,7 +37,7 @@ def collapse_copies(events: pa.Table, shape: EventShape, *, base_is_empty: bool 
     ``skip``: the batch itself shows that there was none. Rows are equal where PostgreSQL's texts of all their columns
     are. ``base_is_empty`` as in collapse().
     """
-    events = in_order(events)
+    events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     if (op == INSERT).all():
         return _rows(events, shape, ACTION_INSERT, None, np.arange(len(op)))

@@ -23,14 +23,18 @@ from spark_jobs.versions import RelationVersion
 from waldelta.arrow_columns import one_array
 from waldelta.change_log import place_columns
 from waldelta.copy import RAW_TYPE, raw_map
-from waldelta.errors import ApplyError, DecodeError
+from waldelta.errors import ApplyError, DecodeError, NeedsSync
+from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.transactions import SEQ_BITS, Segments
-from waldelta.type_map import TargetType
+from waldelta.type_map import TargetType, unheld_key
+from waldelta.types.text import Text
 from waldelta.types.wire_format import text_of
 from waldelta.visibility import Snapshot
 
+# Values of a column that are brought into the target's type together.
+_PIECE_BYTES = 256 << 20
 CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 
 
@@ -78,12 +82,27 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
         described |= chosen
         for streamed in (False, True):
             of_format = chosen & (is_streamed == streamed)
-            if of_format.all():
-                yield _decode_version(changes, place, (version.relation, positions), plan, streamed=streamed)
-            elif of_format.any():
-                part = changes.filter(pa.array(of_format))
+            if not of_format.any():
+                continue
+            part = changes if of_format.all() else changes.filter(pa.array(of_format))
+            try:
                 yield _decode_version(part, place[of_format], (version.relation, positions), plan, streamed=streamed)
+            except DecodeError as err:
+                raise _placed(err, part) from None
     _check_described(changes, wanted & ~described)
+
+
+def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
+    """The error with where in the change log its message stands."""
+    batches = sorted(changes["batch"].unique().to_pylist())
+    where = f"in batches {batches[0]} to {batches[-1]}" if len(batches) > 1 else f"in batch {batches[0]}"
+    # A value within a value is numbered by itself, so its number may be none of a message.
+    if err.row is not None and err.row < len(changes) and err.message in ("Insert", "Update", "Delete", "row"):
+        message = changes.slice(err.row, 1).to_pylist()[0]
+        commit = message["commit_lsn"]
+        where = f"message {message['seq']} of batch {message['batch']}"
+        where += f", of the transaction committed at {Lsn(commit)}" if commit is not None else ""
+    return DecodeError(err.message, err.field, err.offset, f"{err.detail}, {where}; the change log keeps it", err.row)
 
 
 def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) -> None:
@@ -106,11 +125,14 @@ def _decode_version(
     streamed: bool,
 ) -> pa.Table:
     relation, positions = described
-    wire_names = {at: name for at, name in zip(positions, plan.wire_names, strict=True) if at is not None}
+    kinds = zip(plan.wire_names, plan.types, strict=True)
+    wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
 
     def to_text(k: int, values: pa.Array) -> pa.Array:
-        # A column that the target doesn't have any more: nobody asks for its values.
-        return text_of(values, wire_names[k]) if k in wire_names else pa.nulls(len(values), pa.binary())
+        if k not in wire:  # a column that the target doesn't have any more: nobody asks for its values
+            return pa.nulls(len(values), pa.binary())
+        name, kind = wire[k]
+        return text_of(values, name, is_exact=isinstance(kind, Text))
 
     rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text)
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
@@ -141,7 +163,7 @@ def _identity_value(
     if at is not None:
         return read(rows, at)
     if plan.shape.key:  # planned so: a relation without the key's columns can't be followed
-        raise ApplyError("a change came without its key: sync this table again; was its replica identity changed?")
+        raise NeedsSync("a change came without its key: its replica identity was changed, so it has to be synced again")
     return _filled(plan.fills[i], len(rows))
 
 
@@ -164,7 +186,7 @@ def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.A
 def _check_whole_rows(rows: Rows) -> None:
     """Without a key only the whole old row tells which row was changed."""
     if ((rows.op != INSERT) & (rows.old_kind != ord("O"))).any():
-        raise ApplyError(
+        raise NeedsSync(
             "an update or delete came for a table without a key, and without its whole old row: give the table a primary "
             "key or REPLICA IDENTITY FULL, then sync it again"
         )
@@ -210,21 +232,37 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
     """Bring columns of text, named by the position of their type, into the target's types."""
     raws: dict[str, pa.Array] = {}
     for i, name in columns.items():
-        value, raw = plan.types[i].from_text(one_array(net[name]))
+        read = [plan.types[i].from_text(piece) for piece in _pieces(net[name])]
+        value = pa.chunked_array([value for value, _ in read], plan.types[i].arrow)
         net = net.set_column(net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value)
-        if raw is not None and raw.null_count < len(raw):
-            raws[plan.names[i]] = raw
+        if any(raw is not None for _, raw in read):
+            told = [pa.nulls(len(value), pa.string()) if raw is None else raw for value, raw in read]
+            raws[plan.names[i]] = pa.concat_arrays(told)
     return net.append_column(pa.field(raw_name, RAW_TYPE), raw_map(raws, len(net)))
+
+
+def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
+    """The column as arrays of few enough bytes to be read, and sent, at once."""
+    pieces: list[pa.Array] = []
+    waiting = list(reversed(column.chunks))
+    while waiting:
+        chunk = waiting.pop()
+        if chunk.nbytes > _PIECE_BYTES and len(chunk) > 1:
+            middle = len(chunk) // 2
+            waiting += [chunk.slice(middle), chunk.slice(0, middle)]
+        else:
+            # A cast to narrow offsets looks at those of the whole array, so a slice gets its own.
+            is_wide = pa.types.is_large_binary(chunk.type) or pa.types.is_large_string(chunk.type)
+            pieces.append(chunk.take(pa.array(np.arange(len(chunk)))) if is_wide else chunk)
+    return pieces
 
 
 def _typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:
     value, raw = kind.from_text(one_array(texts))
-    if pc.any(pc.and_(pa.array(present), pc.is_null(value))).as_py():
-        raise ApplyError(
-            f"a change came without its key column {name!r}: sync this table again; was its replica identity changed?"
-        )
     if raw is not None and raw.null_count < len(raw):
-        raise ApplyError(
-            f"key column {name!r} has a value that {kind.spark} can't hold: leave such rows out by a row filter"
+        raise ApplyError(unheld_key(name, kind))
+    if pc.any(pc.and_(pa.array(present), pc.is_null(value))).as_py():
+        raise NeedsSync(
+            f"a change came without its key column {name!r}: its replica identity was changed, so it has to be synced again"
         )
     return value

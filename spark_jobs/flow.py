@@ -79,6 +79,11 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 f"{name}: {table.quarantined} rows came without values that the source no longer has; they are in the "
                 f"lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
             )
+        if table.verbatim and not job.pipeline.target.metadata_columns:
+            result.warnings.append(
+                f"{name}: {table.verbatim} rows have values that their types can't hold; metadata_columns is off, so they are null: "
+                "name such columns under types.text"
+            )
     result.warnings += [f"{name} {_LEFT}" for name in applied.removed]
     failures = applied.failures | recopy(spark, job, result, applied.published)
     result.not_applied = sorted({*failures, *result.not_applied})
@@ -151,6 +156,7 @@ def run_sync(
 ) -> RunResult:
     """Copy tables that were never copied, or the given ones, then check them."""
     from spark_jobs.sync import sync
+    from spark_jobs.verbatim import count_verbatim
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failed: SyncFailed | None = None
@@ -159,7 +165,9 @@ def run_sync(
         except SyncFailed as err:
             copied, failed = list(err.results), err
         for done in copied:
-            result.tables[str(done.table)] = TableResult(rows=done.rows, version=done.version)
+            name = str(done.table)
+            verbatim = count_verbatim(spark, job, name, done.version)
+            result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
         result.not_applied = sorted(failed.failures) if failed is not None else []
         stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
         if failed is not None:

@@ -92,7 +92,7 @@ def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.Re
     if not counts.any():
         return
     changes, place = changes.filter(pa.array(counts)), place[counts]
-    found = decode_logical_messages(changes["data"])
+    found = decode_logical_messages(changes["data"], place_columns(changes)[2] >= 0)
     _, commit_ts = commits(changes, segments)
     at: Any = pc.if_else(pa.array(found.is_transactional), commit_ts, pa.scalar(None, commit_ts.type))
     yield pa.RecordBatch.from_arrays(

@@ -18,7 +18,7 @@ from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.change_log import Stream, Volume
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.evolution import Evolution, other_type, plan_evolution, plan_ignoring, unchanged
+from waldelta.evolution import Evolution, check_key, other_type, plan_evolution, plan_ignoring, unchanged
 from waldelta.ledger import TableState
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
@@ -129,9 +129,11 @@ def _evolution(
         return unchanged(state)
     _check_not_renamed(state, relations[-1])
     if policy == "ignore":
+        check_key(state, present)
         return plan_ignoring(state, relations)
     types = _types(connection, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
+        check_key(state, present)
         evolution = plan_evolution(state, relations, present, types, options)
     except NeedsSync as err:
         if policy == "fail":

@@ -26,7 +26,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "reread": "reread",
         "quarantined": "quarantined", "verbatim": "verbatim", "version": "version",
     },
-    "sync": {"rows copied": "rows", "version": "version"},
+    "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
 
 

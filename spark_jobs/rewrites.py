@@ -15,7 +15,7 @@ from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable, read_present_tables
 from waldelta.recopy import mark
-from waldelta.rewrite import rewritten_columns, to_record
+from waldelta.rewrite import moved_partitions, to_record, unsent_changes
 from waldelta.watermark import check_same_copy
 
 
@@ -34,17 +34,17 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
     Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may have got other values
     that nobody sent.
     """
-    names, recorded = rewritten_columns(state, present.storage), to_record(state, present.storage)
-    if not names and recorded is None:
+    what = "; ".join(unsent_changes(state, present.storage))
+    if not what and to_record(state, present.storage) is None:
         return []
-    what = f"an ALTER TABLE wrote its rows anew without sending them, perhaps with other values ({', '.join(names)})"
     policy = job.pipeline.target.policy_of(state.table_name)
-    if names and policy == "fail":
+    if what and policy == "fail":
         raise refusal(state, what)
     with target_lock(job, state.table_name):
         held = check_same_copy(job, state)
-        if names and policy == "evolve":
+        if what and policy == "evolve":
             mark(job, held, f"{state.table_name}: {what}")
             raise NeedsSync(f"{state.table_name}: {what}")
         job.ledger.append(replace(held, at=now(), run_id=job.run_id, storage=present.storage))
-    return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if names else []
+    moved = moved_partitions(state, present)
+    return [*moved, f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else moved

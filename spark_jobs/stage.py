@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 # One Python task collapses about this many rows; more of them mean more tasks.
 ROWS_PER_TASK = 500_000
+# Net changes go from a task to Spark in batches of about these bounds.
+ROWS_PER_BATCH = 65_536
+BATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +124,6 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
 def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan, base_is_empty: bool) -> Iterator[pa.RecordBatch]:
     if parts:
         events = pa.Table.from_batches(parts, plan.event_schema)
-        yield from collapse_events(events, plan, base_is_empty=base_is_empty).to_batches(max_chunksize=65_536)
+        net = collapse_events(events, plan, base_is_empty=base_is_empty)
+        rows = min(ROWS_PER_BATCH, BATCH_BYTES * len(net) // max(net.nbytes, 1))
+        yield from net.to_batches(max_chunksize=max(1, rows))

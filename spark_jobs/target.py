@@ -16,6 +16,7 @@ from spark_jobs.identifier import ddl, path, quote
 from spark_jobs.merge import ROWS_PER_FILE
 from spark_jobs.task_error import first_line, is_conflict, named_error
 from waldelta.catalog import PublishedTable
+from waldelta.column_names import clashes
 from waldelta.copy import METADATA_COLUMNS
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake import sync_commit
@@ -63,16 +64,10 @@ def target_columns(table: PublishedTable, options: TypeOptions, metadata_columns
     columns = [
         TargetColumn(name, kind.spark, kind.arrow, name not in table.key_columns) for name, kind in types.items()
     ]
+    for clash in clashes(types, metadata_columns=metadata_columns):
+        raise ConfigError(f"{table.id}: {clash}")
     if metadata_columns:
         columns += [TargetColumn(name, _METADATA_TYPES[name], arrow, True) for name, arrow in METADATA_COLUMNS.items()]
-    seen: dict[str, str] = {}
-    for column in columns:
-        other = seen.setdefault(column.name.lower(), column.name)
-        if other is not column.name:
-            raise ConfigError(
-                f"{table.id} has columns {other!r} and {column.name!r}, which Delta can't keep apart: leave one out with"
-                f" a column list, or rename it"
-            )
     return columns
 
 

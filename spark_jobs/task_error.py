@@ -34,6 +34,21 @@ def is_conflict(err: BaseException) -> bool:
     return _CONFLICT.search(str(err)) is not None
 
 
+def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
+    """The error with the table's name, for what a task raises that knows only some of its columns."""
+    if table in str(err):
+        return err
+    if isinstance(err, errors.DecodeError):
+        detail = f"{err.detail}, of table {table}" if err.detail else f"of table {table}"
+        return errors.DecodeError(err.message, err.field, err.offset, detail).with_traceback(err.__traceback__)
+    try:
+        named = type(err)(f"{table}: {err}")
+    except TypeError:  # an error with a structure of its own
+        return err
+    named.retryable = err.retryable
+    return named.with_traceback(err.__traceback__)
+
+
 def first_line(err: BaseException) -> str:
     """What an exception of the JVM says, without its stack trace."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]

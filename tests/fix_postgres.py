@@ -6,6 +6,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -15,18 +16,43 @@ from psycopg import sql
 from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.connection import connect
 
+WHEEL = (18, 16)
+DEBIAN = Path("/usr/lib/postgresql")
+INSTALLED = sorted(int(folder.name) for folder in DEBIAN.glob("1[5-9]") if (folder / "bin" / "initdb").exists())
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[EmbeddedPostgres]:
-    """A running cluster with wal_level=logical; PGSERVER_POSTGRES_VERSION chooses 16 or 18."""
-    version = int(os.environ.get("PGSERVER_POSTGRES_VERSION", "18"))
+
+class InstalledPostgres(EmbeddedPostgres):
+    """A cluster of a version that Debian's packages brought."""
+
+    @property
+    def bin(self) -> Path:
+        return DEBIAN / str(self.version) / "bin"
+
+
+@contextmanager
+def _cluster(version: int) -> Iterator[EmbeddedPostgres]:
     # Not in pytest's own folder: it is closed to the user that PostgreSQL runs as when tests are run by root.
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-    server = EmbeddedPostgres(folder, version=version, settings={"fsync": "off"})
+    kind = EmbeddedPostgres if version in WHEEL else InstalledPostgres
+    server = kind(folder, version=version, settings={"fsync": "off"})
     try:
         yield server.start()
     finally:
         server.delete()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A running cluster with wal_level=logical; PGSERVER_POSTGRES_VERSION chooses 16 or 18, or one that is installed."""
+    with _cluster(int(os.environ.get("PGSERVER_POSTGRES_VERSION", WHEEL[0]))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=[*WHEEL, *(v for v in INSTALLED if v not in WHEEL)], ids="PostgreSQL {}".format)
+def any_postgres(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+    """The same of each version at hand: 18 and 16 always, others where Debian's packages are installed."""
+    with _cluster(request.param) as server:
+        yield server
 
 
 class Database:
@@ -66,20 +92,19 @@ class Database:
         self.connection.close()
 
 
-@pytest.fixture
-def database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    """A fresh database; AIRFLOW_CONN_TEST_SOURCE points at it."""
+@contextmanager
+def _database(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     name = f"t_{uuid.uuid4().hex[:12]}"
     # Each statement with a connection of its own: a test may restart the server.
-    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    made = Database(postgres, name)
+    made = Database(server, name)
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", made.uri)
     try:
         yield made
     finally:
         made.close()
-        with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
@@ -88,6 +113,20 @@ def conn(database: Database) -> Iterator[psycopg.Connection]:
     """A connection to the fresh database as waldelta makes it, with its settings."""
     with connect(database.conninfo, "test") as connection:
         yield connection
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """A fresh database; AIRFLOW_CONN_TEST_SOURCE points at it."""
+    with _database(postgres, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def any_database(any_postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """The same on each version at hand: for what PostgreSQL itself prints and sends."""
+    with _database(any_postgres, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture

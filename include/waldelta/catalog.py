@@ -401,10 +401,11 @@ where a.attrelid = any(%(oids)s::oid[])
 order by a.attrelid, a.attnum
 """
 
-# A deferrable primary key is no replica identity (RelationGetIndexList).
+# A deferrable primary key is no replica identity (RelationGetIndexList), nor may rows be told apart by it: within a transaction
+# several can have one key.
 _INDEXES = """
 select i.indrelid as relation_oid,
-       i.indisprimary as is_primary,
+       i.indisprimary and i.indimmediate as is_primary,
        i.indimmediate and (
            c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident
        ) as is_identity,

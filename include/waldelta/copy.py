@@ -23,13 +23,15 @@ from psycopg.conninfo import conninfo_to_dict
 from waldelta.arrow_columns import storage
 from waldelta.catalog import PublishedTable, TableId
 from waldelta.connection import connect_arrow, describe
-from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
+from waldelta.errors import ApplyError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.snapshot import Chunk
-from waldelta.type_map import TargetType, column_types
+from waldelta.type_map import TargetType, column_types, unheld_key
 from waldelta.type_options import DEFAULT_TYPES, TypeOptions
+from waldelta.types.target import printed
 
 BATCH_BYTES = 8 << 20
+MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 # Position and time of the commit a row comes from, and PostgreSQL's text of values that a type can't hold.
 METADATA_COLUMNS: dict[str, Any] = {
@@ -58,6 +60,7 @@ class TableCopy:
     snapshot_id: str
     relfilenodes: dict[int, int]
     lsn: int | None
+    key_columns: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
@@ -75,7 +78,8 @@ def plan_copy(
 ) -> TableCopy:
     """Describe the copy of a published table: its published columns, the publications' ORed row filter."""
     types = column_types({column.name: column.type for column in table.columns}, table.key_columns, options)
-    return TableCopy(table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn)
+    keys = tuple(table.key_columns)
+    return TableCopy(table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn, keys)
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
@@ -110,7 +114,8 @@ def read_chunks(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of these chunks as the target's columns; one connection, one short transaction per chunk.
 
-    Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that it sees.
+    Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that it sees, ApplyError for
+    a key that its type in the lake can't hold.
     """
     with closing(connect_arrow(conninfo, application_name)) as connection, _named_errors(connection, conninfo, copy):
         for chunk in chunks:
@@ -146,7 +151,18 @@ def _filenode_query(chunk: Chunk) -> str:
 
 
 def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable | None]]:
-    return [target.copy_expressions(sql.Identifier(name)) for name, target in copy.columns]
+    """What to select for each column: its value, and its raw text where the type may not hold it.
+
+    Of a very wide table such columns are selected as text alone, which costs more to read: PostgreSQL has a limit.
+    """
+    chosen = [target.copy_expressions(sql.Identifier(name)) for name, target in copy.columns]
+    if sum(1 + (raw is not None) for _, raw in chosen) <= MOST_EXPRESSIONS:
+        return chosen
+    names = [name for name, _ in copy.columns]
+    return [
+        pair if pair[1] is None else (printed(sql.Identifier(name)), None)
+        for name, pair in zip(names, chosen, strict=True)
+    ]
 
 
 def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -162,6 +178,8 @@ def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> p
             raw = unheld if raw is None else raw
         values.append(value)
         if raw is not None and raw.null_count < len(raw):
+            if name in copy.key_columns:
+                raise ApplyError(f"{copy.table}: {unheld_key(name, target)}")
             raws[name] = raw
     if copy.lsn is not None:
         commit_ts = METADATA_COLUMNS["_wd_commit_ts"]

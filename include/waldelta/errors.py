@@ -171,10 +171,13 @@ class ConsumeMismatch(SlotError):
 
 
 class DecodeError(WaldeltaError):
-    """A protocol message that can't be read: which message and field, at which byte."""
+    """A protocol message that can't be read: which message and field, at which byte.
 
-    def __init__(self, message: str, field: str, offset: int, detail: str = "") -> None:
-        self.message, self.field, self.offset, self.detail = message, field, offset, detail
+    ``row`` is its number among the messages read together, where known.
+    """
+
+    def __init__(self, message: str, field: str, offset: int, detail: str = "", row: int | None = None) -> None:
+        self.message, self.field, self.offset, self.detail, self.row = message, field, offset, detail, row
         text = f"malformed {message} message: {field} at byte {offset}"
         super().__init__(f"{text}: {detail}" if detail else text)
 
@@ -184,8 +187,8 @@ class DecodeError(WaldeltaError):
         found = re.fullmatch(r"malformed (.*?) message: (.*?) at byte (-?\d+)(?:: (.*))?", text, re.DOTALL)
         return cls(found[1], found[2], int(found[3]), found[4] or "") if found else None
 
-    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, int, str]]:
-        return (DecodeError, (self.message, self.field, self.offset, self.detail))
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, int, str, int | None]]:
+        return (DecodeError, (self.message, self.field, self.offset, self.detail, self.row))
 
 
 class SyncFailed(WaldeltaError):

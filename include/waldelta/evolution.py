@@ -84,7 +84,7 @@ def plan_evolution(
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
     held = {column.attnum: column for column in state.columns}
-    key = _key(state, dict(zip(numbers[-1], last.columns, strict=True)), numbers)
+    key = _key(state, relations, numbers)
     named = {column.name: types[(column.type_oid, column.typmod)] for column in last.columns}
     targets = column_types(named, key, options)
     columns = tuple(
@@ -243,11 +243,24 @@ def _check_types(state: TableState, relations: Sequence[Relation], numbers: Sequ
             had.append(pair)
 
 
-def _key(state: TableState, last: dict[int, RelationColumn], numbers: Sequence[list[int]]) -> tuple[str, ...]:
+def _key(state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]) -> tuple[str, ...]:
     key = [column.attnum for name in state.key_columns for column in state.columns if column.name == name]
-    flagged = {number for number, column in last.items() if column.is_key}
-    # Old rows carry the replica identity's columns only, so another identity is another key.
-    lost = any(set(key) - set(there) for there in numbers)
-    if lost or (flagged and not flagged.issuperset(key)):
-        raise NeedsSync(f"{state.table_name}: its replica identity changed")
-    return tuple(last[number].name for number in key)
+    for relation, there in zip(relations, numbers, strict=True):
+        flagged = {number for number, column in zip(there, relation.columns, strict=True) if column.is_key}
+        # Old rows carry the replica identity's columns only, so another identity is another key, be it for a while.
+        if set(key) - set(there) or (flagged and not flagged.issuperset(key)):
+            raise NeedsSync(f"{state.table_name}: its replica identity changed")
+    names = dict(zip(numbers[-1], relations[-1].columns, strict=True))
+    return tuple(names[number].name for number in key)
+
+
+def check_key(state: TableState, present: PresentTable) -> None:
+    """Raises NeedsSync when several rows of the source may by now have what was a key when they were copied.
+
+    With REPLICA IDENTITY FULL the stream doesn't tell that a primary key was dropped.
+    """
+    held = {column.attnum for column in state.columns if column.name in state.key_columns}
+    if held and present.key is not None and not (present.key and present.key <= held):
+        raise NeedsSync(
+            f"{state.table_name}: its key ({', '.join(state.key_columns)}) was dropped or replaced on the source"
+        )

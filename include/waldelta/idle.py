@@ -24,7 +24,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, whole
 from waldelta.present import read_present_tables
 from waldelta.recover import recover, slot_move
-from waldelta.rewrite import rewritten_columns
+from waldelta.rewrite import unsent_changes
 from waldelta.server import read_position
 from waldelta.slot import backlog_warning, check_health, read_slot
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
@@ -125,7 +125,7 @@ def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], fed: Sequence
     return [
         state.table_name
         for state in fed
-        if any(oid in present and rewritten_columns(state, present[oid].storage) for oid in state.relation_ids)
+        if any(oid in present and unsent_changes(state, present[oid].storage) for oid in state.relation_ids)
     ]
 
 

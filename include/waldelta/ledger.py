@@ -95,11 +95,24 @@ class AttributeState:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelState:
+    """What a column's values print that stands in the catalogs: an enum's label by its oid (see waldelta.present).
+
+    Of a composite type, the type's oid and the numbers of its attributes.
+    """
+
+    attnum: int
+    oid: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class StorageState:
     """How the source stored a table when its rows were last known to be what the stream told."""
 
     files: list[FileState] = field(default_factory=list)
     attributes: list[AttributeState] = field(default_factory=list)
+    labels: list[LabelState] = field(default_factory=list)
 
 
 _STORAGE = pa.struct(
@@ -108,6 +121,7 @@ _STORAGE = pa.struct(
         ("attributes", pa.list_(pa.struct([
             ("attnum", pa.int64()), ("xmin", pa.int64()), ("has_missing", pa.bool_()), ("default_oid", pa.int64()),
         ]))),
+        ("labels", pa.list_(pa.struct([("attnum", pa.int64()), ("oid", pa.int64()), ("label", pa.string())]))),
     ]
 )  # fmt: skip
 
@@ -321,6 +335,8 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             values[name] = [of(**item) for item in items]
     if (storage := values.get("storage")) is not None:
         values["storage"] = StorageState(
-            [FileState(**item) for item in storage["files"]], [AttributeState(**item) for item in storage["attributes"]]
+            [FileState(**item) for item in storage["files"]],
+            [AttributeState(**item) for item in storage["attributes"]],
+            [LabelState(**item) for item in storage.get("labels") or ()],
         )
     return kind(**values)

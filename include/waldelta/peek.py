@@ -53,6 +53,24 @@ where xid not in (
     select xid from changes where get_byte(data, 0) in (99, 112)
 ) or get_byte(data, 0) in (75, 114)
 """
+# In front of a streamed logical message (77) stands the top-level transaction's xid, whatever savepoint wrote it. So the same
+# WAL is read without streaming too, which brings only those that weren't rolled back: each has a position of its own. Those
+# with flags 0 aren't transactional, and stand whatever becomes of the open transaction that wrote them.
+_COMPLETE_WITH_MESSAGES = """
+with changes as materialized ({changes}),
+     messages as materialized (
+         select lsn, get_byte(data, 1) = 0 as alone from ({whole}) as whole where get_byte(data, 0) = 77
+     )
+select lsn, xid, data
+from changes
+where (
+    xid not in (
+        select xid from changes where get_byte(data, 0) = 83
+        except
+        select xid from changes where get_byte(data, 0) in (99, 112)
+    ) or get_byte(data, 0) in (75, 114) or (get_byte(data, 0) = 77 and lsn in (select lsn from messages where alone))
+) and (get_byte(data, 0) <> 77 or lsn in (select lsn from messages))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +137,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
     import adbc_driver_postgresql.dbapi  # brings pandas, which a look at an idle slot must not pay for
 
     end_old_readers(conninfo, source.slot)
-    statement = call("peek", source, bound.upto_lsn, bound.upto_nchanges, "lsn, xid, data")
-    if source.options.streaming != "off":
-        statement = _COMPLETE.format(changes=statement)
+    statement = _statement(source, bound)
     envelope = Envelope(bound.next_xid8, protocol_version(source.options))
     try:
         with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
@@ -135,6 +151,18 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
             raise
         raise _peek_error(source.slot, str(err)) from None
+
+
+def _statement(source: Source, bound: PeekBound) -> str:
+    """The query of a peek: with streaming, one that leaves out what doesn't count."""
+    columns = "lsn, xid, data"
+    changes = call("peek", source, bound.upto_lsn, bound.upto_nchanges, columns)
+    if source.options.streaming == "off":
+        return changes
+    if not source.options.messages:
+        return _COMPLETE.format(changes=changes)
+    plain = call("peek", whole(source), bound.upto_lsn, bound.upto_nchanges, columns)
+    return _COMPLETE_WITH_MESSAGES.format(changes=changes, whole=plain)
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:

@@ -104,16 +104,6 @@ class Options(_Model):
         # YAML reads a bare on or off as a boolean.
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
-    @model_validator(mode="after")
-    def _tell_apart(self) -> Self:
-        if self.messages and self.streaming != "off":
-            # pgoutput writes the top-level transaction's xid in front of a streamed message, whatever savepoint it is in.
-            raise ValueError(
-                "messages and streaming exclude each other: PostgreSQL doesn't say to which savepoint a streamed message "
-                "belongs, so one that was rolled back couldn't be left out; set streaming to off"
-            )
-        return self
-
 
 class Source(_Model):
     """The PostgreSQL server, its slot and publications."""
@@ -192,7 +182,7 @@ class Target(_Model):
     @model_validator(mode="after")
     def _raw_has_a_place(self) -> Self:
         chosen = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
-        if not self.metadata_columns and any(options != TypeOptions() for options in chosen):
+        if not self.metadata_columns and any(options.need_raw for options in chosen):
             raise ValueError(
                 "types other than string need metadata_columns: true, since what they can't hold stands in _wd_raw"
             )

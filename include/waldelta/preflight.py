@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from waldelta.catalog import TableId
 from waldelta.errors import ConfigError, SlotForeign
 from waldelta.finding import Finding, lacking, problem, size, warning
+from waldelta.lake_preflight import judge_columns
 from waldelta.pipeline_file import PipelineFile, Publication
 from waldelta.publication import Mark, PublicationState, PublicationTable
 from waldelta.row_filter import parse_row_filter
@@ -31,6 +32,7 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
             findings += _scope(entry, state, facts)
             for table in _members(state, facts):
                 findings += judge_table(state, table, facts)
+                findings += judge_columns(state, table, facts, pipeline.target)
                 if pipeline.source.options.binary:
                     findings += judge_binary(state, table, facts)
     findings += _column_lists(wanted.values(), facts)

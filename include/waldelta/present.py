@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.ledger import AttributeState, FileState, StorageState
+from waldelta.ledger import AttributeState, FileState, LabelState, StorageState
 from waldelta.type_catalog import fetch
 
 
@@ -29,10 +29,17 @@ class PresentColumn:
 
 @dataclass(frozen=True, slots=True)
 class PresentTable:
-    """A table as the source's catalogs have it now: its columns by name, and how its rows are stored."""
+    """A table as the source's catalogs have it now: its columns by name, how its rows are stored, and what they are found by.
+
+    ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is its replica identity, else
+    of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
+    partitions.
+    """
 
     columns: dict[str, PresentColumn] = field(default_factory=dict)
     storage: StorageState | None = None
+    key: frozenset[int] | None = None
+    attached: dict[int, str] = field(default_factory=dict)
 
 
 def read_present_tables(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[int, PresentTable]:
@@ -52,7 +59,10 @@ def _table(row: Any) -> PresentTable:
         for c in row.columns
     }
     attributes = [AttributeState(c["attnum"], c["xmin"], c["has_missing"], c["default_oid"]) for c in row.columns]
-    return PresentTable(columns, StorageState([FileState(*file) for file in row.files], attributes))
+    labels = [LabelState(*label) for label in row.labels or ()]
+    storage = StorageState([FileState(*file[:2]) for file in row.files], attributes, labels)
+    attached = {file[0]: file[2] for file in row.files if file[3]}
+    return PresentTable(columns, storage, frozenset(row.key_numbers), attached)
 
 
 def _is_unsure(column: dict[str, Any]) -> bool:
@@ -61,14 +71,19 @@ def _is_unsure(column: dict[str, Any]) -> bool:
     return bool(column["has_default"] or column["not_null"] or column["is_generated"])
 
 
+# An enum's values and a composite type's attributes are printed as the catalogs have them at that moment, also within arrays,
+# domains, ranges and other composite types; nothing built in is made of them.
+# A table that was made as a partition has its row of pg_inherits from the transaction that made its system columns.
 # A partitioned table has no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show
 # another moment than the rows of pg_attribute.
 _TABLES = """
-with relation as (
-    select c.oid, c.relkind from pg_class c where c.oid = any(%(oids)s::oid[])
+with recursive relation as (
+    select c.oid, c.relkind, c.relreplident from pg_class c where c.oid = any(%(oids)s::oid[])
 ),
 leaf as (
-    select r.oid as root, l.oid, l.relfilenode
+    select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name,
+           exists (select from pg_inherits i join pg_attribute a on a.attrelid = i.inhrelid and a.attnum = -1
+                   where i.inhrelid = l.oid and i.xmin <> a.xmin) as is_attached
     from relation r
     left join lateral pg_partition_tree(r.oid) t on t.isleaf and r.relkind = 'p'
     join pg_class l on l.oid = coalesce(t.relid, r.oid)
@@ -91,10 +106,42 @@ attribute as (
     left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     left join pg_attribute l on l.attrelid = leaf.oid and l.attname = a.attname and not l.attisdropped
     group by leaf.root, a.attname
+),
+part (root, attnum, oid) as (
+    select r.oid, a.attnum, a.atttypid
+    from relation r
+    join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384
+    union
+    select p.root, p.attnum, inner_type.oid
+    from part p
+    join pg_type t on t.oid = p.oid
+    cross join lateral (
+        values (t.typbasetype), (t.typelem)
+        union all
+        select g.rngsubtype from pg_range g where t.oid in (g.rngtypid, g.rngmultitypid)
+        union all
+        select c.atttypid from pg_attribute c where c.attrelid = t.typrelid and c.attnum > 0 and not c.attisdropped
+    ) as inner_type (oid)
+    where inner_type.oid >= 16384
+),
+label (root, attnum, oid, label) as (
+    select p.root, p.attnum, e.oid, e.enumlabel::text from part p join pg_enum e on e.enumtypid = p.oid
+    union all
+    select p.root, p.attnum, t.oid, string_agg(c.attnum::text, ' ' order by c.attnum)
+    from part p
+    join pg_type t on t.oid = p.oid and t.typtype = 'c'
+    left join pg_attribute c on c.attrelid = t.typrelid and c.attnum > 0 and not c.attisdropped
+    group by p.root, p.attnum, t.oid
 )
 select r.oid,
-       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint) order by l.oid)
+       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.name, l.is_attached) order by l.oid)
         from leaf l where l.root = r.oid) as files,
+       (select json_agg(json_build_array(l.attnum, l.oid::bigint, coalesce(l.label, '')) order by l.attnum, l.oid)
+        from label l where l.root = r.oid) as labels,
+       array(select k.attnum::int
+             from pg_index i, unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+             where i.indrelid = r.oid and i.indisvalid and i.indimmediate and k.position <= i.indnkeyatts
+               and case r.relreplident when 'i' then i.indisreplident else i.indisprimary end) as key_numbers,
        (select json_agg(row_to_json(a) order by a.attnum) from attribute a where a.root = r.oid) as columns
 from relation r
 where exists (select from attribute a where a.root = r.oid)

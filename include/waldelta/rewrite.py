@@ -1,4 +1,4 @@
-"""Rewrites: ALTERs that gave rows other values without sending them, told by the source's catalogs alone.
+"""Rewrites: ALTERs that gave rows other values, or other texts, without sending them, told by the source's catalogs alone.
 
 ``alter column … type … using`` to the type that the column has leaves no trace in the stream, nor does a volatile default
 that was dropped again. Both write the table into a new file and its columns' rows of pg_attribute anew; VACUUM FULL,
@@ -8,6 +8,9 @@ NOT NULL only a new row of pg_attribute. So values may have changed where both d
 Two things take care. Freezing leaves xmin as it is. And whatever writes a table anew fills in the values that its old rows
 showed (attmissingval), which touches those columns too; ALTER TYPE also makes the column's default anew, so that a
 default with its old oid says that it was something else.
+
+``alter type … rename value`` of an enum, and an attribute added to or dropped from a composite type, write no row at all: they
+change what rows that exist print as. A label added to an enum changes none.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from waldelta.ledger import AttributeState, StorageState, TableState
+from waldelta.present import PresentTable
 
 
 def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
@@ -32,10 +36,42 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
     return frozenset(a.attnum for a in now.attributes if not _is_same(before.get(a.attnum), a))
 
 
-def rewritten_columns(state: TableState, now: StorageState | None) -> list[str]:
-    """Names of a target's columns that no longer hold what the source has, as far as anybody can tell."""
-    numbers = rewritten(state.storage, now)
-    return [column.name for column in state.columns if column.attnum in numbers]
+def relabelled(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
+    """Numbers of the columns whose rows print otherwise than they did ``then``, because their type was altered."""
+    if then is None or now is None:
+        return frozenset()
+    before = {(label.attnum, label.oid): label.label for label in then.labels}
+    return frozenset(
+        label.attnum for label in now.labels if before.get((label.attnum, label.oid), label.label) != label.label
+    )
+
+
+def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
+    """What happened to a target's columns that no longer hold what the source has, as far as anybody can tell."""
+    told = [
+        (rewritten(state.storage, now), "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values"),
+        (relabelled(state.storage, now), "an ALTER TYPE changed what its rows show without sending them"),
+    ]  # fmt: skip
+    named = [([c.name for c in state.columns if c.attnum in numbers], what) for numbers, what in told]
+    return [f"{what} ({', '.join(names)})" for names, what in named if names]
+
+
+def moved_partitions(state: TableState, present: PresentTable) -> list[str]:
+    """What to tell of partitions that were attached or detached: no row of them is sent, so none comes or goes.
+
+    PostgreSQL's own subscriber does the same. Only what is about to be recorded is told, so each once.
+    """
+    if state.storage is None or present.storage is None:
+        return []
+    before, now = ({file.oid for file in storage.files} for storage in (state.storage, present.storage))
+    told = [
+        f"{name} was attached with whatever rows it had, which nobody sends"
+        for oid, name in present.attached.items()
+        if oid not in before
+    ]
+    if gone := len(before - now):
+        told.append(f"{gone} of its partitions were detached or dropped, and their rows stay in the target")
+    return [f"{state.table_name}: {what}: sync it again to have the source's rows" for what in told]
 
 
 def to_record(state: TableState, now: StorageState | None) -> TableState | None:
@@ -44,7 +80,7 @@ def to_record(state: TableState, now: StorageState | None) -> TableState | None:
     While columns that the target doesn't have yet may have come with values, the old ones stay: they tell when the
     first rows with these columns are applied.
     """
-    if now is None or state.storage == now or rewritten(state.storage, now):
+    if now is None or state.storage == now or rewritten(state.storage, now) or relabelled(state.storage, now):
         return None
     return replace(state, storage=now)
 

@@ -49,9 +49,20 @@ def column_types(
 ) -> dict[str, TargetType]:
     """The types of a table's columns by name; rows of a table without a key are found by all of their columns."""
     return {
-        name: target_type(kind, options if key_columns and name not in key_columns else options.comparable)
+        name: _TEXT
+        if name in options.text
+        else target_type(kind, options if key_columns and name not in key_columns else options.comparable)
         for name, kind in types.items()
     }
+
+
+def unheld_key(name: str, kind: TargetType) -> str:
+    """What is wrong when a key column has a value that its type in the lake can't hold: rows are found by it."""
+    return (
+        f"key column {name!r} has a value that {kind.spark} can't hold, as infinity or NaN: name the column under types.text "
+        f"in the pipeline file, so that it is a string in the lake, and sync the table again; or leave such rows out by a "
+        f"row filter"
+    )
 
 
 @cache

@@ -22,6 +22,7 @@ JsonType: TypeAlias = Literal["string", "variant"]
 
 _NUMERIC_HELP = "numeric without limits or with more than 38 digits: string, double or decimal(38,s)"
 _JSON_HELP = "json and jsonb: string, or Spark's variant (not in key columns, nor in tables without a key)"
+_TEXT_HELP = "names of columns that are strings in the lake whatever their type, as PostgreSQL prints their values"
 
 
 class _Options(BaseModel):
@@ -34,6 +35,12 @@ class TypeOptions(_Options):
     numeric: NumericType = Field("string", description=_NUMERIC_HELP)
     # BaseModel has a method of that name.
     json_type: JsonType = Field("string", alias="json", description=_JSON_HELP)
+    text: tuple[str, ...] = Field((), description=_TEXT_HELP)
+
+    @property
+    def need_raw(self) -> bool:
+        """Whether some value may stand in ``_wd_raw`` alone because of a choice made here."""
+        return (self.numeric, self.json_type) != ("string", "string")
 
     @property
     def numeric_scale(self) -> int | None:
@@ -52,6 +59,7 @@ class TableTypeOptions(_Options):
 
     numeric: NumericType | None = Field(None, description=_NUMERIC_HELP)
     json_type: JsonType | None = Field(None, alias="json", description=_JSON_HELP)
+    text: tuple[str, ...] | None = Field(None, description=_TEXT_HELP)
 
     def over(self, options: TypeOptions) -> TypeOptions:
         """These where given, else ``options``."""

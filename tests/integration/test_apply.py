@@ -189,6 +189,17 @@ def test_values_that_the_type_cant_hold_are_counted(spark, database, job, where_
     assert consume(spark, job).tables["public.t"].verbatim == 2
 
 
+def test_values_that_are_lost_are_told(spark, database, lake):
+    """Without metadata columns there is no place for them."""
+    database.execute("create table t(id int primary key, n numeric(5,2))")
+    target = {"root": lake, "metadata_columns": False}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
+    sync(spark, job)
+    database.execute("insert into t values (1, 'NaN'), (2, 1)")
+    (warning,) = consume(spark, job).warnings
+    assert warning.startswith("public.t: 1 rows have values that their types can't hold; metadata_columns is off")
+
+
 def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):
     """A run that died between its merge and its report leaves rows that nobody counted, checked or announced."""
     sync(spark, job)

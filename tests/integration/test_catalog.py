@@ -142,9 +142,10 @@ def test_keys(database, conn, identity, key, covered):
 
 
 def test_deferrable_primary_key_is_no_replica_identity(database, conn):
-    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published."""
+    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published; nor do rows have keys of their own."""
     database.execute("create table t (id int primary key deferrable); create publication p for table t")
-    assert published(conn, "p")["public.t"].identity_columns == ()
+    table = published(conn, "p")["public.t"]
+    assert (table.identity_columns, table.key_columns) == ((), ())
 
 
 def test_key_outside_the_column_list_is_no_key(database, conn):

@@ -5,7 +5,7 @@ import pytest
 
 from waldelta.catalog import read_published_tables
 from waldelta.connection import connect
-from waldelta.copy import chunk_query, plan_copy, raw_map, read_chunks
+from waldelta.copy import MOST_EXPRESSIONS, chunk_query, plan_copy, raw_map, read_chunks
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable
 from waldelta.snapshot import SnapshotHolder, plan_chunks
 
@@ -139,8 +139,10 @@ class TestRows:
         assert table.rows() == [(1, 2, 3, 4, 5)]
         assert table.read().column_names[:5] == ["c o.l", 'c"1', "ctid;--", "{}", "%"]
 
-    def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(self, copying):
-        """The metadata columns: position, no time, PostgreSQL's text where the value itself is null."""
+    @pytest.mark.parametrize("most", [MOST_EXPRESSIONS, 3])
+    def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(self, copying, monkeypatch, most):
+        """The metadata columns: position, no time, PostgreSQL's text where the value itself is null; of wide tables too."""
+        monkeypatch.setattr("waldelta.copy.MOST_EXPRESSIONS", most)
         table = copying(
             "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
             "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity'), (3, null, null)",

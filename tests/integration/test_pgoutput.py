@@ -28,8 +28,9 @@ QUERY = """
 
 
 @pytest.fixture
-def published(database):
+def published(any_database):
     """Table t (id, mood, long text), table u, publication p and slot s."""
+    database = any_database
     database.execute("create type mood as enum ('sad', 'ok')")
     database.execute("create table t (id int primary key, m mood, big text)")
     database.execute("alter table t alter big set storage external")

@@ -7,6 +7,7 @@ and the application's UPDATE really fails.
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from demo.embedded_postgres import EmbeddedPostgres
 from tests.integration.test_setup import job_for, state
 from waldelta.connection import connect
 from waldelta.errors import PreflightFailed, TargetNotWritable
+from waldelta.pipeline_file import Target
 from waldelta.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
@@ -145,6 +147,8 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
             {"tables": [T], "publish_via_partition_root": True},
             "partition public.t1: its replica identity (id, v) differs from the root's (id)",
         ),
+        ('create table t (id int primary key, v int, "V" int)', {"tables": [T]}, "can't keep column 'V' and column 'v' apart"),
+        ("create table t (id int primary key, _wd_LSN int)", {"tables": [T]}, "column '_wd_lsn' and a column of waldelta's own"),
         (PLAIN, {"all_tables": True}, "accept_future_tables: true"),
         (PLAIN, {"schemas": ["public"]}, "accept_future_tables: true"),
         (NO_KEY, {"all_tables": True, "accept_future_tables": True}, "table public.t: it has no primary key"),
@@ -376,6 +380,18 @@ def test_warnings(database, conn, lake):
     assert "inheritance children aren't published" in warnings
     assert "1 relations of schema public can't be published" in warnings
     assert "public.fast" in warnings
+
+
+def test_values_that_would_be_lost(database, conn, lake):
+    """Without metadata columns there is no place for what a type can't hold."""
+    database.execute(
+        "create table t (id int primary key, n numeric(5,2), d date, k timestamp, v text, m numeric, a date[])"
+    )
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    target = Target(root=lake, metadata_columns=False, tables={"public.t": {"types": {"text": ["d"]}}})
+    assert not [w for w in plan_setup(conn, job).warnings if "are lost" in w]
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
+    assert ["are lost: n, k, a;" in w for w in plan_setup(conn, job).warnings] == [True]
 
 
 def test_a_database_without_an_encoding(postgres, lake):

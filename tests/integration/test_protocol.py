@@ -234,11 +234,14 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
 
 
 def test_any_mixture(spark, database, lake):
-    """Random transactions of several sessions, with savepoints and two-phase commits, run after run."""
+    """Random transactions of several sessions, with savepoints and two-phase commits, run after run.
+
+    Each logical message is written beside a row with its content, so the rows that are there at the end tell which count.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    job = make_job(database, lake, PREPARED)
+    job = make_job(database, lake, PREPARED | {"messages": True})
     sync(spark, job)
     sessions = [database.connect() for _ in range(3)]
     names, waiting, ids = count(), [], count(1)
@@ -254,6 +257,10 @@ def test_any_mixture(spark, database, lake):
             database.execute(f"commit prepared '{gid}'")
         run(spark, job)
         assert_same(spark, job, database)
+        write_messages(spark, job)
+        found = [content.decode() for _, content, transactional in messages(spark, job) if transactional]
+        written = [v for (v,) in database.execute("select v from t where v like 'message %'")]
+        assert (f"seed {seed}", sorted(found)) == (f"seed {seed}", sorted(written))
     finally:
         for session in sessions:
             session.close()
@@ -269,6 +276,8 @@ def _step(rng, database, sessions, waiting, names, ids):
         session.execute(f"update {table} set v = 'u' where id between {first} and {first + rng.randrange(6)}")
         session.execute(f"delete from {table} where id = {first + rng.randrange(4)}")
         session.execute(f"update {table} set id = -id where id = {first + 4}")
+        session.execute(f"insert into t values ({first + 999}, 'message {first}')")
+        session.execute(emit(True, "random", f"message {first}"))
     elif kind < 0.7:
         session.execute(f"savepoint s{next(names)}")
         session.savepoints = [*getattr(session, "savepoints", []), next(names) - 1]
@@ -332,6 +341,49 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
     consume_all(spark, job)
     assert messages(spark, job) == expected
     assert not look(job).has_work
+    assert_same(spark, job, database)
+
+
+def test_messages_within_streamed_transactions(spark, database, lake):
+    """Those of savepoints rolled back, at any level, and of transactions rolled back, don't count, though they are streamed."""
+    job = make_job(database, lake, STREAMING | {"messages": True})
+    sync(spark, job)
+    with database.connect() as a, database.connect() as b, database.connect() as c:
+        a.execute(emit(True, "kept", "1"))
+        a.execute(rows(1, 1500))
+        a.execute("savepoint one")
+        a.execute(emit(True, "dropped", "savepoint"))
+        a.execute("savepoint two")
+        a.execute(rows(2001, 3500))
+        a.execute(emit(True, "dropped", "savepoint in a savepoint"))
+        a.execute(emit(False, "beat", "in a savepoint"))
+        a.execute("release two")
+        b.execute(rows(1, 1500, "u"))
+        b.execute(emit(True, "dropped", "rolled back"))
+        b.execute(rows(2001, 3500, "u"))
+        b.execute(emit(False, "beat", "in a transaction rolled back"))
+        c.execute(rows(7001, 8500))
+        c.execute(emit(True, "later", "still open"))
+        c.execute(emit(False, "beat", "in an open transaction"))
+        a.execute("rollback to one")
+        a.execute("savepoint three")
+        a.execute(rows(4001, 5500))
+        a.execute(emit(True, "kept", "2"))
+        a.execute("release three")
+        b.rollback()
+        database.execute(emit(True, "plain", ""))
+        a.commit()
+        landed = run(spark, job).batches
+        assert {"S", "A", "c"} <= kinds(job, landed[0].batch)
+        write_messages(spark, job)
+        beats = [("beat", f"in a {where}".encode(), False) for where in ("savepoint", "transaction rolled back")]
+        beats.append(("beat", b"in an open transaction", False))
+        expected = [*beats, ("plain", b"", True), ("kept", b"1", True), ("kept", b"2", True)]
+        assert messages(spark, job) == expected
+        c.commit()
+    run(spark, job)
+    write_messages(spark, job)
+    assert messages(spark, job) == [*expected, ("later", b"still open", True)]
     assert_same(spark, job, database)
 
 
@@ -455,7 +507,7 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
             ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a13', 3, 1e300, 1e30, 0, 1e-20, '12345-01-01', '12345-01-01 10:00', '12345-01-01 10:00+00')
     """)
     database.execute(
-        "update b set fa = array[[g, 1e-7], [1e15, 2]], a = '[0:1]={1,2}', w = '{{a},{NULL}}' from generate_series(1, 3) g where n = g"
+        "update b set fa = array[[n, 1e-7], [1e15, 2]], a = '[0:1]={1,2}', w = '{{a},{NULL}}' where n between 1 and 3"
     )
     database.execute("update b set n = n + 1 where n % 3 = 0")
     database.execute("update b set id = gen_random_uuid() where n % 5 = 0")
@@ -473,10 +525,12 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
             .orderBy("id")
             .collect()
         )
-        found[binary] = [repr(row) for row in rows]
-    assert len(found[True]) == database.execute("select count(*) from b")[0][0]
-    assert found[True] == found[False]
-    assert sum("infinity" in row for row in found[True]) >= 1
+        found[binary] = {name: [repr(row[name]) for row in rows] for name in frame.columns if name in rows[0]}
+        found[binary]["raw"] = [row["raw"] for row in rows]
+    assert len(found[True]["id"]) == database.execute("select count(*) from b")[0][0]
+    for name, texts in found[False].items():
+        assert (name, found[True][name]) == (name, texts)
+    assert sum("infinity" in (text or "") for text in found[True]["raw"]) >= 1
 
 
 def test_types_without_a_binary_reader_are_refused_at_setup(database, lake):

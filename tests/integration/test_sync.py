@@ -362,7 +362,7 @@ def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path):
 def test_names_that_differ_in_case_only(lake_of):
     """Delta can't keep them apart, so the table is refused with a remedy."""
     lake = lake_of('create table t (id int primary key, "ID" int)', "create publication p for table t")
-    with pytest.raises(SyncFailed, match=r"'id' and 'ID'.*column list"):
+    with pytest.raises(SyncFailed, match=r"'ID' and column 'id' apart.*column list"):
         lake.sync()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.evolution import keeps_values, plan_evolution, plan_ignoring, unchanged
+from waldelta.evolution import check_key, keeps_values, plan_evolution, plan_ignoring, unchanged
 from waldelta.ledger import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.present import PresentColumn, PresentTable
@@ -84,6 +86,34 @@ def test_another_identity_is_another_key():
     """Old rows carry its columns only."""
     with pytest.raises(NeedsSync, match="replica identity"):
         plan_evolution(state("id", "a"), [relation("id", "a", key=("a",))], present(id=1, a=2), TYPES)
+
+
+def test_another_identity_for_a_while_is_another_key():
+    """Rows that came meanwhile can't be followed, whatever it is at the end."""
+    came = [relation("id", "a"), relation("id", "a", key=("a",)), relation("id", "a")]
+    with pytest.raises(NeedsSync, match="replica identity"):
+        plan_evolution(state("id", "a"), came, present(id=1, a=2), TYPES)
+
+
+@pytest.mark.parametrize(
+    ("held", "key", "fits"),
+    [
+        (("id",), {1}, True),
+        (("id",), None, True),
+        (("id", "a"), {2}, True),  # fewer columns tell rows apart
+        ((), {1}, True),
+        (("id",), set(), False),
+        (("id",), {2}, False),
+        (("id",), {1, 2}, False),
+    ],
+)
+def test_a_key_that_isnt_one_any_more(held, key, fits):
+    now_there = replace(present(id=1, a=2), key=None if key is None else frozenset(key))
+    if fits:
+        check_key(state("id", "a", key=held), now_there)
+    else:
+        with pytest.raises(NeedsSync, match="was dropped or replaced"):
+            check_key(state("id", "a", key=held), now_there)
 
 
 def test_positions_and_fills():

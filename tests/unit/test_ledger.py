@@ -12,7 +12,20 @@ from deltalake import DeltaTable, write_deltalake
 
 from waldelta import ledger_table
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, ColumnState, Ledger, Run, SlotMove, TableState, TargetCut, now
+from waldelta.ledger import (
+    AttributeState,
+    BatchCut,
+    ColumnState,
+    FileState,
+    LabelState,
+    Ledger,
+    Run,
+    SlotMove,
+    StorageState,
+    TableState,
+    TargetCut,
+    now,
+)
 from waldelta.ledger_upkeep import keep_cuts, keep_moves, keep_states, prune_ledger
 
 DAY = timedelta(days=1)
@@ -223,3 +236,15 @@ def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
     later = replace(cut(2), targets=[replace(first.targets[0], quarantined=7)])
     ledger.append(later)
     assert [found.targets for found in ledger.batches()] == [first.targets, later.targets]
+
+
+def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
+    """A state that is recorded equals what the catalogs say, or every run would record it again; older ones have no labels."""
+    storage = StorageState([FileState(1, 2)], [AttributeState(1, 700, has_missing=True)], [LabelState(1, 5, "sad")])
+    ledger = Ledger(lake)
+    ledger.append(TableState(now(), "r", "public.t", 1, "synced", storage=storage))
+    assert ledger.table_states()["public.t"].storage == storage
+    earlier = asdict(TableState(now(), "r", "public.u", 1, "synced", storage=storage))
+    earlier["storage"]["labels"] = None
+    ledger_table.LedgerTable(bookkeeping_uri(lake, TableState.table), TableState.schema).append(earlier)
+    assert ledger.table_states()["public.u"].storage == replace(storage, labels=[])

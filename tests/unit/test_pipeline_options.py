@@ -33,6 +33,7 @@ def source(**options):
         ({"two_phase": True}, 3, {"two_phase": "true"}),
         ({"two_phase": True, "streaming": "on"}, 3, {"streaming": "on", "two_phase": "true"}),
         ({"streaming": "parallel"}, 4, {"streaming": "parallel"}),
+        ({"streaming": "on", "messages": True}, 2, {"streaming": "on", "messages": "true"}),
     ],
     ids=str,
 )
@@ -50,7 +51,6 @@ def test_the_lowest_version_that_serves(options, version, sent):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"messages": True, "streaming": "on"}, "messages and streaming exclude each other"),
         ({"streaming": "maybe"}, "'off', 'on' or 'parallel'"),
     ],
     ids=str,

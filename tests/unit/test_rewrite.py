@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from waldelta.ledger import AttributeState, ColumnState, FileState, StorageState, TableState, now
-from waldelta.rewrite import rewritten, rewritten_columns, to_record
+from waldelta.ledger import AttributeState, ColumnState, FileState, LabelState, StorageState, TableState, now
+from waldelta.rewrite import relabelled, rewritten, to_record, unsent_changes
 
 
 def stored(files, *attributes):
@@ -45,7 +47,7 @@ def state(storage):
 
 def test_a_target_without_a_record_gets_one():
     """Rows of versions that recorded none say nothing about earlier rewrites."""
-    assert rewritten_columns(state(None), BEFORE) == []
+    assert unsent_changes(state(None), BEFORE) == []
     recorded = to_record(state(None), BEFORE)
     assert recorded is not None
     assert recorded.storage == BEFORE
@@ -58,5 +60,28 @@ def test_what_is_recorded():
     for case, (present, expected) in CASES.items():
         recorded = to_record(state(BEFORE), present)
         assert (recorded is None) is (bool(expected) or present == BEFORE), case
-    assert rewritten_columns(state(BEFORE), CASES["alter type"][0]) == ["a"]
-    assert rewritten_columns(state(BEFORE), CASES["a new column and a new file"][0]) == []
+    (what,) = unsent_changes(state(BEFORE), CASES["alter type"][0])
+    assert what == "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (a)"
+    assert unsent_changes(state(BEFORE), CASES["a new column and a new file"][0]) == []
+
+
+# Labels now, where the second column had "sad" and "ok" (of oids 5 and 6), and those columns that print otherwise.
+LABELS = {
+    "nothing": ([(2, 5, "sad"), (2, 6, "ok")], set()),
+    "renamed": ([(2, 5, "blue"), (2, 6, "ok")], {2}),
+    "swapped": ([(2, 5, "ok"), (2, 6, "sad")], {2}),
+    "added": ([(2, 5, "sad"), (2, 6, "ok"), (2, 7, "glad")], set()),
+    "another column of the type": ([(2, 5, "sad"), (2, 6, "ok"), (3, 5, "blue")], set()),
+    "the column went": ([], set()),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_which_columns_print_otherwise(case):
+    labels, expected = LABELS[case]
+    then = replace(BEFORE, labels=[LabelState(2, 5, "sad"), LabelState(2, 6, "ok")])
+    present = replace(BEFORE, labels=[LabelState(*label) for label in labels])
+    assert relabelled(then, present) == expected
+    # What an earlier version recorded has none, and says nothing.
+    assert relabelled(replace(then, labels=[]), present) == set()
+    assert (to_record(state(then), present) is None) is (bool(expected) or present == then)

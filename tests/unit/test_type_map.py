@@ -15,7 +15,7 @@ from psycopg import sql
 from waldelta.errors import DecodeError
 from waldelta.type_catalog import PgType
 from waldelta.type_map import column_types, target_type
-from waldelta.type_options import TypeOptions
+from waldelta.type_options import TableTypeOptions, TypeOptions
 
 
 def numeric(precision, scale):
@@ -88,6 +88,14 @@ def test_what_rows_are_found_by_is_no_variant():
         [kind.spark for kind in column_types(types, key, AS_VARIANT).values()] for key in ([], ["id"], ["id", "v"])
     ]
     assert found == [["string", "string"], ["string", "variant"], ["string", "string"]]
+
+
+def test_columns_that_stay_text():
+    """Named ones, whatever their type, keys too."""
+    types = {"id": DATE, "v": array_of(DATE), "w": DATE}
+    chosen = TableTypeOptions(text=("id", "v")).over(AS_VARIANT)
+    assert [kind.spark for kind in column_types(types, ["id"], chosen).values()] == ["string", "string", "date"]
+    assert (chosen.need_raw, TypeOptions(text=("id",)).need_raw) == (True, False)
 
 
 @pytest.mark.parametrize(

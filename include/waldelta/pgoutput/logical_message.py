@@ -58,11 +58,16 @@ def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessa
     return LogicalMessage(lsn, bool(flags & _TRANSACTIONAL), prefix, content)
 
 
-def decode_logical_messages(data: ArrowArray) -> LogicalMessages:
-    """Read many Message messages at once, none of them streamed; raises DecodeError for the first malformed one."""
+def decode_logical_messages(data: ArrowArray, streamed: Mask | None = None) -> LogicalMessages:
+    """Read many Message messages at once; raises DecodeError for the first malformed one.
+
+    ``streamed`` says which of them lie between Stream Start and Stop, where an xid follows the first byte; None: none.
+    """
     messages = Messages(data, "Message")
     source, start, end = messages.bytes, messages.start, messages.end
-    flags, lsn, prefix_at = u1(source, start + 1), i8(source, start + 2), start + 10
+    in_front = np.zeros(len(messages), np.int64) if streamed is None else 4 * streamed.astype(np.int64)
+    flags_at = start + 1 + in_front
+    flags, lsn, prefix_at = u1(source, flags_at), i8(source, flags_at + 1), flags_at + 9
     zeros = np.append(np.flatnonzero(source == 0), len(source))
     prefix_end = zeros[np.minimum(np.searchsorted(zeros, prefix_at), len(zeros) - 1)]
     content_at = prefix_end + 5
@@ -70,7 +75,7 @@ def decode_logical_messages(data: ArrowArray) -> LogicalMessages:
     wrong |= content_at + u4(source, prefix_end + 1) != end
     if wrong.any():
         row = int(np.argmax(wrong))
-        read_logical_message(messages.at(row))
+        read_logical_message(messages.at(row), streamed=bool(in_front[row]))
         raise messages.error(row, "content", int(prefix_at[row]), "malformed")
     everywhere = np.ones(len(messages), np.bool_)
     prefix = copy_out(messages, prefix_at, prefix_end, everywhere)

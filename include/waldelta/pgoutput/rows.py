@@ -232,7 +232,7 @@ def _explain(messages: Messages, row: int, column_count: int, streamed: bool) ->
         _read_tuples(reader, name, column_count)
         reader.finish()
     except DecodeError as err:
-        return DecodeError(err.message, err.field, err.offset, f"{err.detail}, row {row}")
+        return DecodeError(err.message, err.field, err.offset, f"{err.detail}, row {row}", row)
     return messages.error(row, "row", int(messages.start[row]), "malformed")
 
 

@@ -60,7 +60,7 @@ class Messages:
     def error(self, row: int, field: str, position: int, detail: str) -> DecodeError:
         """The error for one message; ``position`` is in the buffer, the error's offset in the message."""
         offset = int(position - self.start[row])
-        return DecodeError(self.message, field, offset, f"{detail} (row {row}, {hex_dump(self.at(row))})")
+        return DecodeError(self.message, field, offset, f"{detail} (row {row}, {hex_dump(self.at(row))})", row)
 
 
 def _layout(data: ArrowArray) -> tuple[Positions, Positions, Any]:

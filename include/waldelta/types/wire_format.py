@@ -45,12 +45,12 @@ def has_wire_format(pg_type: PgType) -> bool:
     return _converter(wire_name(pg_type), is_exact=False) is not None
 
 
-def text_of(values: ArrowArray, type_name: str) -> ArrowArray:
+def text_of(values: ArrowArray, type_name: str, *, is_exact: bool = False) -> ArrowArray:
     """The texts of binary values, as binary; nulls stay null. ``type_name`` is wire_name()'s.
 
-    Raises DecodeError for a type without a reader and for values that aren't of the type's size or form.
+    ``is_exact``: to the letter, for columns that stay text in the lake. Raises DecodeError for a type without a reader and for values that aren't of the type's size or form.
     """
-    convert = _converter(type_name, is_exact=False)
+    convert = _converter(type_name, is_exact=is_exact)
     if convert is None:
         raise DecodeError("row", "value", 0, f"type {type_name} came in binary format: set options.binary to false")
     return read_with(convert, values, type_name)
@@ -60,7 +60,9 @@ def _converter(name: str, *, is_exact: bool) -> Converter | None:
     if name.endswith(_ARRAY):
         element = name.removesuffix(_ARRAY)
         delimiter = ";" if element == "box" else ","
-        return _nested(element, lambda values, valid, read: array_text(values, valid, read, delimiter))
+        return _nested(
+            element, lambda values, valid, read: array_text(values, valid, read, delimiter), is_exact=is_exact
+        )
     if name in _VECTORS:
         return _nested(_VECTORS[name], vector_text)
     if name in _RANGES:
@@ -70,10 +72,15 @@ def _converter(name: str, *, is_exact: bool) -> Converter | None:
     return (_EXACT.get(name) if is_exact else None) or _SCALARS.get(name)
 
 
-def _nested(inner: str, convert: Callable[[Messages, Mask, Read], ArrowArray]) -> Converter | None:
+def _nested(
+    inner: str, convert: Callable[[Messages, Mask, Read], ArrowArray], *, is_exact: bool = False
+) -> Converter | None:
     plain, exact = (_converter(inner, is_exact=flag) for flag in (False, True))
     if plain is None or exact is None:
         return None
+    if is_exact or inner in moment.EXACT:
+        # One infinite moment, or one BC, and the whole array stands verbatim.
+        plain = exact
 
     def read(values: ArrowArray, is_exact: bool) -> ArrowArray:
         return read_with(exact if is_exact else plain, values, inner)

@@ -182,6 +182,18 @@ def test_a_row_that_nothing_describes_is_an_error(messages):
         events(change_log(messages))
 
 
+def test_a_malformed_message_is_named_with_its_place():
+    """Which message of which batch, and its transaction; the change log still has its bytes."""
+    cut = row(2)[:-1]
+    log = change_log(plain(9, described(), row(1), lsn=0x300), plain(10, described(), row(1), cut, row(3), lsn=0x500))
+    with pytest.raises(DecodeError) as caught:
+        events(log)
+    where = "message 3 of batch 2, of the transaction committed at 0/500; the change log keeps it"
+    assert str(caught.value).startswith(r"malformed Insert message: new[1].length at byte ")
+    assert where in str(caught.value)
+    assert f"{len(cut)} bytes: {cut.hex(' ')}" in str(caught.value)
+
+
 def tally(log):
     counted = Tally(1, landmarks(log))
     for part in log.select(COLUMNS).to_batches(max_chunksize=2):

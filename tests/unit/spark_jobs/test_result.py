@@ -18,7 +18,7 @@ def shown(result: RunResult, stage: str | None = None) -> str:
 
 HEADINGS = {
     "consume": (TableResult(inserted=1234, version=7), ["inserted", "skipped", "1,234"], ["rows copied"]),
-    "sync": (TableResult(rows=99, version=1), ["rows copied", "99"], ["inserted"]),
+    "sync": (TableResult(rows=99, version=1), ["rows copied", "99", "verbatim"], ["inserted"]),
     "validate": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
     "maintain": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
 }

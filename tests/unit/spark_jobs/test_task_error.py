@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.task_error import is_conflict, named_error
-from waldelta.errors import DecodeError, PeekTimeout, SlotInUse
+from spark_jobs.task_error import is_conflict, named_error, of_table
+from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse
 
 ERRORS = [
     DecodeError(
@@ -47,3 +47,15 @@ CONFLICTS = {
 def test_what_somebody_elses_commit_is_told_by(text):
     """A newer run has committed: there is nothing to do, where a defect must not be taken for it."""
     assert is_conflict(RuntimeError(text)) is CONFLICTS[text]
+
+
+@pytest.mark.parametrize(
+    "err", [*ERRORS, ApplyError("a change came without its key")], ids=lambda err: type(err).__name__
+)
+def test_errors_name_their_table(err):
+    """Of the same kind, as retryable, and once only."""
+    named = of_table(err, "public.t")
+    assert (type(named), named.retryable) == (type(err), err.retryable)
+    assert str(err)[:40] in str(named)
+    assert "public.t" in str(named)
+    assert of_table(named, "public.t") is named

@@ -1,0 +1,22 @@
+"""Verbatim: how many rows of a target have a value that its column's type can't hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from spark_jobs.merge import RAW
+from waldelta.job import Job
+from waldelta.watermark import uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def count_verbatim(spark: SparkSession, job: Job, table: str, version: int) -> int:
+    """Rows of a target's version with something in ``_wd_raw``: reads that column alone, which is nearly always null."""
+    if not job.pipeline.target.metadata_columns:
+        return 0
+    frame = spark.read.format("delta").option("versionAsOf", version).load(uri_of(job, table))
+    return frame.where(F.col(RAW).isNotNull()).count()
