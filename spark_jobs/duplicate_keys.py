@@ -6,6 +6,7 @@ makes an expectation of the answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from spark_jobs.identifier import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
 
 _EXAMPLES = 5
 # Spark's bitmaps have a bit for each of so many neighbouring integers.
@@ -65,13 +68,24 @@ def _may_have_duplicates(frame: DataFrame, column: str) -> bool:
 
 def is_dense(uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None) -> bool:
     """Whether an integer column's bitmaps would be smaller than its values; from the statistics of the table's files alone."""
-    table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
-    files = pa.table(table.get_add_actions(flatten=True))
+    try:
+        table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
+        # Statistics go by the files' own names of columns, which a mapping may have given to another one.
+        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            return False
+        return _is_dense(pa.table(table.get_add_actions(flatten=True)), column)
+    except Exception as err:
+        log.info("keys are grouped, since the statistics of %s can't be read: %s", uri, err)
+        return False
+
+
+def _is_dense(files: pa.Table, column: str) -> bool:
     wanted = [f"min.{column}", f"max.{column}", "num_records"]
     if not files.num_rows or not set(wanted) <= set(files.column_names):
         return False
     least, most, rows = (files[name] for name in wanted)
     if not pa.types.is_integer(least.type) or least.null_count or most.null_count or rows.null_count:
         return False
-    buckets = (pc.max(most).as_py() - pc.min(least).as_py()) // _BITS + 1
+    spans = zip(least.to_pylist(), most.to_pylist(), strict=True)
+    buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # each file's, as tasks read them
     return bool(buckets * _BITS // 8 <= pc.sum(rows).as_py() * _BYTES_PER_KEY)

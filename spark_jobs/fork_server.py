@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import importlib
 import json
 import logging
 import os
@@ -30,20 +32,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pyspark.sql.connect.session  # noqa: F401 - what a job's first seconds go into
-
-import spark_jobs.command_line
-import spark_jobs.flow
-import spark_jobs.quality
+import spark_jobs
 import waldelta
-from spark_jobs.expectation_import import import_everything
 
 log = logging.getLogger("waldelta.fork_server")
 
 KILL_AFTER_S = 3.0
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
-_REQUEST_TIMEOUT_S = 10.0
+# Shorter than the other side's patience: whoever has given up starts a process itself.
+_REQUEST_TIMEOUT_S = 2.0
+# What a job's first seconds go into.
+_NEEDED = ("pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "spark_jobs.quality")
 
 
 @dataclass(slots=True)
@@ -58,8 +58,8 @@ class _Job:
 class ForkServer:
     """One server on one socket, in one thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._code = path, newest_code()
+    def __init__(self, path: Path, code: str) -> None:
+        self._path, self._code = path, code
         self._selector = selectors.DefaultSelector()
         self._jobs: dict[int, _Job] = {}
         self._listener = _listen(path)
@@ -81,11 +81,14 @@ class ForkServer:
             while not (self._ending and not self._jobs):
                 for key, _ in self._selector.select(0.5 if self._jobs else None):
                     self._react(key.fileobj)
+                if self._ending:
+                    self._close_listener()
                 self._reap()
                 self._kill_late()
         finally:
-            if self._listener.fileno() >= 0:
-                self._close_listener()
+            self._close_listener()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
         return self._stale
 
     def _leave(self, *_: Any) -> None:
@@ -107,13 +110,18 @@ class ForkServer:
                     self._end(job)
 
     def _accept(self) -> None:
-        asker, _ = self._listener.accept()
+        try:
+            asker, _ = self._listener.accept()
+        except OSError as err:  # no descriptor is left: whoever waits there starts a process itself
+            log.warning("nobody can be answered: %s", err)
+            time.sleep(0.1)
+            return
         asker.settimeout(_REQUEST_TIMEOUT_S)
         try:
             if not _is_owner(asker):
                 asker.close()
                 return
-            if newest_code() != self._code:
+            if code_stamp() != self._code:
                 log.warning("the code on disk is another now: started anew when the last job has ended")
                 self._ending = self._stale = True
                 self._close_listener()
@@ -121,28 +129,51 @@ class ForkServer:
                 asker.close()
                 return
             request, output = _receive(asker)
-        except (OSError, ValueError) as err:
+            if request["code"] != code_place():
+                os.close(output)
+                raise ValueError(f"it is for the code in {request['code']}, and this server's is in {code_place()}")
+        except (OSError, ValueError, KeyError) as err:
             log.warning("a request is refused: %s", err)
             asker.close()
             return
-        pid = os.fork()
-        if pid == 0:
-            self._become_job(request, output)
+        if self._ending or _has_left(asker) or (pid := self._fork(asker, request, output)) is None:
+            os.close(output)
+            asker.close()
+            return
         os.close(output)
-        self._jobs[pid] = _Job(pid, asker)
         self._selector.register(asker, selectors.EVENT_READ)
         with contextlib.suppress(OSError):  # gone already: the selector tells
-            asker.sendall(f"started {pid}\n".encode())
+            asker.sendall(f"started {pid} {os.getpid()}\n".encode())
 
-    def _become_job(self, request: dict[str, Any], output: int) -> NoReturn:
+    def _fork(self, asker: socket.socket, request: dict[str, Any], output: int) -> int | None:
+        # A signal in here would find no entry of the job, or in the child the handler that ends the others' jobs.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            pid = os.fork()
+            if pid == 0:
+                asker.close()
+                self._become_job(request, output, before)
+            self._jobs[pid] = _Job(pid, asker)
+        except OSError as err:
+            log.warning("no job can be forked: %s", err)
+            return None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
+
+    def _become_job(self, request: dict[str, Any], output: int, signals: set[signal.Signals]) -> NoReturn:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for stream, source in enumerate((nothing, output, output)):
+                os.dup2(source, stream)
+            os.close(nothing)
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             self._selector.close()
             for held in (self._listener, *(job.asker for job in self._jobs.values())):
                 held.close()
@@ -152,14 +183,18 @@ class ForkServer:
             os.environ.update(request["environment"])
             time.tzset()
             os.chdir(request["folder"])
+            if (umask := request.get("umask")) is not None:
+                os.umask(umask)
             sys.argv = ["spark_jobs", *request["arguments"]]
             logging.getLogger().handlers.clear()
-            gc.unfreeze()
+            gc.set_threshold(100_000, 50, 50)  # as in __main__; what was imported stays frozen
             gc.enable()
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-        spark_jobs.command_line.run_and_exit()
+        from spark_jobs.command_line import run_and_exit
+
+        run_and_exit()
 
     def _reap(self) -> None:
         while self._jobs:
@@ -169,7 +204,10 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            job = self._jobs.pop(pid)
+            if (job := self._jobs.pop(pid, None)) is None:  # an orphan's, where this is process 1 of a container
+                continue
+            if job.deadline is not None:  # what it started may not have listened
+                _signal(pid, signal.SIGKILL)
             with contextlib.suppress(KeyError):
                 self._selector.unregister(job.asker)
             with contextlib.suppress(OSError):
@@ -187,16 +225,29 @@ class ForkServer:
                 _signal(job.pid, signal.SIGKILL)
 
     def _close_listener(self) -> None:
+        if self._listener.fileno() < 0:
+            return
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._listener)
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
 
-def newest_code() -> int:
-    """When any of our modules was last written, in nanoseconds."""
+def code_stamp() -> str:
+    """Changes with any of our modules, and whenever anything is installed beside them or removed."""
     folders = [Path(package.__file__ or "").parent for package in (spark_jobs, waldelta)]
-    return max(path.stat().st_mtime_ns for folder in folders for path in [folder, *folder.rglob("*.py")])
+    installed = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
+    found = hashlib.sha256()
+    for path in sorted({*folders, *installed, *(p for folder in folders for p in folder.rglob("*.py"))}):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            found.update(f"{path} {status.st_mtime_ns} {status.st_size if path.is_file() else 0}\n".encode())
+    return found.hexdigest()
+
+
+def code_place() -> str:
+    """Where the modules are that a job of this server runs."""
+    return str(Path(spark_jobs.__file__ or "").resolve().parent)
 
 
 def _listen(path: Path) -> socket.socket:
@@ -205,7 +256,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         listener.bind(str(path))
     except OSError:
-        if _answers(path):
+        if not path.is_socket() or _answers(path):
             raise
         path.unlink()  # a killed server's
         listener.bind(str(path))
@@ -217,6 +268,7 @@ def _listen(path: Path) -> socket.socket:
 
 def _answers(path: Path) -> bool:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.settimeout(1)
         other.connect(str(path))
         return True
     return False
@@ -229,38 +281,65 @@ def _is_owner(asker: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
+def _has_left(asker: socket.socket) -> bool:
+    """Whether who asked has given up meanwhile, and started a process itself."""
+    asker.setblocking(False)
+    try:
+        return not asker.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    finally:
+        asker.settimeout(_REQUEST_TIMEOUT_S)
+
+
 def _receive(asker: socket.socket) -> tuple[dict[str, Any], int]:
     """The request, and the file that takes the job's output."""
     head, files, _, _ = socket.recv_fds(asker, _LENGTH.size, 1)
-    if len(head) != _LENGTH.size or len(files) != 1:
-        raise ValueError("it has no length, or nothing that takes the output")
-    (left,), parts = _LENGTH.unpack(head), []
-    while left:
-        part = asker.recv(min(left, 1 << 16))
-        if not part:
-            os.close(files[0])
-            raise ValueError("it is cut off")
-        parts.append(part)
-        left -= len(part)
-    return json.loads(b"".join(parts)), files[0]
+    try:
+        if len(head) != _LENGTH.size or len(files) != 1:
+            raise ValueError("it has no length, or nothing that takes the output")
+        os.set_inheritable(files[0], False)
+        (left,), parts = _LENGTH.unpack(head), []
+        while left:
+            part = asker.recv(min(left, 1 << 16))
+            if not part:
+                raise ValueError("it is cut off")
+            parts.append(part)
+            left -= len(part)
+        return json.loads(b"".join(parts)), files[0]
+    except BaseException:
+        for number in files:
+            os.close(number)
+        raise
 
 
 def _signal(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:  # forked, and not yet the leader of its group
+            os.kill(group, number)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Import, then serve on the socket named."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    import_everything()
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+    code = code_stamp()  # first: an upgrade while the modules are being imported must show
+    for name in _NEEDED:
+        importlib.import_module(name)
+    importlib.import_module("spark_jobs.expectation_import").import_everything()
     if threading.active_count() > 1:
         log.error("a module has started threads, which no fork survives: %s", threading.enumerate())
         return 1
     gc.collect()
     gc.disable()
     gc.freeze()  # a collection would write to every page that the jobs share
-    server = ForkServer(Path(arguments[0]))
+    try:
+        server = ForkServer(Path(arguments[0]), code)
+    except OSError as err:
+        log.error("no socket can be made at %s (%s): make its folder, or choose another path", arguments[0], err)
+        return 1
     log.info("jobs are forked on %s", arguments[0])
     if server.serve():
         os.execv(sys.executable, [*sys.orig_argv])  # noqa: S606 - what it was started with

@@ -22,6 +22,8 @@ from spark_jobs.identifier import quote
 _METADATA_PREFIX = "_wd_"
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
 ASKED_AHEAD = "duplicate_keys_asked_ahead"
+# In a result: what was observed, without the rows' values that its ``observed_value`` shows in the report.
+WITHOUT_VALUES = "observed_without_values"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
@@ -125,6 +127,7 @@ class ExpectTargetKeyToBeUnique(BatchExpectation):
         shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
         details = {
             "observed_value": f"{found.rows} rows share their key{shown}",
+            WITHOUT_VALUES: f"{found.rows} rows share their key",
             "element_count": metrics["table.row_count"],
         }
         return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}

@@ -11,7 +11,7 @@ from spark_jobs.flow import Stage, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
-from spark_jobs.target import set_deletion_vectors
+from spark_jobs.target import has_deletion_vectors, set_deletion_vectors
 from waldelta.errors import LockHeld
 from waldelta.job import Job
 from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder
@@ -79,8 +79,10 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
 
 def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> None:
     """Follow the pipeline file's choice; switched off, the marks themselves go, so that every reader may come again."""
-    if set_deletion_vectors(spark, uri, deletion_vectors) and not deletion_vectors:
+    if not deletion_vectors and has_deletion_vectors(spark, uri):
+        # Before they are switched off: killed in between, the next maintenance does it again.
         spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
+    set_deletion_vectors(spark, uri, deletion_vectors)
 
 
 def _compact(spark: SparkSession, uri: str, hours: int) -> None:

@@ -135,7 +135,8 @@ def sync_table(
         options = target.types_of(str(table_id))
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
-        set_deletion_vectors(spark, uri, target.deletion_vectors_of(str(table_id)))
+        if marks := target.deletion_vectors_of(str(table_id)):
+            set_deletion_vectors(spark, uri, wanted=True)
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         lsn = holder.lsn.value if target.metadata_columns else None
@@ -155,6 +156,8 @@ def sync_table(
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}:{generation}", attempt)
         with _progress(holder, table_id, tasks):
             written = replace_target(spark, uri, frame, txn, metadata)
+        if not marks:  # only now: there are none left
+            set_deletion_vectors(spark, uri, wanted=False)
         _check_unaltered(job, table, membership)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)

@@ -114,16 +114,19 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         ) from None
 
 
-def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> bool:
-    """Have later commits mark rows as gone instead of writing their files anew, or no longer; whether that changed.
+def has_deletion_vectors(spark: SparkSession, uri: str) -> bool:
+    """Whether commits mark rows as gone instead of writing their files anew."""
+    kept = {row["key"]: row["value"] for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
+    return str(kept.get(_DELETION_VECTORS, "false")).lower() == "true"
+
+
+def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
+    """Have later commits mark rows as gone, or no longer.
 
     Marks that are there stay readable either way. A target that never had any keeps Delta's oldest protocol.
     """
-    kept = {row["key"]: row["value"] for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
-    if (kept.get(_DELETION_VECTORS, "false") == "true") == wanted:
-        return False
-    spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
-    return True
+    if has_deletion_vectors(spark, uri) != wanted:
+        spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
 
 
 def replace_target(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import great_expectations as gx
 
 from spark_jobs.build_expectations import META
-from spark_jobs.lake_expectations import ASKED_AHEAD
+from spark_jobs.lake_expectations import ASKED_AHEAD, WITHOUT_VALUES
 from spark_jobs.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple
 
 
 def _outcome(item: ExpectationValidationResult, plan: SuitePlan) -> Outcome:
-    observed, unexpected = item.result.get("observed_value"), item.result.get("unexpected_count")
+    observed = item.result.get(WITHOUT_VALUES, item.result.get("observed_value"))
+    unexpected = item.result.get("unexpected_count")
     raised = not item.success and _raised(item.exception_info or {})
     return Outcome(
         plan.expectations[_number(item)],

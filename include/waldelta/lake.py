@@ -21,6 +21,7 @@ from waldelta.errors import TargetNotWritable
 
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_EARLIER = 5
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 CHANGES = "changes"
 MESSAGES = "messages"
@@ -57,7 +58,9 @@ def sync_commit(uri: str, version: int) -> None:
         folder / marks for add in added if (marks := _deletion_vector_path(add.get("deletionVector"))) is not None
     ]
     folders = {f.parent for f in files} | {folder, folder.parent, entry.parent}
-    for path in [*files, entry, *sorted(folders)]:
+    # A commit that only changed properties or columns has nobody else who cares for it, and a table with a gap can't be opened.
+    earlier = [folder / "_delta_log" / f"{before:020d}.json" for before in range(max(0, version - _EARLIER), version)]
+    for path in [*files, *(e for e in earlier if e.exists()), entry, *sorted(folders)]:
         _fsync(path)
 
 

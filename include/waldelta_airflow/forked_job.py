@@ -16,10 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from waldelta_airflow.child_process import end_group
+from waldelta_airflow.settings import package_folder
 
 log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
 _ANSWER_TIMEOUT_S = 10.0
 NO_ANSWER = 1
 
@@ -44,22 +46,32 @@ class ForkedJob:
             if Path(path).stat().st_uid != os.getuid():
                 raise PermissionError(f"{path} is another user's")
             server.connect(path)
-            request = {"arguments": list(arguments), "environment": dict(environment), "folder": str(Path.cwd())}
+            answering = _who_answers(server)
+            request = {
+                "arguments": list(arguments),
+                "environment": dict(environment),
+                "folder": str(Path.cwd()),
+                "code": str(package_folder("spark_jobs").resolve()),
+                "umask": _umask(),
+            }
             document = json.dumps(request).encode()
             socket.send_fds(server, [_LENGTH.pack(len(document))], [writing])
             server.sendall(document)
-            word, _, number = _line(server).partition(" ")
+            word, *numbers = _line(server).split() or ["nothing"]
             if word != "started":
-                raise ConnectionError(f"its answer is {word or 'nothing'}")
-        except OSError as err:
-            log.info("the job gets a process of its own, since no fork server at %s takes it: %s", path, err)
+                raise ConnectionError(f"its answer is {word}")
+            pid, by = map(int, numbers)
+            if answering is not None and by != answering:
+                raise ConnectionError("it is in another container: its processes couldn't be ended from here")
+        except (OSError, ValueError) as err:
+            log.warning("the job gets a process of its own, since no fork server at %s takes it: %s", path, err)
             server.close()
             os.close(reading)
             return None
         finally:
             os.close(writing)
         server.settimeout(None)
-        return cls(server, int(number), reading)
+        return cls(server, pid, reading)
 
     def run(self) -> int:
         """Pass on what the job writes, and give its exit code (negative: the signal that ended it)."""
@@ -70,12 +82,35 @@ class ForkedJob:
         with self._server:
             word, _, number = _line(self._server).partition(" ")
         self._lives = False  # its number may be another's from now on
-        return int(number) if word == "exit" else NO_ANSWER
+        if word != "exit":
+            log.warning("the fork server ended before it could tell how the job did")
+            return NO_ANSWER
+        return int(number)
 
     def end(self) -> None:
         """End the job and whatever it started; safe to call at any time."""
         if self._lives:
             end_group(self._pid, lambda: None)
+            self._lives = False
+
+
+def _who_answers(server: socket.socket) -> int | None:
+    """The process at the other end, by its number here; raises PermissionError for another user's."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    pid, uid, _ = _CREDENTIALS.unpack(server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid != os.getuid():
+        raise PermissionError("who answers is another user")
+    return int(pid)
+
+
+def _umask() -> int | None:
+    """This process's umask, which can't be read without setting it but here."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return None
 
 
 def _line(server: socket.socket) -> str:

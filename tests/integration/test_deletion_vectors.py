@@ -55,19 +55,22 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
     pipeline.consume(spark)
     adds, files = marked(pipeline)
     assert adds
+    assert files
     assert {str(f) for f in files} <= set(synced)
     job = pipeline.job()
     assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
     assert [rows(pipeline)] == database.execute("select count(*), sum(id) from t")
 
 
-def test_switched_off_the_marks_go(spark, database, pipeline, lake):
+def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch):
     """Maintenance writes the marked files anew, and later changes mark nothing."""
     database.execute("update t set v = 'new' where id = 5")
     pipeline.consume(spark)
     assert marked_rows(spark, pipeline) == 1
     plain = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.t"]))
+    monkeypatch.setattr("spark_jobs.maintain._compact", lambda *_: None)  # it would write so small a table anew anyway
     plain.maintain(spark)
+    assert marked_rows(spark, pipeline) == 0
     database.execute("update t set v = 'newer' where id = 6")
     plain.consume(spark)
     assert marked_rows(spark, plain) == 0

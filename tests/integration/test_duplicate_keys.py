@@ -55,3 +55,15 @@ def test_a_file_without_statistics_is_taken_as_sparse(spark, tmp_path):
     frame.write.format("delta").options(**properties).save(str(tmp_path))
     assert not is_dense(str(tmp_path), 0, "k")
     assert not is_dense(str(tmp_path), 0, "other")
+
+
+def test_a_mapped_column_is_taken_as_sparse(spark, tmp_path):
+    """Its files' statistics go by another name, which may be another column's."""
+    spark.range(0, 100_000).selectExpr("id as k").write.format("delta").option("delta.columnMapping.mode", "name").save(
+        str(tmp_path)
+    )
+    assert not is_dense(str(tmp_path), 0, "k")
+
+
+def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
+    assert not is_dense(str(tmp_path / "gone"), 0, "k")

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import spark_jobs
+from waldelta_airflow import forked_job
 from waldelta_airflow.forked_job import ForkedJob
 
 
@@ -72,7 +73,9 @@ def test_a_job_runs_as_a_process_of_its_own_would(server, tmp_path, caplog, monk
     job = ForkedJob.ask(str(path), ["status", "nowhere.yml"], {"PATH": os.environ["PATH"]})
     assert job.run() == 1
     assert "ConfigError" in caplog.text
-    assert str(tmp_path / "nowhere.yml") in caplog.text or "nowhere.yml" in caplog.text
+    (tmp_path / "here.yml").write_text("no: pipeline\n")
+    assert ForkedJob.ask(str(path), ["status", "here.yml"], {"PATH": os.environ["PATH"]}).run() == 1
+    assert "pipeline: " in caplog.text  # what the file lacks: it was found in the caller's folder
     assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
     assert "usage:" in caplog.text
 
@@ -96,7 +99,7 @@ def test_jobs_beside_each_other(server, tmp_path, silent):
     assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
     hanging.end()
     wait(lambda: not children(process))
-    assert hanging.run() in (-signal.SIGTERM, 128 + signal.SIGTERM, 1)
+    assert hanging.run() in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_a_job_ends_with_its_task(server, tmp_path, silent):
@@ -104,12 +107,64 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
     path, process = server
     file, environment = pipeline(tmp_path, silent)
     program = (
-        "import json, os, signal, sys; from waldelta_airflow.forked_job import ForkedJob; "
+        "import json, sys; from waldelta_airflow.forked_job import ForkedJob; "
         "job = ForkedJob.ask(sys.argv[1], ['check', sys.argv[2]], json.loads(sys.argv[3])); "
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "print('asked', flush=True); job.run()"
     )
-    subprocess.run([sys.executable, "-c", program, str(path), str(file), json.dumps(environment)], check=False)
+    line = [sys.executable, "-c", program, str(path), str(file), json.dumps(environment)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as task:
+        assert task.stdout.readline() == "asked\n"
+        assert len(children(process)) == 1
+        task.kill()
     wait(lambda: not children(process))
+
+
+def test_a_path_that_is_no_socket_is_left_alone(tmp_path):
+    """One word away from ``python -m spark_jobs status FILE``."""
+    file = tmp_path / "p.yml"
+    file.write_text("pipeline: p\n")
+    for path in (file, tmp_path / "missing" / "jobs.sock"):
+        line = [sys.executable, "-m", "spark_jobs.fork_server", str(path)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert f"no socket can be made at {path}" in done.stderr
+    assert file.read_text() == "pipeline: p\n"
+
+
+def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):
+    """A task that waited too long starts a process itself: the same job twice would be in each other's way."""
+    path, process = server
+    file, environment = pipeline(tmp_path, silent)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(forked_job, "_ANSWER_TIMEOUT_S", 0.2)
+        assert ForkedJob.ask(str(path), ["check", str(file)], environment) is None
+        monkeypatch.undo()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2  # after that one's turn
+    assert not children(process)
+
+
+def test_another_installations_server_is_not_used(server, monkeypatch, tmp_path):
+    """Two virtual environments and one socket: the task's own code is what runs."""
+    monkeypatch.setattr(forked_job, "package_folder", lambda name: tmp_path / name)
+    assert ForkedJob.ask(str(server[0]), ["frobnicate"], {}) is None
+    monkeypatch.undo()
+    assert ForkedJob.ask(str(server[0]), ["frobnicate"], {}).run() == 2
+
+
+def test_sigterm_ends_the_server_and_its_jobs(tmp_path, silent):
+    file, environment = pipeline(tmp_path, silent)
+    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
+        path = Path(folder) / "jobs.sock"
+        process = subprocess.Popen([sys.executable, "-m", "spark_jobs.fork_server", str(path)])
+        wait(path.exists, process)
+        job = ForkedJob.ask(str(path), ["check", str(file)], environment)
+        process.send_signal(signal.SIGTERM)
+        assert job.run() in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not path.exists()
 
 
 def test_the_socket_is_its_owners(server):
@@ -138,6 +193,8 @@ def test_no_other_user_is_answered(server, tmp_path):
 def test_without_a_server_nothing_is_lost(tmp_path):
     """No socket, a dead server's socket, another thing at its path: the caller starts a process itself."""
     assert ForkedJob.ask(str(tmp_path / "none.sock"), ["status"], {}) is None
+    (tmp_path / "file").touch()
+    assert ForkedJob.ask(str(tmp_path / "file"), ["status"], {}) is None
     left = tmp_path / "left.sock"
     with tempfile.TemporaryDirectory(prefix="fork-") as folder, socket.socket(socket.AF_UNIX) as dead:
         dead.bind(f"{folder}/s")
@@ -145,10 +202,11 @@ def test_without_a_server_nothing_is_lost(tmp_path):
     assert ForkedJob.ask(str(left), ["status"], {}) is None
 
 
-def test_replaced_code_is_not_run(tmp_path):
+def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     """A server that started before an upgrade starts itself anew instead of running what it once imported."""
     source = Path(spark_jobs.__file__).parent
     shutil.copytree(source, tmp_path / "spark_jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(forked_job, "package_folder", lambda name: tmp_path / name)
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
         process = subprocess.Popen(

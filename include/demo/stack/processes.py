@@ -35,6 +35,7 @@ class Part:
     created: float
     log: Path
     child: subprocess.Popen[bytes] | None = None
+    needed: bool = True  # what runs without it, only slower, doesn't end with it
 
     @property
     def alive(self) -> bool:
@@ -83,7 +84,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float, parts
     parts = tuple(parts)
     deadline = time.monotonic() + timeout_s
     while not condition():
-        if dead := next((part for part in parts if not part.alive), None):
+        if dead := next((part for part in parts if part.needed and not part.alive), None):
             raise StackError(f"{dead.name} died while starting; the end of {dead.log}:\n{dead.log_tail()}")
         if time.monotonic() > deadline:
             tails = "\n".join(f"--- the end of {part.log}:\n{part.log_tail()}" for part in parts)

@@ -166,7 +166,7 @@ class Stack:
             return False
         self._state = state
         self.postgres.port = state.postgres_port
-        return state.complete and all(part.alive for part in state.parts) and self._postgres_is_alive()
+        return state.complete and all(part.alive for part in state.parts if part.needed) and self._postgres_is_alive()
 
     def reset(self) -> None:
         """Delete the stack's data, lake included; it must not be running."""
@@ -240,9 +240,8 @@ class Stack:
         if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
             return {}
         command = [sys.executable, "-P", "-m", "spark_jobs.fork_server", str(path)]
-        self._remember(
-            start("fork server", command, folder=self.folder, log=self.logs / "fork-server.log", environment=base)
-        )
+        part = start("fork server", command, folder=self.folder, log=self.logs / "fork-server.log", environment=base)
+        self._remember(replace(part, needed=False))
         return {FORK_SERVER_VARIABLE: str(path)}
 
     def _start_postgres(self) -> None:

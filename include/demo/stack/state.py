@@ -23,7 +23,10 @@ class StackState:
     complete: bool = False
 
     def write(self, path: Path) -> None:
-        parts = [{"name": p.name, "pid": p.pid, "created": p.created, "log": str(p.log)} for p in self.parts]
+        parts = [
+            {"name": p.name, "pid": p.pid, "created": p.created, "log": str(p.log), "needed": p.needed}
+            for p in self.parts
+        ]
         write_private(path, json.dumps(self.__dict__ | {"parts": parts}, indent=1) + "\n")
 
     @classmethod
@@ -33,7 +36,7 @@ class StackState:
             document = json.loads(path.read_text())
             known = {part.pid: part for part in own}
             parts = tuple(
-                known.get(p["pid"]) or Part(p["name"], p["pid"], p["created"], Path(p["log"]))
+                known.get(p["pid"]) or Part(p["name"], p["pid"], p["created"], Path(p["log"]), needed=p["needed"])
                 for p in document.pop("parts")
             )
             return cls(**document, parts=parts)
