@@ -113,9 +113,12 @@ TEMPLATES: dict[str, str] = {
     # Arrays without NULLs among what is looked for; a NULL is never found.
     "array_length": "nullif(array_size({0}), 0)",
     "cardinality": "array_size({0})",
-    "array_contains": "forall({1}, e -> e is not null and coalesce(array_contains({0}, e), false))",
-    "array_contained": "forall({0}, e -> e is not null and coalesce(array_contains({1}, e), false))",
-    "array_overlaps": "exists({0}, e -> e is not null and coalesce(array_contains({1}, e), false))",
+    "array_contains": "case when {0} is not null"
+    " then forall({1}, e -> e is not null and coalesce(array_contains({0}, e), false)) end",
+    "array_contained": "case when {1} is not null"
+    " then forall({0}, e -> e is not null and coalesce(array_contains({1}, e), false)) end",
+    "array_overlaps": "case when {1} is not null"
+    " then exists({0}, e -> e is not null and coalesce(array_contains({1}, e), false)) end",
     "array_eq": "({0} = {1})",
     "array_ne": "({0} <> {1})",
 }  # fmt: skip
