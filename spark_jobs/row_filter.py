@@ -150,15 +150,16 @@ class _Translation:
         if not compared:
             return Sql("false" if typed.key == "any" else "true")
         # An IN of Spark's is a look-up; by its keys 0 and -0 differ.
-        plain = operand.type.name not in (*FLOATS, "bpchar") and self.sql(operand).raw is None
+        found = self.sql(operand)
+        plain = operand.type.name not in (*FLOATS, "bpchar") and found.raw is None
         constants = [node.arguments[1] for node in compared if node.arguments]
         same = len(constants) == len(compared) and all(
             c.is_constant and c.type.name == operand.type.name for c in constants
         )
         membership = (typed.key, typed.value) in (("any", "="), ("all", "<>"))
-        if plain and same and membership and all(self.sql(c).raw is None for c in constants):
-            values = ", ".join(self.sql(constant).value for constant in constants)
-            found = self.sql(operand)
+        listed = [self.sql(constant) for constant in constants] if plain and same and membership else []
+        if listed and all(constant.raw is None for constant in listed):
+            values = ", ".join(constant.value for constant in listed)
             return Sql(f"({found.value} {'in' if typed.key == 'any' else 'not in'} ({values}))", raises=found.raises)
         parts = [self.sql(node) for node in compared]
         word = " or " if typed.key == "any" else " and "

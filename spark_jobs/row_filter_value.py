@@ -10,14 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from waldelta.row_filter.constants import is_held
-from waldelta.row_filter.typed import MOMENTS, Type, Typed
+from waldelta.row_filter.signatures import COMPARISONS
+from waldelta.row_filter.typed import MOMENTS, SPARK_TYPES, Type, Typed
 
-SPARK_TYPES = {
-    "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
-    "text": "string", "varchar": "string", "bpchar": "string", "name": "string", "uuid": "string", "bytea": "binary",
-    "date": "date", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
-}  # fmt: skip
-OPERATORS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+OPERATORS = {key: operator for operator, key in COMPARISONS.items()}
 # A row that can't be judged fails the statement; the message holds no value.
 UNJUDGED = "waldelta: a row filter meets a value that Delta does not hold (NaN, infinity, a year beyond 1 to 9999)"
 # Greater than any day, with room for a day's microseconds.

@@ -95,9 +95,19 @@ def u2(source: Bytes, at: Positions) -> Positions:
     return _wide(source, at, ">u2").astype(np.int64)
 
 
+def i2(source: Bytes, at: Positions) -> Positions:
+    """Signed 16-bit integers at each position."""
+    return _wide(source, at, ">i2").astype(np.int64)
+
+
 def u4(source: Bytes, at: Positions) -> Positions:
     """Unsigned 32-bit integers at each position."""
     return _wide(source, at, ">u4").astype(np.int64)
+
+
+def i4(source: Bytes, at: Positions) -> Positions:
+    """Signed 32-bit integers at each position."""
+    return _wide(source, at, ">i4").astype(np.int64)
 
 
 def i8(source: Bytes, at: Positions) -> Positions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 _NUMBER = r"-?\d+"
 _DATE = r"(\d{4,7})-(\d\d)-(\d\d)"
@@ -48,16 +47,6 @@ def numeric_digits(text: str) -> tuple[int, int]:
     """
     whole, _, fraction = text.lstrip("-").partition(".")
     return (len(whole.lstrip("0")) or 1, len(fraction))
-
-
-def whole_number(text: str) -> int:
-    """An integer constant."""
-    return int(text)
-
-
-def as_numeric(text: str) -> Decimal:
-    """A numeric constant that isn't NaN or infinite."""
-    return Decimal(text)
 
 
 def interval_parts(text: str) -> tuple[int, int, int] | None:

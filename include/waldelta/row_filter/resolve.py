@@ -25,7 +25,6 @@ from waldelta.row_filter.typed import (
 
 _LOGIC = {"AND": "and", "OR": "or", "NOT": "not"}
 _ESCAPES = {"like_escape": "like", "similar_to_escape": "similar", "similar_escape": "similar"}
-_LARGEST_INT4 = (1 << 31) - 1
 _ORDERED = frozenset({Collation.CODE_POINT, Collation.BINARY_ORDER})
 # COLLATE with these is certain in a UTF-8 database.
 _NAMED_COLLATIONS = {
@@ -39,7 +38,7 @@ def resolve(row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> Typed:
     resolver = _Resolver(row_filter, columns)
     node = parse_analysed(row_filter.analysed)
     typed = resolver.node(node)
-    if typed.type != BOOL and typed.type.name != "bool":
+    if typed.type.name != "bool":
         raise resolver.refused(node, f"a {typed.type}, where a boolean is wanted")
     return typed
 

@@ -25,7 +25,13 @@ MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
 _COMPLETE = frozenset(
     {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary", "variant"}
 )
-_ELEMENTS = {"int2": "smallint", "int4": "int", "int8": "bigint", "text": "string", "varchar": "string", "bool": "boolean", "uuid": "string"}  # fmt: skip
+# What holds the values of a type in Spark.
+SPARK_TYPES = {
+    "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
+    "text": "string", "varchar": "string", "bpchar": "string", "name": "string", "uuid": "string", "bytea": "binary",
+    "date": "date", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
+}  # fmt: skip
+_ELEMENTS = frozenset({"int2", "int4", "int8", "text", "varchar", "bool", "uuid"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
     may_be_raw = spark_type not in _COMPLETE
     opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
     if is_array:
-        held = short in _ELEMENTS and spark_type == f"array<{_ELEMENTS[short]}>"
+        held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPES[short]}>"
         return ColumnType(Type("array", element=short, printed=printed), may_be_raw) if held else opaque
     if short == "numeric":
         found = _DECIMAL.fullmatch(spark_type)
@@ -109,13 +115,6 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
             return opaque
         precision, scale = int(found[1]), int(found[2])
         return ColumnType(Type("numeric", (precision - scale, scale), printed=printed), may_be_raw)
-    if short is None or short == "interval" or spark_type != _SPARK_TYPE.get(short):
+    if short is None or short == "interval" or spark_type != SPARK_TYPES.get(short):
         return opaque
     return ColumnType(Type(short, printed=printed), may_be_raw)
-
-
-_SPARK_TYPE = {
-    "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
-    "text": "string", "varchar": "string", "bpchar": "string", "name": "string", "uuid": "string", "bytea": "binary",
-    "date": "date", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
-}  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i8, u4
+from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i4, i8
 from waldelta.types.wire.values import Converter, digits, joined, masked, refuse, sized
 
 _SECOND_US, _DAY_US = 1_000_000, 86_400_000_000
@@ -21,12 +21,10 @@ _LEAST4, _MOST4, _LEAST8, _MOST8 = -(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 
 
 
 def _date(values: Messages, valid: Mask) -> ArrowArray:
-    number = u4(values.bytes, sized(values, valid, 4))
-    days = (number ^ (1 << 31)) - (1 << 31)
-    least, most = -(1 << 31), (1 << 31) - 1
+    days = i4(values.bytes, sized(values, valid, 4))
     held = (days + _EPOCH_DAY >= _FIRST_DAY) & (days + _EPOCH_DAY < _BEYOND_DAY)
     plain = pa.array(np.where(held, days + _EPOCH_DAY, 0).astype(np.int32)).cast(pa.date32()).cast(pa.string())
-    return _with_odd_ones(plain, valid, held, days, lambda day: _infinite(day, least, most) or _far(day, 0, "date"))
+    return _with_odd_ones(plain, valid, held, days, lambda day: _infinite(day, _LEAST4, _MOST4) or _far(day, 0, "date"))
 
 
 def _timestamp(zone: str) -> Converter:
@@ -35,11 +33,10 @@ def _timestamp(zone: str) -> Converter:
         day = at // _DAY_US + _EPOCH_DAY
         held = (day >= _FIRST_DAY) & (day < _BEYOND_DAY)
         unix = pa.array(np.where(held, at + _EPOCH_DAY * _DAY_US, 0)).cast(pa.timestamp("us")).cast(pa.string())
-        plain = pc.binary_join_element_wise(unix, zone, "")
-        least, most = -(1 << 63), (1 << 63) - 1
+        plain = joined(unix, zone)
 
         def odd(us: int) -> str:
-            return _infinite(us, least, most) or _far(us // _DAY_US, us % _DAY_US, "timestamp") + zone
+            return _infinite(us, _LEAST8, _MOST8) or _far(us // _DAY_US, us % _DAY_US, "timestamp") + zone
 
         def suffixed(us: int) -> str:
             text = odd(us)
@@ -54,7 +51,7 @@ def _with_odd_ones(
     plain: ArrowArray, valid: Mask, held: Mask, numbers: Positions, odd: Callable[[int], str]
 ) -> ArrowArray:
     """The texts, with those few that lie outside the years 1 to 9999 printed one by one."""
-    plain = pc.if_else(pa.array(valid), plain, pa.scalar(None, pa.string()))
+    plain = masked(plain, valid)
     outside = np.flatnonzero(valid & ~held)
     if not len(outside):
         return plain
@@ -90,10 +87,6 @@ def _exact_timestamp(zone: str) -> Converter:
     return convert
 
 
-def _signed4(source: np.ndarray, at: Positions) -> Positions:
-    return (u4(source, at) ^ (1 << 31)) - (1 << 31)
-
-
 def _seconds(us: Positions) -> ArrowArray:
     """Microseconds below a minute as SS and a fraction without zeros at its end."""
     fraction = pc.utf8_rtrim(digits(us % _SECOND_US, 6), "0")
@@ -120,7 +113,7 @@ def _time(values: Messages, valid: Mask) -> ArrowArray:
 def _timetz(values: Messages, valid: Mask) -> ArrowArray:
     """Behind the time its zone, in seconds west of Greenwich."""
     clock = _clock(_times(values, valid, 12))
-    west = np.where(valid, _signed4(values.bytes, values.start + 8), 0)
+    west = np.where(valid, i4(values.bytes, values.start + 8), 0)
     away = np.abs(west)
     refuse(values, away >= 16 * 3600, "no time zone")
     minutes, seconds = away // 60 % 60, away % 60
@@ -134,7 +127,7 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
     """IntervalStyle postgres, as EncodeInterval; each part has a sign of its own."""
     start = sized(values, valid, 16)
     us, days, months = (
-        i8(values.bytes, start), _signed4(values.bytes, start + 8), _signed4(values.bytes, start + 12)
+        i8(values.bytes, start), i4(values.bytes, start + 8), i4(values.bytes, start + 12)
     )  # fmt: skip
     sign = np.where(months < 0, -1, 1)
     parts = [("year", sign * (np.abs(months) // 12)), ("mon", sign * (np.abs(months) % 12)), ("day", days)]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, copy_out, u1, u4
+from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, copy_out, i4, u1
 from waldelta.types.target import utf8
 from waldelta.types.wire.values import joined, masked, refuse
 
@@ -25,25 +25,21 @@ _EMPTY, _LOWER_INCLUSIVE, _UPPER_INCLUSIVE, _NO_LOWER, _NO_UPPER = 1, 2, 4, 8, 1
 _NULL = -1
 
 
-def _signed(source: np.ndarray, at: Positions) -> Positions:
-    return (u4(source, at) ^ (1 << 31)) - (1 << 31)
-
-
 def array_text(values: Messages, valid: Mask, read: Read, delimiter: str) -> ArrowArray:
     """One-dimensional arrays that count from 1 are joined at once; each other one is printed by itself."""
     source, start = values.bytes, values.start
-    dimensions = np.where(valid, _signed(source, start), 0)
+    dimensions = np.where(valid, i4(source, start), 0)
     wrong = (values.end - start < 12) | (dimensions < 0) | (dimensions > _MOST_DIMENSIONS)
     wrong |= values.end - start < 12 + 8 * dimensions
     refuse(values, valid & wrong, "no array")
     count, is_odd = (dimensions > 0).astype(np.int64), dimensions > 1
     for k in range(_MOST_DIMENSIONS):
         here = dimensions > k
-        size = _signed(source, start + 12 + 8 * k)
+        size = i4(source, start + 12 + 8 * k)
         # No element is shorter than its length.
         refuse(values, here & ((size < 0) | (count * size > values.end - start)), "more elements than bytes")
         count = np.where(here, count * size, count)
-        is_odd |= here & (_signed(source, start + 16 + 8 * k) != 1)
+        is_odd |= here & (i4(source, start + 16 + 8 * k) != 1)
     starts, ends = _walk(values, valid, start + 12 + 8 * dimensions, count)
     elements = _copied(values, starts, ends)
     texts = _elements(read(elements, False), delimiter)
@@ -111,7 +107,7 @@ def _walk(values: Messages, valid: Mask, first: Positions, count: Positions) -> 
     active = np.flatnonzero(count > 0)
     while len(active) > _FEW:
         here = at[active] + 4
-        length = _signed(values.bytes, at[active])
+        length = i4(values.bytes, at[active])
         end = np.where(length == _NULL, here, here + length)
         bad = np.zeros(len(valid), np.bool_)
         bad[active] = (length < _NULL) | (end > values.end[active]) | (here > values.end[active])
@@ -143,6 +139,11 @@ def _walk_alone(values: Messages, row: int, at: int, places: slice, found: tuple
     return at
 
 
+def _refuse_nulls(values: Messages, starts: Positions, ends: Positions, count: Positions, detail: str) -> None:
+    rows = np.arange(len(count))
+    refuse(values, np.isin(rows, np.repeat(rows, count)[ends < starts]), detail)
+
+
 def range_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
     """A byte of flags, then the bounds that there are."""
     flags = np.where(valid, u1(values.bytes, values.start), _EMPTY).astype(np.int64)
@@ -150,8 +151,7 @@ def range_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
     has_lower, has_upper = flags & (_EMPTY | _NO_LOWER) == 0, flags & (_EMPTY | _NO_UPPER) == 0
     count = has_lower.astype(np.int64) + has_upper
     starts, ends = _walk(values, valid, np.where(valid, values.start + 1, values.end), count)
-    refuse_null = np.repeat(np.arange(len(valid)), count)[ends < starts]
-    refuse(values, np.isin(np.arange(len(valid)), refuse_null), "a bound is null")
+    _refuse_nulls(values, starts, ends, count, "a bound is null")
     special = r'^$|["\\()\[\],]|[ \t\n\r\v\f]'
     texts = _quoted(utf8(read(_copied(values, starts, ends), True)), special, r'(["\\])', r"\1\1")
     before = np.cumsum(count) - count
@@ -166,10 +166,9 @@ def range_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
 def multirange_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
     """Their number, then ranges behind their lengths."""
     size = values.end - values.start
-    count = np.where(valid, _signed(values.bytes, values.start), 0)
+    count = np.where(valid, i4(values.bytes, values.start), 0)
     refuse(values, valid & ((size < 4) | (count < 0) | (count > size)), "no multirange")
     starts, ends = _walk(values, valid, np.where(valid, values.start + 4, values.end), count)
-    refuse_null = np.repeat(np.arange(len(valid)), count)[ends < starts]
-    refuse(values, np.isin(np.arange(len(valid)), refuse_null), "a range is null")
+    _refuse_nulls(values, starts, ends, count, "a range is null")
     texts = utf8(read(_copied(values, starts, ends), True))
     return masked(_joined(texts, count, ",", "{", "}"), valid)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, u1
-from waldelta.types.wire.values import HEX, Converter, fixed, joined, refuse, sized
+from waldelta.types.wire.values import HEX, Converter, fixed, joined, masked, refuse, sized
 
 _IPV4, _IPV6 = 2, 3
 _BYTES = {_IPV4: 4, _IPV6: 16}
@@ -32,7 +32,7 @@ def _address(values: Messages, valid: Mask, *, is_cidr: bool) -> ArrowArray:
         text = pc.replace_with_mask(text, pa.array(valid & ~is_4), printed.take(pa.array(which.reshape(-1))))
     masked_text = joined(text, "/", pa.array(bits).cast(pa.string()))
     text = masked_text if is_cidr else pc.if_else(pa.array(bits == 8 * width), text, masked_text)
-    return pc.if_else(pa.array(valid), text, pa.scalar(None, pa.string()))
+    return masked(text, valid)
 
 
 def _ipv6(address: bytes) -> str:
@@ -68,7 +68,7 @@ def _hardware(size: int) -> Converter:
             return pa.nulls(len(valid), pa.string())
         characters = np.full((len(valid), 3 * size), ord(":"), np.uint8)
         characters[:, 0::3], characters[:, 1::3] = HEX[data >> 4], HEX[data & 15]
-        return pc.if_else(pa.array(valid), fixed(characters[:, :-1]), pa.scalar(None, pa.string()))
+        return masked(fixed(characters[:, :-1]), valid)
 
     return convert
 

@@ -6,13 +6,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i8, u1, u2, u4
+from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i2, i4, i8, u1, u2, u4
 from waldelta.types.wire.values import Converter, digits, fixed, joined, masked, refuse, sized
 
 _NEGATIVE, _NAN, _INFINITY, _MINUS_INFINITY = 0x4000, 0xC000, 0xD000, 0xF000
 _SPECIAL = {_NAN: "NaN", _INFINITY: "Infinity", _MINUS_INFINITY: "-Infinity"}
+_SIGNED = {2: i2, 4: i4, 8: i8}
 _POWERS = np.array([1000, 100, 10, 1], np.int64)
-_MAX_SCALE = 0x3FFF  # of numeric_recv
+
+
+def _or_zero(texts: ArrowArray) -> ArrowArray:
+    return pc.if_else(pc.equal(texts, ""), "0", texts)
 
 
 def _boolean(values: Messages, valid: Mask) -> ArrowArray:
@@ -23,11 +27,7 @@ def _boolean(values: Messages, valid: Mask) -> ArrowArray:
 def _integer(size: int) -> Converter:
     def convert(values: Messages, valid: Mask) -> ArrowArray:
         start = sized(values, valid, size)
-        if size == 8:
-            return pa.array(i8(values.bytes, start), mask=~valid).cast(pa.string())
-        number = (u2 if size == 2 else u4)(values.bytes, start)
-        half = 1 << (8 * size - 1)
-        return pa.array((number ^ half) - half, mask=~valid).cast(pa.string())
+        return pa.array(_SIGNED[size](values.bytes, start), mask=~valid).cast(pa.string())
 
     return convert
 
@@ -53,8 +53,7 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     """Values alike in their number of digits and in scale are printed together."""
     source, start = values.bytes, values.start
     wrong = valid & (values.end - start < 8)
-    count, weight, sign, scale = (u2(source, start + 2 * k) for k in range(4))
-    weight = (weight ^ 0x8000) - 0x8000
+    count, weight, sign, scale = u2(source, start), i2(source, start + 2), u2(source, start + 4), u2(source, start + 6)
     wrong |= valid & (values.end - start != 8 + 2 * count)
     refuse(values, wrong, "numeric of a wrong size")
     # The four numbers as one, so that finding those alike is one sort of integers.
@@ -86,12 +85,11 @@ def _printed(source: np.ndarray, at: Positions, n: int, weight: int, sign: int, 
         if 0 <= place < whole + fraction:
             groups[:, place] = u2(source, at + 2 * k)
     digits = (groups[:, :, None] // _POWERS % 10 + ord("0")).astype(np.uint8).reshape(len(at), -1)
-    integer = pc.utf8_ltrim(fixed(digits[:, : 4 * whole]), "0")
-    integer = pc.if_else(pc.equal(integer, ""), "0", integer)
+    integer = _or_zero(pc.utf8_ltrim(fixed(digits[:, : 4 * whole]), "0"))
     minus = "-" if sign == _NEGATIVE else ""
     if not scale:
-        return pc.binary_join_element_wise(minus, integer, "")
-    return pc.binary_join_element_wise(minus, integer, ".", fixed(digits[:, 4 * whole : 4 * whole + scale]), "")
+        return joined(minus, integer)
+    return joined(minus, integer, ".", fixed(digits[:, 4 * whole : 4 * whole + scale]))
 
 
 def float_text(number: np.floating) -> str:
@@ -130,8 +128,7 @@ def _money(values: Messages, valid: Mask) -> ArrowArray:
     whole, part = (amount // 100).astype(np.int64), (amount % 100).astype(np.int64)
     groups = [digits(whole // 1000**k % 1000, 3) for k in range(5, -1, -1)]
     grouped = pc.binary_join_element_wise(*groups, ",")
-    grouped = pc.utf8_ltrim(grouped, "0,")
-    grouped = pc.if_else(pc.equal(grouped, ""), "0", grouped)
+    grouped = _or_zero(pc.utf8_ltrim(grouped, "0,"))
     sign = pc.if_else(pa.array(cents < 0), "-$", "$")
     return masked(joined(sign, grouped, ".", digits(part, 2)), valid)
 
@@ -144,8 +141,7 @@ def _lsn(values: Messages, valid: Mask) -> ArrowArray:
 
 def _hexadecimal(numbers: Positions) -> ArrowArray:
     nibbles = numbers[:, None] >> np.arange(28, -1, -4) & 15
-    text = pc.utf8_ltrim(fixed(np.frombuffer(b"0123456789ABCDEF", np.uint8)[nibbles]), "0")
-    return pc.if_else(pc.equal(text, ""), "0", text)
+    return _or_zero(pc.utf8_ltrim(fixed(np.frombuffer(b"0123456789ABCDEF", np.uint8)[nibbles]), "0"))
 
 
 CONVERTERS: dict[str, Converter] = {
