@@ -22,12 +22,11 @@ from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_state
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
-from spark_jobs.rewrites import check_rewrite, read_present
+from spark_jobs.rewrites import check_rewrite
 from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
-from spark_jobs.target_commit import add_cuts, read_commit, read_unreported
-from spark_jobs.target_commit import read_present as read_present_version
+from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
 from spark_jobs.task_error import first_line, is_conflict, named_error, of_table
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
@@ -38,7 +37,7 @@ from waldelta.lake import remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
-from waldelta.present import PresentTable
+from waldelta.present import PresentTable, read_present
 from waldelta.recopy import mark
 from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
 from waldelta.standing import states as due_states
@@ -231,13 +230,13 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     """``check`` raises when this run may not write any more: a second writer of inserts would double them."""
     job = run.job
     if batches[0] >= batches[1]:
-        return read_present_version(job, state)
+        return read_untouched(job, state)
     with job.connect("apply") as connection:
         target, stretch = job.pipeline.target, run.stretches.between(*batches)
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan = plan_target(connection, stretch, state, run.present[state.table_name], policy, options)
     if not plan.volume.rows and not plan.truncated:
-        return read_present_version(job, state)
+        return read_untouched(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.target import VARIANT, as_stored
 from waldelta.catalog import PublishedTable, TableId, read_published_tables
+from waldelta.column_names import RAW
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_TASK = 64 << 20
 KEYS_SHOWN = 5
-RAW = "_wd_raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _some_keys(rows: DataFrame, columns: Sequence[str], names: Sequence[str]) ->
 
 
 def _published_as_of(holder: SnapshotHolder, pipeline: PipelineFile, table_id: TableId) -> PublishedTable:
-    names = [publication.name for publication in pipeline.source.publications]
+    names = pipeline.source.publication_names
     for table in read_published_tables(holder.connection, names):
         if table.id == table_id:
             return table

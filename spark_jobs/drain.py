@@ -78,8 +78,8 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     with job.connect("drain") as connection:
         server = read_position(connection)
         create_change_log(spark, change_log.uri)
-        standing = recover(connection, job, identity, change_log, server)
-        stands, batch = standing.confirmed, standing.next_batch
+        recovered = recover(connection, job, identity, change_log, server)
+        stands, batch = recovered.confirmed, recovered.next_batch
         drained = Drained(stands, stands)
         bite = _Bite(job.pipeline.batch.wal_window_mb << 20, job.pipeline.batch.statement_timeout_s)
         while drained.end < server.flush_lsn:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from spark_jobs.identifier import quote
 from spark_jobs.own_suites import OwnSuiteFile, Severity
-from spark_jobs.row_filter import RAW_COLUMN, spark_condition
+from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
+from waldelta.column_names import RAW
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState, TableState
 from waldelta.row_filter import published_filter
@@ -100,13 +101,13 @@ def _held_somewhere(
     column: ColumnState, held: Sequence[str], meaning: str, left_out: list[str]
 ) -> Iterator[PlannedExpectation]:
     """Not null, where NaN, infinity or BC dates are null in their column and stand in ``_wd_raw``."""
-    if RAW_COLUMN not in held:
+    if RAW not in held:
         left_out.append(
             f"{meaning}: without metadata columns a null may be a value that {column.spark_type} can't hold"
         )
         return
     key = column.name.replace("\\", "\\\\").replace("'", "\\'")
-    condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW_COLUMN}, '{key}'), false))"
+    condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW}, '{key}'), false))"
     yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
 
 
@@ -115,7 +116,7 @@ def _filter_holds(state: TableState, held: Sequence[str], left_out: list[str]) -
         return
     try:
         # Without metadata columns there is no map of the values that stand verbatim.
-        names = None if RAW_COLUMN in held else {}
+        names = None if RAW in held else {}
         condition = spark_condition(published_filter(state.row_filter), state.columns, names)
     except FilterNotTranslatable as err:
         left_out.append(f"row filter: not checked, because of its part at {err.where}: {err.reason}")

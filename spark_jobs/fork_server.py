@@ -16,13 +16,11 @@ import contextlib
 import gc
 import hashlib
 import importlib
-import json
 import logging
 import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -34,12 +32,11 @@ from typing import Any, NoReturn
 
 import spark_jobs
 import waldelta
+from waldelta.job_socket import other_end, receive_request
 
 log = logging.getLogger("waldelta.fork_server")
 
 KILL_AFTER_S = 3.0
-_LENGTH = struct.Struct("!I")
-_CREDENTIALS = struct.Struct("3i")
 # Shorter than the other side's patience: whoever has given up starts a process itself.
 _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
@@ -118,9 +115,7 @@ class ForkServer:
             return
         asker.settimeout(_REQUEST_TIMEOUT_S)
         try:
-            if not _is_owner(asker):
-                asker.close()
-                return
+            other_end(asker)
             if code_stamp() != self._code:
                 log.warning("the code on disk is another now: started anew when the last job has ended")
                 self._ending = self._stale = True
@@ -128,7 +123,7 @@ class ForkServer:
                 asker.sendall(b"stale\n")
                 asker.close()
                 return
-            request, output = _receive(asker)
+            request, output = receive_request(asker)
             if request["code"] != code_place():
                 os.close(output)
                 raise ValueError(f"it is for the code in {request['code']}, and this server's is in {code_place()}")
@@ -274,13 +269,6 @@ def _answers(path: Path) -> bool:
     return False
 
 
-def _is_owner(asker: socket.socket) -> bool:
-    if not hasattr(socket, "SO_PEERCRED"):  # macOS; there the socket's own rights decide
-        return True
-    _, uid, _ = _CREDENTIALS.unpack(asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return bool(uid == os.getuid())
-
-
 def _has_left(asker: socket.socket) -> bool:
     """Whether who asked has given up meanwhile, and started a process itself."""
     asker.setblocking(False)
@@ -290,27 +278,6 @@ def _has_left(asker: socket.socket) -> bool:
         return False
     finally:
         asker.settimeout(_REQUEST_TIMEOUT_S)
-
-
-def _receive(asker: socket.socket) -> tuple[dict[str, Any], int]:
-    """The request, and the file that takes the job's output."""
-    head, files, _, _ = socket.recv_fds(asker, _LENGTH.size, 1)
-    try:
-        if len(head) != _LENGTH.size or len(files) != 1:
-            raise ValueError("it has no length, or nothing that takes the output")
-        os.set_inheritable(files[0], False)
-        (left,), parts = _LENGTH.unpack(head), []
-        while left:
-            part = asker.recv(min(left, 1 << 16))
-            if not part:
-                raise ValueError("it is cut off")
-            parts.append(part)
-            left -= len(part)
-        return json.loads(b"".join(parts)), files[0]
-    except BaseException:
-        for number in files:
-            os.close(number)
-        raise
 
 
 def _signal(group: int, number: signal.Signals) -> None:

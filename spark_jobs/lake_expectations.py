@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 from great_expectations.compatibility import pydantic
@@ -48,7 +49,37 @@ class UnsatisfiedRowCount(TableMetricProvider):
         return F.count(F.when(~admitted, F.lit(1))), metric_domain_kwargs, {}
 
 
-class ExpectTargetRowsToSatisfy(BatchExpectation):
+class _TargetExpectation(BatchExpectation):
+    """An expectation of ours: says what it wants in words, and judges the metrics that it depends on."""
+
+    @classmethod
+    @abstractmethod
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """What is expected, as a template and its parameters, for the report."""
+
+    @abstractmethod
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Success and result."""
+
+    @classmethod
+    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
+    @render_suite_parameter_string
+    def _prescriptive_renderer(
+        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
+    ) -> list[RenderedStringTemplateContent]:
+        template, params = cls._words(configuration.kwargs)
+        return _sentence(template, params, runtime_configuration)
+
+    def _validate(
+        self,
+        metrics: dict[str, Any],
+        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
+        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        return self._judge(metrics)
+
+
+class ExpectTargetRowsToSatisfy(_TargetExpectation):
     """Every row of the target makes a Spark SQL condition true; null counts as not true."""
 
     condition: str = pydantic.Field(description="a condition in Spark SQL")
@@ -59,19 +90,10 @@ class ExpectTargetRowsToSatisfy(BatchExpectation):
     args_keys: ClassVar[tuple[str, ...]] = ("condition",)
 
     @classmethod
-    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
-    @render_suite_parameter_string
-    def _prescriptive_renderer(
-        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
-    ) -> list[RenderedStringTemplateContent]:
-        return _sentence("$meaning; in Spark SQL: $condition", configuration.kwargs, runtime_configuration)
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "$meaning; in Spark SQL: $condition", kwargs
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
-        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         unexpected = metrics["target_rows.unsatisfied_count"]
         details = {"observed_value": f"{unexpected} rows don't", "element_count": metrics["table.row_count"]}
         return {"success": unexpected == 0, "result": {**details, "unexpected_count": unexpected}}
@@ -99,7 +121,7 @@ class DuplicateKeyRows(TableMetricProvider):
         return find_duplicate_keys(frame, columns)
 
 
-class ExpectTargetKeyToBeUnique(BatchExpectation):
+class ExpectTargetKeyToBeUnique(_TargetExpectation):
     """No two rows of the target have equal values in all of these columns."""
 
     columns: list[str] = pydantic.Field(description="the key's columns")
@@ -109,20 +131,10 @@ class ExpectTargetKeyToBeUnique(BatchExpectation):
     args_keys: ClassVar[tuple[str, ...]] = ("columns",)
 
     @classmethod
-    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
-    @render_suite_parameter_string
-    def _prescriptive_renderer(
-        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
-    ) -> list[RenderedStringTemplateContent]:
-        listed = ", ".join(configuration.kwargs["columns"])
-        return _sentence("key ($listed) is unique", {"listed": listed}, runtime_configuration)
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "key ($listed) is unique", {"listed": ", ".join(kwargs["columns"])}
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
-        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
         shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
         details = {
@@ -133,7 +145,7 @@ class ExpectTargetKeyToBeUnique(BatchExpectation):
         return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
 
 
-class ExpectTargetColumnsToMatch(BatchExpectation):
+class ExpectTargetColumnsToMatch(_TargetExpectation):
     """The target has the given columns with the given Spark types, and besides only ``_wd_`` columns."""
 
     columns: dict[str, str] = pydantic.Field(description="Spark type by column")
@@ -143,22 +155,11 @@ class ExpectTargetColumnsToMatch(BatchExpectation):
     args_keys: ClassVar[tuple[str, ...]] = ("columns",)
 
     @classmethod
-    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
-    @render_suite_parameter_string
-    def _prescriptive_renderer(
-        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
-    ) -> list[RenderedStringTemplateContent]:
-        listed = ", ".join(f"{name} {type_name}" for name, type_name in configuration.kwargs["columns"].items())
-        return _sentence(
-            "columns and types match the ones recorded: $listed", {"listed": listed}, runtime_configuration
-        )
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        listed = ", ".join(f"{name} {type_name}" for name, type_name in kwargs["columns"].items())
+        return "columns and types match the ones recorded: $listed", {"listed": listed}
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
-        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         held = {column["name"]: column["type"].simpleString() for column in metrics["table.column_types"]}
         differences = column_differences(self.columns, held)
         return {"success": not differences, "result": {"observed_value": "; ".join(differences) or "as recorded"}}

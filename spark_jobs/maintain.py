@@ -79,7 +79,9 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
 
 def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> None:
     """Follow the pipeline file's choice; switched off, the marks themselves go, so that every reader may come again."""
-    if not deletion_vectors and has_deletion_vectors(spark, uri):
+    if has_deletion_vectors(spark, uri) == deletion_vectors:
+        return
+    if not deletion_vectors:
         # Before they are switched off: killed in between, the next maintenance does it again.
         spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
     set_deletion_vectors(spark, uri, deletion_vectors)

@@ -19,11 +19,11 @@ from spark_jobs.collapse import (
     EventShape,
 )
 from spark_jobs.identifier import path, quote
+from waldelta.column_names import COMMIT_TS, LSN, RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LSN, COMMIT_TS, RAW = "_wd_lsn", "_wd_commit_ts", "_wd_raw"
 
 # In a commit's counts: of a table without a key, the staged updates and deletes that found a row in the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from spark_jobs.collapse_copies import PLACE
 from spark_jobs.identifier import path, quote
-from spark_jobs.merge import COMMIT_TS, LSN, RAW
+from waldelta.column_names import COMMIT_TS, LSN, RAW
 
 _FLOATS = ("float", "double")
 _FLOAT_ARRAY = re.compile(r"array<(float|double)>")

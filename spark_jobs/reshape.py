@@ -11,9 +11,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from spark_jobs.merge import COMMIT_TS, LSN, RAW, path, quote
+from spark_jobs.identifier import path, quote
 from spark_jobs.target import VARIANT, TargetColumn, prepare_target, replace_target
 from spark_jobs.target_commit import read_metadata
+from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
 from waldelta.job import Job

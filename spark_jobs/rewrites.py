@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import psycopg
 
 from spark_jobs.plan import refusal
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
-from waldelta.present import PresentTable, read_present_tables
+from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.rewrite import moved_partitions, to_record, unsent_changes
 from waldelta.watermark import check_same_copy
-
-
-def read_present(connection: psycopg.Connection[Any], states: Sequence[TableState]) -> dict[str, PresentTable]:
-    """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
-    if not states:
-        return {}
-    found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
-    nothing = PresentTable()
-    return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
 
 
 def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:

@@ -13,6 +13,7 @@ from spark_jobs.identifier import quote
 from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
 from spark_jobs.row_filter_value import OPERATORS, UNJUDGED, Sql, compare, fail, literal, spark_type, string
 from spark_jobs.row_filter_verbatim import VERBATIM, as_timestamp, keep_infinite, stays_in_years
+from waldelta.column_names import RAW
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState
 from waldelta.row_filter.analysed import RowFilter
@@ -21,7 +22,6 @@ from waldelta.row_filter.place import place
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed import FLOATS, MOMENTS, Type, Typed, column_type
 
-RAW_COLUMN = "_wd_raw"
 # Longer conditions cost Spark more to compile than to evaluate.
 _MAX_LENGTH = 100_000
 
@@ -41,7 +41,7 @@ def spark_condition(
     types = {column.name: column_type(column.type_name, column.spark_type) for column in columns}
     typed = resolve(row_filter, types)
     may_be_raw = {name for name, kind in types.items() if kind.may_be_raw}
-    raw = quote(RAW_COLUMN) if names is None else names.get(RAW_COLUMN)
+    raw = quote(RAW) if names is None else names.get(RAW)
     return _Translation(row_filter.analysed, may_be_raw, names or {}, raw).sql(typed).value
 
 

@@ -21,6 +21,7 @@ import tenacity
 
 from spark_jobs.target import (
     as_stored,
+    has_deletion_vectors,
     prepare_target,
     replace_target,
     set_deletion_vectors,
@@ -92,7 +93,7 @@ def sync(
         if not wanted:
             return []
         check_writable(job.pipeline.target.root)
-        settled = settle(connection, _publications(job), old_transactions_timeout_s)
+        settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
     log.info("copying %d tables: %s", len(wanted), ", ".join(str(table.id) for table in wanted))
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = {}
@@ -135,7 +136,8 @@ def sync_table(
         options = target.types_of(str(table_id))
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
-        if marks := target.deletion_vectors_of(str(table_id)):
+        marks, marked = target.deletion_vectors_of(str(table_id)), has_deletion_vectors(spark, uri)
+        if marks and not marked:
             set_deletion_vectors(spark, uri, wanted=True)
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
@@ -156,7 +158,7 @@ def sync_table(
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}:{generation}", attempt)
         with _progress(holder, table_id, tasks):
             written = replace_target(spark, uri, frame, txn, metadata)
-        if not marks:  # only now: there are none left
+        if marked and not marks:  # only now: there are none left
             set_deletion_vectors(spark, uri, wanted=False)
         _check_unaltered(job, table, membership)
         seconds = time.monotonic() - began
@@ -272,7 +274,7 @@ def _read_published(connection: psycopg.Connection[Any], job: Job) -> list[Publi
         raise NotPrimary(
             f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: copy from the primary"
         )
-    return read_published_tables(connection, _publications(job))
+    return read_published_tables(connection, job.pipeline.source.publication_names)
 
 
 def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] | None) -> list[PublishedTable]:
@@ -290,14 +292,10 @@ def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] 
     return [table for table in published if table.id in asked]
 
 
-def _publications(job: Job) -> list[str]:
-    return [p.name for p in job.pipeline.source.publications]
-
-
 def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[PublishedTable, StorageState | None]:
     """The table, and how its rows are stored, as the snapshot sees them."""
     try:
-        tables = read_published_tables(holder.connection, _publications(job))
+        tables = read_published_tables(holder.connection, job.pipeline.source.publication_names)
         present = read_present_tables(holder.connection, [t.oid for t in tables if t.id == table_id])
     except psycopg.Error as err:
         raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
@@ -311,7 +309,7 @@ def _check_unaltered(job: Job, copied: PublishedTable, membership: str) -> None:
     """Chunks name columns; whether these, and what is published, are still the same is asked once, when all are read."""
     with job.connect("sync") as connection:
         present = {t.oid: t for t in _read_published(connection, job)}.get(copied.oid)
-        same = read_version(connection, _publications(job), copied.oid) == membership
+        same = read_version(connection, job.pipeline.source.publication_names, copied.oid) == membership
     then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.columns}
     if present is None or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}:
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")

@@ -16,7 +16,7 @@ from spark_jobs.identifier import ddl, path, quote
 from spark_jobs.merge import ROWS_PER_FILE
 from spark_jobs.task_error import first_line, is_conflict, named_error
 from waldelta.catalog import PublishedTable
-from waldelta.column_names import clashes
+from waldelta.column_names import COMMIT_TS, LSN, RAW, clashes
 from waldelta.copy import METADATA_COLUMNS
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake import sync_commit
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VARIANT = "variant"
-_METADATA_TYPES = {"_wd_lsn": "bigint", "_wd_commit_ts": "timestamp", "_wd_raw": "map<string,string>"}
+_METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
 # Parquet's own names can't hold these, so a table that has one is written with column mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
@@ -115,18 +115,14 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
 
 
 def has_deletion_vectors(spark: SparkSession, uri: str) -> bool:
-    """Whether commits mark rows as gone instead of writing their files anew."""
+    """Whether commits mark rows as gone instead of writing their files anew; a new target's don't."""
     kept = {row["key"]: row["value"] for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
     return str(kept.get(_DELETION_VECTORS, "false")).lower() == "true"
 
 
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
-    """Have later commits mark rows as gone, or no longer.
-
-    Marks that are there stay readable either way. A target that never had any keeps Delta's oldest protocol.
-    """
-    if has_deletion_vectors(spark, uri) != wanted:
-        spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
+    """Have later commits mark rows as gone, or no longer; marks that are there stay readable either way."""
+    spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
 
 
 def replace_target(

@@ -24,7 +24,7 @@ from waldelta.watermark import apply_app_id, uri_of
 _NEWEST = 50
 
 
-def read_present(job: Job, state: TableState) -> TargetCut:
+def read_untouched(job: Job, state: TableState) -> TargetCut:
     """The target as it stands, with nothing done to it."""
     return TargetCut(state.table_name, state.generation, _open(job, state).version())
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from spark_jobs.merge import RAW
+from waldelta.column_names import RAW
 from waldelta.job import Job
 from waldelta.watermark import uri_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-OURS = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
+# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type can't hold.
+OURS = LSN, COMMIT_TS, RAW = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 
 
 def clashes(names: Iterable[str], *, metadata_columns: bool) -> Iterator[str]:

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.arrow_columns import storage
 from waldelta.catalog import PublishedTable, TableId
+from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.connection import connect_arrow, describe
 from waldelta.errors import ApplyError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
 from waldelta.pgoutput.wire import ArrowArray
@@ -33,12 +34,7 @@ from waldelta.types.target import printed
 BATCH_BYTES = 8 << 20
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
-# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type can't hold.
-METADATA_COLUMNS: dict[str, Any] = {
-    "_wd_lsn": pa.int64(),
-    "_wd_commit_ts": pa.timestamp("us", tz="UTC"),
-    "_wd_raw": RAW_TYPE,
-}
+METADATA_COLUMNS: dict[str, Any] = {LSN: pa.int64(), COMMIT_TS: pa.timestamp("us", tz="UTC"), RAW: RAW_TYPE}
 
 # What a reader meets when the relation was dropped, renamed or altered, or the holder died, since the snapshot.
 _GONE = {"3F000", "42P01", "42703", "42804", "42883"}
@@ -182,7 +178,7 @@ def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> p
                 raise ApplyError(f"{copy.table}: {unheld_key(name, target)}")
             raws[name] = raw
     if copy.lsn is not None:
-        commit_ts = METADATA_COLUMNS["_wd_commit_ts"]
+        commit_ts = METADATA_COLUMNS[COMMIT_TS]
         values += [
             pa.repeat(pa.scalar(copy.lsn, pa.int64()), batch.num_rows),
             pa.nulls(batch.num_rows, commit_ts),

@@ -22,7 +22,7 @@ from waldelta.ledger import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, whole
-from waldelta.present import read_present_tables
+from waldelta.present import read_present
 from waldelta.recover import recover, slot_move
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_position
@@ -64,8 +64,8 @@ def look(job: Job) -> Look:
             log.warning("%s", warning)
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
-        standing = recover(connection, job, identity, change_log, server)
-        stands = standing.confirmed
+        recovered = recover(connection, job, identity, change_log, server)
+        stands = recovered.confirmed
         reason = _work_left(connection, job, identity, change_log)
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
@@ -76,7 +76,7 @@ def look(job: Job) -> Look:
                 move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
                 stands = upto
             position = upto
-        moved_to = str(stands) if stands > standing.confirmed else None
+        moved_to = str(stands) if stands > recovered.confirmed else None
         return Look(reason is not None, reason or "no changes", max(0, server.flush_lsn - stands), moved_to)
 
 
@@ -121,12 +121,8 @@ def _work_left(
 
 def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], fed: Sequence[TableState]) -> list[str]:
     """Targets whose source was rewritten in a way that no change in the slot tells."""
-    present = read_present_tables(connection, [oid for state in fed for oid in state.relation_ids]) if fed else {}
-    return [
-        state.table_name
-        for state in fed
-        if any(oid in present and unsent_changes(state, present[oid].storage) for oid in state.relation_ids)
-    ]
+    present = read_present(connection, fed)
+    return [state.table_name for state in fed if unsent_changes(state, present[state.table_name].storage)]
 
 
 def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog, fed: Sequence[TableState]) -> list[str]:

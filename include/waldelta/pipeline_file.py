@@ -126,10 +126,15 @@ class Source(_Model):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        names = [p.name for p in self.publications]
+        names = self.publication_names
         if doubled := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"publications listed twice: {', '.join(doubled)}")
         return self
+
+    @property
+    def publication_names(self) -> list[str]:
+        """The publications' names, as listed."""
+        return [publication.name for publication in self.publications]
 
 
 class TargetTable(_Model):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
-from waldelta.ledger import AttributeState, FileState, LabelState, StorageState
+from waldelta.ledger import AttributeState, FileState, LabelState, StorageState, TableState
 from waldelta.type_catalog import fetch
 
 
@@ -49,6 +49,15 @@ def read_present_tables(connection: psycopg.Connection[Any], relation_ids: Itera
     """
     rows = fetch(connection, _TABLES, {"oids": list(relation_ids)})
     return {row.oid: _table(row) for row in rows}
+
+
+def read_present(connection: psycopg.Connection[Any], states: Sequence[TableState]) -> dict[str, PresentTable]:
+    """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
+    if not states:
+        return {}
+    found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
+    nothing = PresentTable()
+    return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
 
 
 def _table(row: Any) -> PresentTable:

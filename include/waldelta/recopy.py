@@ -25,7 +25,7 @@ def mark(job: Job, state: TableState, reason: str) -> None:
 def read_table_bytes(job: Job) -> dict[str, int]:
     """How large each published table is, with what is TOASTed, by name."""
     with job.connect("sizes") as connection:
-        tables = read_published_tables(connection, [p.name for p in job.pipeline.source.publications])
+        tables = read_published_tables(connection, job.pipeline.source.publication_names)
         leaves = {leaf.oid: str(table.id) for table in tables for leaf in table.leaves}
         sizes = {str(table.id): 0 for table in tables}
         for row in fetch(connection, _SIZES, {"oids": list(leaves)}):

@@ -29,7 +29,6 @@ _NEVER = "it was never copied"
 _RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
 _RECREATED = "it was dropped and created again on the source"
 
-
 _MOST_NAMED = 10
 
 
@@ -130,7 +129,7 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
 
 def read_published(connection: psycopg.Connection[tuple[object, ...]], job: Job) -> dict[str, int]:
     """The oids of the tables that the pipeline's publications publish now, by name."""
-    return read_published_oids(connection, [p.name for p in job.pipeline.source.publications])
+    return read_published_oids(connection, job.pipeline.source.publication_names)
 
 
 def read_standings(job: Job, published: Mapping[str, int]) -> list[Standing]:

@@ -6,22 +6,19 @@ job when the connection over which it was asked for is gone.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from waldelta.job_socket import other_end, send_request
 from waldelta_airflow.child_process import end_group
 from waldelta_airflow.settings import package_folder
 
 log = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct("!I")
-_CREDENTIALS = struct.Struct("3i")
 _ANSWER_TIMEOUT_S = 10.0
 NO_ANSWER = 1
 
@@ -46,7 +43,7 @@ class ForkedJob:
             if Path(path).stat().st_uid != os.getuid():
                 raise PermissionError(f"{path} is another user's")
             server.connect(path)
-            answering = _who_answers(server)
+            answering = other_end(server)
             request = {
                 "arguments": list(arguments),
                 "environment": dict(environment),
@@ -54,9 +51,7 @@ class ForkedJob:
                 "code": str(package_folder("spark_jobs").resolve()),
                 "umask": _umask(),
             }
-            document = json.dumps(request).encode()
-            socket.send_fds(server, [_LENGTH.pack(len(document))], [writing])
-            server.sendall(document)
+            send_request(server, request, writing)
             word, *numbers = _line(server).split() or ["nothing"]
             if word != "started":
                 raise ConnectionError(f"its answer is {word}")
@@ -92,16 +87,6 @@ class ForkedJob:
         if self._lives:
             end_group(self._pid, lambda: None)
             self._lives = False
-
-
-def _who_answers(server: socket.socket) -> int | None:
-    """The process at the other end, by its number here; raises PermissionError for another user's."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return None
-    pid, uid, _ = _CREDENTIALS.unpack(server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid != os.getuid():
-        raise PermissionError("who answers is another user")
-    return int(pid)
 
 
 def _umask() -> int | None:

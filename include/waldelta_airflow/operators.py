@@ -140,13 +140,8 @@ class WaldeltaJobOperator(BaseOperator):
         """What the process of an earlier task reported of this stage; None: it didn't come to it."""
         if self.first or self.stage is None or _try_number(context) > 1:
             return None
-        import json
-
-        from waldelta.job import Job
-
         run_id = context["dag_run"].run_id
-        run = Job(self.pipeline, "", run_id).ledger.run_result(run_id, self.verb)
-        result = JobResult(json.loads(run.result)) if run is not None else None
+        result = _recorded(self.pipeline, run_id, self.verb)
         if result is None or not result.knows(self.stage):
             self.log.info("no process of run %s has come to stage %s: it is run now", run_id, self.stage)
             return None
@@ -227,13 +222,18 @@ class CopyAgainOperator(TriggerDagRunOperator):
         super().execute(context)
 
     def _tables(self, context: Context) -> list[str]:
-        import json
+        result = _recorded(self.pipeline, context["dag_run"].run_id, "consume")
+        return result.document.get("needs_sync", []) if result is not None else []
 
-        from waldelta.job import Job
 
-        run_id = context["dag_run"].run_id
-        run = Job(self.pipeline, "", run_id).ledger.run_result(run_id, "consume")
-        return json.loads(run.result).get("needs_sync", []) if run is not None else []
+def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
+    """What a run's processes have entered into the ledger so far; None when none has."""
+    import json
+
+    from waldelta.job import Job
+
+    run = Job(pipeline, "", run_id).ledger.run_result(run_id, verb)
+    return JobResult(json.loads(run.result)) if run is not None else None
 
 
 def refuse_backfill(context: Context, pipeline: PipelineFile, verb: str = "consume") -> None:

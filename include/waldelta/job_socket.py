@@ -1,0 +1,55 @@
+"""The socket between a task and the fork server: one request, with the file that takes the job's output, and who is at the other end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
+
+
+def send_request(server: socket.socket, request: Mapping[str, Any], output: int) -> None:
+    """Ask for a job; ``output`` is a file descriptor, of which the other side gets its own."""
+    document = json.dumps(request).encode()
+    socket.send_fds(server, [_LENGTH.pack(len(document))], [output])
+    server.sendall(document)
+
+
+def receive_request(asker: socket.socket) -> tuple[dict[str, Any], int]:
+    """The request, and the file descriptor that takes the job's output; raises ValueError for anything else."""
+    head, files, _, _ = socket.recv_fds(asker, _LENGTH.size, 1)
+    try:
+        if len(head) != _LENGTH.size or len(files) != 1:
+            raise ValueError("it has no length, or nothing that takes the output")
+        os.set_inheritable(files[0], False)
+        (left,), parts = _LENGTH.unpack(head), []
+        while left:
+            part = asker.recv(min(left, 1 << 16))
+            if not part:
+                raise ValueError("it is cut off")
+            parts.append(part)
+            left -= len(part)
+        return json.loads(b"".join(parts)), files[0]
+    except BaseException:
+        for number in files:
+            os.close(number)
+        raise
+
+
+def other_end(connection: socket.socket) -> int | None:
+    """The process at the other end, by its number here; raises PermissionError for another user's.
+
+    None where the system doesn't tell (macOS): there the socket's own rights decide.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    if uid != os.getuid():
+        raise PermissionError("who is at the other end is another user")
+    return int(pid)
