@@ -79,6 +79,12 @@ spark: setup ## tests with a Spark session
 e2e: setup ## tests on the whole stack: real scheduler, real Spark Connect server
 	@$(PYTEST) tests/e2e $(ARGS)
 
+ROUNDS ?= 50
+.PHONY: soak
+soak: setup ## the random tests, ROUNDS=50 of each, and all of the cross product
+	@export WALDELTA_ROUNDS=$(ROUNDS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
+	  tests/integration/test_row_filter_engine.py $(ARGS)
+
 .PHONY: bench
 bench: setup ## the measurements behind the figures in docs
 	@$(RUN) $(PYTHON) -m benchmarks $(ARGS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
+from spark_jobs.drift import check_drift, read_published_now
 from spark_jobs.merge import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -98,12 +99,13 @@ def apply(spark: SparkSession, job: Job) -> Applied:
         applied.published = read_published(connection, job)
         standings = read_standings(job, applied.published)
         states = due_states(standings, Due.FEED)
-        present = read_present(connection, states)
+        present, published = read_present(connection, states), read_published_now(connection, job, states)
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in states:
         try:
             applied.warnings += check_rewrite(job, state, present[state.table_name])
+            applied.warnings += check_drift(job, state, published.get(state.table_name))
         except WaldeltaError as err:
             _give_up(job, state, err, applied)
     if last is None:

@@ -24,6 +24,7 @@ from waldelta.lake import target_uri
 from waldelta.ledger import TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.target_filter import filter_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,9 @@ def compare_target(
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         with_metadata = pipeline.target.metadata_columns
         lsn = holder.lsn.value if with_metadata else None
-        copy = plan_copy(table, holder.snapshot_id, files, lsn, pipeline.target.types_of(state.table_name))
+        copy = plan_copy(
+            table, holder.snapshot_id, files, lsn, pipeline.target.types_of(state.table_name), filter_of(state)
+        )
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_TASK), BYTES_PER_TASK)
         reader = _reader(conninfo, copy, tasks, holder.pid)
         schema = ddl(copy.schema)

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.collapse import DELETE, INSERT, EventShape, collapse, event_schema, net_schema
+from spark_jobs.collapse import DELETE, INSERT, UPDATE, EventShape, collapse, event_schema, net_schema
 from spark_jobs.collapse_copies import PLACE, collapse_copies
+from spark_jobs.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
 from spark_jobs.versions import RelationVersion
 from waldelta.arrow_columns import one_array
 from waldelta.change_log import place_columns
@@ -54,11 +55,20 @@ class DecodePlan:
     truncated_at: int = -1
     # What types the columns have in binary format, by wire_name().
     wire_names: tuple[str, ...] = ()
+    # The target's own filter; events carry its columns, typed, up to route.
+    routing: Routing | None = None
 
     @property
     def event_schema(self) -> pa.Schema:
         """The Arrow schema of events: every value as text."""
         return event_schema(self.shape, [pa.binary()] * len(self.names))
+
+    @property
+    def decoded_schema(self) -> pa.Schema:
+        """The Arrow schema of what decode yields: events, with what route needs."""
+        if self.routing is None:
+            return self.event_schema
+        return pa.schema([*self.event_schema, *self.routing.fields(self.types)])
 
     @property
     def net_schema(self) -> pa.Schema:
@@ -153,7 +163,50 @@ def _decode_version(
         never = np.zeros(len(rows), bool)
         columns[f"u{i}"] = pa.array(never if i in identity or at is None else rows.unchanged[at])
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
-    return pa.table(columns, schema=plan.event_schema)
+    if plan.routing is not None:
+        columns |= _routed(rows, plan, plan.routing, described)
+        columns |= _whole_updates(rows, plan, positions, columns)
+    return pa.table(columns, schema=plan.decoded_schema)
+
+
+def _routed(
+    rows: Rows, plan: DecodePlan, routing: Routing, described: tuple[Relation, tuple[int | None, ...]]
+) -> dict[str, pa.Array]:
+    """The filter's columns of new and old rows, typed. Raises ApplyError for an UPDATE whose old row can't be judged."""
+    relation, positions = described
+    places = {i: at for i in routing.positions if (at := positions[i]) is not None}
+    is_told = relation.replica_identity == "f" or all(relation.columns[at].is_key for at in places.values())
+    if not is_told and (rows.op == UPDATE).any():
+        raise ApplyError(
+            f"an UPDATE of {relation.schema}.{relation.name} doesn't tell the old values of the columns that its target's where "
+            "uses: give the table replica identity full, then sync it again"
+        )
+    sent = rows.old.present if is_told else np.zeros(len(rows), np.bool_)
+    old_row = np.where(sent, SENT, np.where(rows.op == DELETE, UNTOLD, SAME))
+    columns: dict[str, pa.Array] = {OLD_ROW: pa.array(old_row.astype(np.int32))}
+    for i, at in places.items():
+        old = rows.old[at] if is_told else pa.nulls(len(rows), pa.binary())
+        for letter, texts in (("n", _new_key(rows, at)), ("p", old)):
+            value, raw = plan.types[i].from_text(texts)
+            columns[f"{letter}{i}"] = value
+            if i in routing.verbatim:
+                columns[f"{letter}r{i}"] = pa.nulls(len(rows), pa.string()) if raw is None else raw.cast(pa.string())
+    return columns
+
+
+def _whole_updates(
+    rows: Rows, plan: DecodePlan, positions: tuple[int | None, ...], columns: dict[str, pa.Array]
+) -> dict[str, pa.Array]:
+    """Unchanged TOAST from the whole old row, where one was sent: a row that enters the target has no other place for it."""
+    whole = rows.old_kind == ord("O")
+    found: dict[str, pa.Array] = {}
+    for i in plan.shape.toastable if whole.any() else ():
+        at = positions[i]
+        if at is None or i in plan.shape.identity or not (taken := rows.unchanged[at] & whole).any():
+            continue
+        found[f"c{i}"] = pc.if_else(pa.array(taken), rows.old[at], columns[f"c{i}"])
+        found[f"u{i}"] = pa.array(rows.unchanged[at] & ~whole)
+    return found
 
 
 def _identity_value(

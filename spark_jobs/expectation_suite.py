@@ -5,8 +5,9 @@ Pure: the plan names Great Expectations' types and arguments, ``quality.py`` run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from spark_jobs.identifier import quote
@@ -14,14 +15,17 @@ from spark_jobs.own_suites import OwnSuiteFile, Severity
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from waldelta.column_names import RAW
+from waldelta.drift import EVERYTHING
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState, TableState
-from waldelta.row_filter import published_filter
+from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.typed import column_type
+from waldelta.target_filter import filter_of
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
+Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class PlannedExpectation:
     type: str
     kwargs: dict[str, Any] = field(hash=False)
     severity: Severity
-    origin: Literal["catalog", "publication", "own"]
+    origin: Origin
     meaning: str
     place: str | None = None  # of the engineer's own: file and number
 
@@ -55,7 +59,7 @@ def plan_suite(state: TableState, held_columns: Sequence[str], own: OwnSuiteFile
         _columns_match(state),
         *_key_unique(state, left_out),
         *_not_null(state, held_columns, left_out),
-        *_filter_holds(state, held_columns, left_out),
+        *_filters_hold(state, held_columns, left_out),
         *_own(own, left_out),
     ]
     return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
@@ -111,21 +115,41 @@ def _held_somewhere(
     yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
 
 
-def _filter_holds(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
-    if state.row_filter is None:
-        return
+def _filters_hold(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
+    # Rows that an earlier filter let in stay, so that each row passes one of them.
+    filters = [state.row_filter or EVERYTHING, *state.later_filters]
+    if EVERYTHING not in filters:
+        text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
+        meaning = f"publication's row filter holds: {text}"
+        read = partial(published_filter, text)
+        yield from _filter_holds(state, held, ("row filter", read, meaning, "publication"), left_out)
+    if (own := filter_of(state)) is not None:
+        meaning = f"target's filter holds: {own.text}"
+        yield from _filter_holds(state, held, ("target's filter", lambda: own, meaning, "pipeline"), left_out)
+
+
+def _filter_holds(
+    state: TableState,
+    held: Sequence[str],
+    told: tuple[str, Callable[[], RowFilter], str, Origin],
+    left_out: list[str],
+) -> Iterator[PlannedExpectation]:
+    what, read, meaning, origin = told
     try:
         # Without metadata columns there is no map of the values that stand verbatim.
         names = None if RAW in held else {}
-        condition = spark_condition(published_filter(state.row_filter), state.columns, names)
+        row_filter = read()
+        if absent := set(row_filter.columns) - {column.name for column in state.columns}:
+            left_out.append(f"{what}: not checked, because the target has no column {', '.join(sorted(absent))} yet")
+            return
+        condition = spark_condition(row_filter, state.columns, names)
     except FilterNotTranslatable as err:
-        left_out.append(f"row filter: not checked, because of its part at {err.where}: {err.reason}")
+        left_out.append(f"{what}: not checked, because of its part at {err.where}: {err.reason}")
         return
     if UNJUDGED in condition:
-        left_out.append("row filter: not checked, because it computes with columns that may hold infinity or years BC")
+        left_out.append(f"{what}: not checked, because it computes with columns that may hold infinity or years BC")
         return
-    meaning = f"publication's row filter holds: {state.row_filter}"
-    yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "publication", meaning)
+    yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning)
 
 
 def _satisfy(condition: str, meaning: str) -> dict[str, Any]:

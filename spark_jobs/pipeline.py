@@ -41,13 +41,14 @@ class Pipeline:
 
         A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object store isn't asked.
         """
+        from spark_jobs.route import translate
         from waldelta.finding import lacking
         from waldelta.lake import find_unwritable
         from waldelta.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
         with job.connect("check") as connection:
-            plan = plan_setup(connection, job)
+            plan = plan_setup(connection, job, translate)
         problems = [find_unwritable(root)]
         if spark is not None:
             from spark_jobs.writable import find_unwritable_in_task
@@ -57,11 +58,12 @@ class Pipeline:
 
     def setup(self, run_id: str | None = None) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent."""
+        from spark_jobs.route import translate
         from waldelta.setup import apply_setup
 
         job = self.job(run_id)
         with job.connect("setup") as connection:
-            return apply_setup(connection, job)
+            return apply_setup(connection, job, translate)
 
     def sync(
         self,

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan
+from spark_jobs.route import check_columns, plan_routing
 from spark_jobs.stretch import Stretch
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
@@ -24,6 +25,7 @@ from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.present import PresentTable
+from waldelta.target_filter import filter_of
 from waldelta.type_catalog import PgType, read_types
 from waldelta.type_map import TargetType, column_types
 from waldelta.type_options import TypeOptions
@@ -80,6 +82,8 @@ def plan_target(
     types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
     targets = _target_types(evolution, types, options)
     _check_chosen_types(state, evolution, targets, policy)
+    check_columns(state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore")
+    routing = plan_routing(row_filter, columns)
     shape = EventShape(
         column_count=len(names),
         key=tuple(names.index(name) for name in evolution.key_columns),
@@ -97,6 +101,7 @@ def plan_target(
         stream.segments,
         truncated_at,
         tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
+        routing,
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(

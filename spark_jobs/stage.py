@@ -20,6 +20,7 @@ from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decod
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.plan import TargetPlan
+from spark_jobs.route import route, route_here
 from waldelta.change_log import ROW_KINDS, ChangeLog
 from waldelta.lake import write_parquet
 
@@ -49,14 +50,16 @@ class Staged:
 def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
-        counts, incomplete = _stage_here(plan.rows, plan, folder)
+        counts, incomplete = _stage_here(spark, plan.rows, plan, folder)
     else:
         counts, incomplete = _stage_in_tasks(spark, change_log, plan, folder)
     return Staged(folder, f"parquet.`{folder}`", counts, incomplete)
 
 
-def _stage_here(rows: pa.Table, plan: TargetPlan, folder: str) -> tuple[dict[str, int], bool]:
+def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> tuple[dict[str, int], bool]:
     events = [e for part in rows.to_batches() for found in decode(part, plan.decode) for e in found.to_batches()]
+    if plan.decode.routing is not None and events:
+        events = route_here(spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed").to_batches()
     batches = list(_collapse_all(events, plan.decode, plan.truncated))
     net = pa.Table.from_batches(batches, plan.decode.net_schema)
     write_parquet(folder, net)
@@ -96,7 +99,8 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
     Chains of moved keys cross any partitioning by key, so a range with moves is collapsed by one task.
     """
     decode_plan, shape, empty = plan.decode, plan.decode.shape, plan.truncated
-    events_schema = ddl(decode_plan.event_schema)
+    events_schema = ddl(decode_plan.decoded_schema)
+    routing, names = decode_plan.routing, decode_plan.event_schema.names
     result_schema = ddl(decode_plan.net_schema)
 
     def decode_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,10 +116,14 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
 
     def transform(changes: DataFrame) -> DataFrame:
         tasks = 1 if plan.volume.moves or plan.may_move else -(-plan.volume.rows // ROWS_PER_TASK)
-        if tasks <= 1:
+        if tasks <= 1 and routing is None:
             return changes.coalesce(1).mapInArrow(decode_and_collapse, result_schema)
         key = [F.coalesce(f"o{k}", f"c{i}") for k, i in enumerate(shape.key)]
         events = changes.mapInArrow(decode_part, events_schema)
+        if routing is not None:
+            events = route(events, routing, names)
+        if tasks <= 1:
+            return events.coalesce(1).mapInArrow(collapse_part, result_schema)
         return events.repartition(tasks, *key).mapInArrow(collapse_part, result_schema)
 
     return transform

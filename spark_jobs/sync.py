@@ -19,6 +19,7 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
+from spark_jobs.route import plan_routing
 from spark_jobs.target import (
     as_stored,
     has_deletion_vectors,
@@ -35,14 +36,15 @@ from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
-from waldelta.ledger import ColumnState, StorageState, TableState, now
+from waldelta.ledger import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.present import read_present_tables
+from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, read_standings
-from waldelta.type_options import TypeOptions
+from waldelta.target_filter import column_states, read_target_filter, to_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,6 +73,7 @@ class SyncResult:
     attempts: int
     relation_ids: tuple[int, ...]
     storage: StorageState | None = None
+    target_filter: str | None = None
 
 
 def sync(
@@ -133,7 +136,7 @@ def sync_table(
         check_settled(holder, settled)
         table, storage = _published_as_of(holder, job, table_id)
         membership = read_version_as_of(holder, settled, table.oid)
-        options = target.types_of(str(table_id))
+        options, where = target.types_of(str(table_id)), _target_filter(job, table)
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
         marks, marked = target.deletion_vectors_of(str(table_id)), has_deletion_vectors(spark, uri)
@@ -142,7 +145,7 @@ def sync_table(
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         lsn = holder.lsn.value if target.metadata_columns else None
-        copy = plan_copy(table, holder.snapshot_id, files, lsn, options)
+        copy = plan_copy(table, holder.snapshot_id, files, lsn, options, where)
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_CHUNK), BYTES_PER_CHUNK)
         log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, generation,
                  holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
@@ -166,7 +169,7 @@ def sync_table(
         return (
             SyncResult(
                 table_id, generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
-                seconds, attempt, table.relation_ids, storage,
+                seconds, attempt, table.relation_ids, storage, to_text(where),
             ),
             table,
         )  # fmt: skip
@@ -219,13 +222,16 @@ def _sync_locked(
             snapshot_lsn=result.lsn.value,
             relation_ids=list(table.relation_ids),
             key_columns=list(table.key_columns),
-            columns=_column_states(table, job.pipeline.target.types_of(name)),
+            columns=column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name)),
             row_filter=table.row_filter,
             rows=result.rows,
             bytes=result.bytes,
             seconds=result.seconds,
             reason=reason,
             storage=result.storage,
+            target_filter=result.target_filter,
+            publishes=sorted(table.publishes),
+            unpublished=_unpublished(table, result.storage),
         )
         return result
 
@@ -319,12 +325,19 @@ def _check_unaltered(job: Job, copied: PublishedTable, membership: str) -> None:
         )
 
 
-def _column_states(table: PublishedTable, options: TypeOptions) -> list[ColumnState]:
-    spark_types = {c.name: c.spark_type for c in target_columns(table, options, metadata_columns=False)}
-    return [
-        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, spark_types[c.name], c.not_null, c.attnum)
-        for c in table.columns
-    ]
+def _unpublished(table: PublishedTable, storage: StorageState | None) -> list[int]:
+    published = {column.attnum for column in table.columns}
+    return [a.attnum for a in storage.attributes if a.attnum not in published] if storage is not None else []
+
+
+def _target_filter(job: Job, table: PublishedTable) -> RowFilter | None:
+    """Analysed on a connection of its own: the snapshot's may only read. Whether it can be translated is asked first."""
+    if job.pipeline.target.where_of(str(table.id)) is None:
+        return None
+    with job.connect("sync") as connection:
+        where = read_target_filter(connection, job.pipeline, table)
+    plan_routing(where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(str(table.id))))
+    return where
 
 
 @contextmanager

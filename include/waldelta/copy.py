@@ -26,6 +26,7 @@ from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.connection import connect_arrow, describe
 from waldelta.errors import ApplyError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
 from waldelta.pgoutput.wire import ArrowArray
+from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk
 from waldelta.type_map import TargetType, column_types, unheld_key
 from waldelta.type_options import DEFAULT_TYPES, TypeOptions
@@ -47,7 +48,7 @@ class TableCopy:
     """What the readers of one table need to know; travels to the tasks.
 
     ``relfilenodes`` are the files that the snapshot sees, by leaf; ``lsn`` is None for targets without metadata
-    columns.
+    columns. ``where`` is the target's own filter, as PostgreSQL prints it.
     """
 
     table: TableId
@@ -57,6 +58,7 @@ class TableCopy:
     relfilenodes: dict[int, int]
     lsn: int | None
     key_columns: tuple[str, ...] = ()
+    where: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -71,11 +73,12 @@ def plan_copy(
     relfilenodes: dict[int, int],
     lsn: int | None,
     options: TypeOptions = DEFAULT_TYPES,
+    where: RowFilter | None = None,
 ) -> TableCopy:
-    """Describe the copy of a published table: its published columns, the publications' ORed row filter."""
+    """Describe the copy of a published table: its published columns, the publications' ORed row filter, the target's own."""
     types = column_types({column.name: column.type for column in table.columns}, table.key_columns, options)
-    keys = tuple(table.key_columns)
-    return TableCopy(table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn, keys)
+    keys, own = tuple(table.key_columns), None if where is None else where.analysed
+    return TableCopy(table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn, keys, own)
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
@@ -90,8 +93,8 @@ def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
         conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)")))
     if chunk.last_block is not None:
         conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last_block},0)")))
-    if copy.row_filter is not None:
-        conditions.append(sql.SQL("(" + copy.row_filter + ")"))  # type: ignore[arg-type]
+    if (row_filter := _row_filter(copy)) is not None:
+        conditions.append(sql.SQL("(" + row_filter + ")"))  # type: ignore[arg-type]
     where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
     return sql.Composed(
         [
@@ -103,6 +106,13 @@ def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
             where,
         ]
     ).as_string(None)
+
+
+def _row_filter(copy: TableCopy) -> str | None:
+    """The publications' filter and the target's own, which is asked of rows that pass the first, as in the stream."""
+    if copy.row_filter is None or copy.where is None:
+        return copy.where or copy.row_filter
+    return f"case when ({copy.row_filter}) then ({copy.where}) else false end"
 
 
 def read_chunks(

@@ -153,6 +153,14 @@ class TableState:
     reason: str | None = None
     incarnation: str | None = None
     storage: StorageState | None = None
+    # The target's own filter, as waldelta.target_filter writes it.
+    target_filter: str | None = None
+    # Filters that its publications have had since the copy; "true" lets everything through.
+    later_filters: list[str] = field(default_factory=list)
+    # The operations that its publications, taken together, published when it was copied.
+    publishes: list[str] = field(default_factory=list)
+    # Numbers of the columns that the table had when it was copied, and that weren't published.
+    unpublished: list[int] = field(default_factory=list)
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -162,7 +170,9 @@ class TableState:
             ("relation_ids", pa.list_(pa.int64())), ("key_columns", pa.list_(pa.string())),
             ("columns", pa.list_(_COLUMN)), ("row_filter", pa.string()), ("rows", pa.int64()),
             ("bytes", pa.int64()), ("seconds", pa.float64()), ("reason", pa.string()),
-            ("incarnation", pa.string()), ("storage", _STORAGE),
+            ("incarnation", pa.string()), ("storage", _STORAGE), ("target_filter", pa.string()),
+            ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
+            ("unpublished", pa.list_(pa.int64())),
         ]
     )  # fmt: skip
 
@@ -333,6 +343,9 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             # So may a struct inside of one, whose field is null then.
             items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
             values[name] = [of(**item) for item in items]
+    for name in ("later_filters", "publishes", "unpublished"):
+        if name in values:
+            values[name] = values[name] or []
     if (storage := values.get("storage")) is not None:
         values["storage"] = StorageState(
             [FileState(**item) for item in storage["files"]],

@@ -148,6 +148,11 @@ class TargetTable(_Model):
     deletion_vectors: bool | None = Field(
         None, description="mark changed rows as gone instead of writing their files anew, for this table"
     )
+    where: str | None = Field(
+        None,
+        min_length=1,
+        description="filter of this target, evaluated in Spark as PostgreSQL would (PostgreSQL expression)",
+    )
 
 
 class Target(_Model):
@@ -164,6 +169,11 @@ class Target(_Model):
     )
     copy_within_run_mb: int = Field(
         64, ge=0, description="up to which size a table that has to be copied again is copied by the CDC run itself"
+    )
+    drift: Literal["repair", "report"] | None = Field(
+        None,
+        description="when a filter, a column list or the partitions changed: repair copies the table again, report tells; "
+        "default: repair what the pipeline file changed, report what changed in publications with manage: false",
     )
     metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
     types: TypeOptions = Field(TypeOptions(), description="types of the lake where there is a choice")
@@ -202,6 +212,11 @@ class Target(_Model):
         """Whether this table's commits mark rows as gone."""
         own = self.tables.get(table)
         return self.deletion_vectors if own is None or own.deletion_vectors is None else own.deletion_vectors
+
+    def where_of(self, table: str) -> str | None:
+        """The filter of this table's target, as it is written."""
+        own = self.tables.get(table)
+        return own.where if own else None
 
     def policy_of(self, table: str) -> SchemaPolicy:
         """What to do when this table's columns change."""

@@ -30,7 +30,7 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
         findings += _ownership(pipeline, entry, facts)
         if state is not None:
             findings += _scope(entry, state, facts)
-            for table in _members(state, facts):
+            for table in members(state, facts):
                 findings += judge_table(state, table, facts)
                 findings += judge_columns(state, table, facts, pipeline.target)
                 if pipeline.source.options.binary:
@@ -251,7 +251,8 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         )
 
 
-def _members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
+def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
+    """The tables that a publication names or covers; of partition trees the topmost."""
     covered = [PublicationTable(i) for i in facts.scopes.get(state.name, ()) if i not in {t.id for t in state.tables}]
     return [*state.tables, *covered]
 
@@ -259,7 +260,7 @@ def _members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
 def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
     seen: dict[TableId, tuple[str, frozenset[str] | None]] = {}
     for state in states:
-        for table in _members(state, facts):
+        for table in members(state, facts):
             columns = frozenset(table.columns) if table.columns is not None else None
             first, other = seen.setdefault(table.id, (state.name, columns))
             found = facts.tables.get(table.id)

@@ -39,6 +39,7 @@ from waldelta.setup_slot import copy_that_stays, ensure_slot, judge_history, mad
 from waldelta.slot import PLUGIN, check_ours, drop_slot, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standing import read_published, read_standings, record_removed
+from waldelta.where_preflight import Translate, judge_wheres, resolvable
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,11 @@ def _on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def plan_setup(conn: Connection, job: Job) -> SetupPlan:
-    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked."""
+def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
+    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked.
+
+    ``translate`` judges whether Spark can evaluate a target's filter.
+    """
     pipeline = job.pipeline
     actual, slot = read_publications(conn), read_slot(conn, pipeline.source.slot)
     facts = read_facts(conn, pipeline, actual, slot)
@@ -135,6 +139,8 @@ def plan_setup(conn: Connection, job: Job) -> SetupPlan:
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
     findings += _too_late(managed, facts)
+    if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
+        findings += judge_wheres(conn, pipeline, in_force, facts, translate)
     findings += _forgotten(job, actual)
     findings += judge_history(job, slot)
     return SetupPlan(
@@ -146,14 +152,14 @@ def plan_setup(conn: Connection, job: Job) -> SetupPlan:
     )
 
 
-def apply_setup(conn: Connection, job: Job) -> SetupPlan:
+def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
     """Bring publications and slot into the wanted state; gives the plan that was carried out.
 
     Raises PreflightFailed before anything is changed. Holds the slot's lock meanwhile.
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job):
-        plan = plan_setup(conn, job)
+        plan = plan_setup(conn, job, translate)
         plan.require()
         for text in plan.warnings:
             log.warning("%s", text)

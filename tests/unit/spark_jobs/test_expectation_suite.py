@@ -10,14 +10,23 @@ import pytest
 from spark_jobs.expectation_suite import plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
 from waldelta.ledger import ColumnState, TableState
+from waldelta.row_filter import RowFilter
+from waldelta.target_filter import to_text
 
 HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
 
 
-def state(columns, keys=("id",), row_filter=None):
+def own_filter(text, analysed, *columns):
+    return to_text(RowFilter(text, analysed, columns))
+
+
+def state(columns, keys=("id",), row_filter=None, target_filter=None):
     states = [ColumnState(n, 0, -1, t, s, nn) for n, t, s, nn in columns]
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    return TableState(at, "r", "public.t", 1, "synced", key_columns=list(keys), columns=states, row_filter=row_filter)
+    return TableState(
+        at, "r", "public.t", 1, "synced", key_columns=list(keys), columns=states, row_filter=row_filter,
+        target_filter=target_filter,
+    )  # fmt: skip
 
 
 ID = ("id", "bigint", "bigint", True)
@@ -51,6 +60,9 @@ CASES = [
     ("filter", state([ID, NAME], row_filter="(name = 'x'::text)"), [
         ("expect_target_rows_to_satisfy",
          {"condition": "(`name` = 'x')", "meaning": "publication's row filter holds: (name = 'x'::text)"}),
+    ], []),
+    ("filter of the target", state([ID, NAME], target_filter=own_filter("name='y'", "(name = 'y'::text)", "name")), [
+        ("expect_target_rows_to_satisfy", {"condition": "(`name` = 'y')", "meaning": "target's filter holds: name='y'"}),
     ], []),
     ("filter beyond us", state([ID, NAME], row_filter="(lower(name) = 'x'::text)"), [],
      [("row filter: not checked, because of its part at line 1, column 2 (near \"lower(name) = 'x'::t\"): upper and lower"

@@ -1,0 +1,116 @@
+"""Drift: where a target no longer holds what a copy taken now would hold, though every change was applied.
+
+A filter that changes sends nothing for the rows that it lets in or keeps out from then on; nor does a partition that is
+attached or detached, a column that enters a column list, or an operation that wasn't published before. PostgreSQL's subscriber keeps such rows as they are. Pure: the
+ledger's record of the copy against the catalogs of today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from waldelta.catalog import PublishedTable
+from waldelta.errors import FilterNotTranslatable
+from waldelta.ledger import TableState
+from waldelta.pipeline_file import PipelineFile
+from waldelta.row_filter.parse import parse_analysed
+from waldelta.target_filter import filter_of
+
+# A filter that lets everything through, among others.
+EVERYTHING = "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What drifted, in words; the state to record so that it is known; whether a new copy is to mend it.
+
+    ``is_new`` is False while nothing has changed since it was recorded.
+    """
+
+    reasons: tuple[str, ...]
+    state: TableState
+    mends: bool
+    is_new: bool = True
+
+
+def find_drift(pipeline: PipelineFile, state: TableState, table: PublishedTable) -> Drift | None:
+    """Compare a copied target with the table as it is published now; None when there is nothing to tell or record."""
+    renamed = _renamed_filter(state, table)
+    known = replace(state, row_filter=renamed) if renamed else state
+    own, published = list(_own_filter(pipeline, known)), list(_publication(known, table))
+    reasons = (*own, *published, *_partitions(known, table))
+    recorded = _record(known, table)
+    if not reasons and recorded == state:
+        return None
+    mends = bool(reasons) and pipeline.target.drift == "repair"
+    if pipeline.target.drift is None:
+        managed = {entry.name for entry in pipeline.source.publications if entry.manage}
+        mends = bool(own) or (bool(published) and managed.issuperset(table.publications))
+    return Drift(reasons, recorded, mends, is_new=recorded != state)
+
+
+def _own_filter(pipeline: PipelineFile, state: TableState) -> Iterator[str]:
+    held, wanted = filter_of(state), pipeline.target.where_of(state.table_name)
+    if (held.text if held else None) != wanted:
+        before = held.text if held else "every row"
+        yield f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by {before}"
+
+
+def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
+    filters = [state.row_filter or EVERYTHING, *state.later_filters]
+    present = table.row_filter or EVERYTHING
+    if state.later_filters or present != filters[-1]:
+        yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
+    if state.publishes and (publishes := sorted(table.publishes)) != state.publishes:
+        yield f"{', '.join(publishes)} are published, at its copy {', '.join(state.publishes)} were"
+    # Other new columns were added since, and come with the first change that has them.
+    known = {column.attnum for column in state.columns}
+    if entered := [c.name for c in table.columns if c.attnum in state.unpublished and c.attnum not in known]:
+        yield f"column {', '.join(entered)} entered its column list"
+
+
+def _partitions(state: TableState, table: PublishedTable) -> Iterator[str]:
+    """Leaves that came or went since the files were last recorded: told once."""
+    if table.relkind != "p" or state.storage is None or not state.storage.files:
+        return
+    held, present = {file.oid for file in state.storage.files}, {leaf.oid: leaf for leaf in table.leaves}
+    held -= {table.oid}
+    if came := sorted(str(leaf.id) for oid, leaf in present.items() if oid not in held and leaf.relkind == "r"):
+        yield f"partition {', '.join(came)} came; rows that it had when it was attached were not sent"
+    if gone := held - set(present):
+        yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
+
+
+def _record(state: TableState, table: PublishedTable) -> TableState:
+    filters = [state.row_filter or EVERYTHING, *state.later_filters]
+    present = table.row_filter or EVERYTHING
+    return state if filters[-1] == present else replace(state, later_filters=[*state.later_filters, present])
+
+
+def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
+    """The publication's filter as it reads today, where nothing but the names of columns changed."""
+    if state.row_filter is None or table.row_filter is None or state.row_filter == table.row_filter:
+        return None
+    today = {column.attnum: column.name for column in table.columns}
+    names = {column.name: today.get(column.attnum, column.name) for column in state.columns}
+    if all(old == new for old, new in names.items()):
+        return None
+    try:
+        same = _shape(parse_analysed(state.row_filter), names) == _shape(parse_analysed(table.row_filter), {})
+    except FilterNotTranslatable:
+        return None
+    return table.row_filter if same else None
+
+
+def _shape(node: Any, names: Mapping[str, str]) -> Any:
+    """A syntax tree without the places of its parts, columns under today's names."""
+    if isinstance(node, tuple):
+        return tuple(_shape(item, names) for item in node)
+    if not is_dataclass(node):
+        return node
+    values = {f.name: _shape(getattr(node, f.name), names) for f in fields(node) if f.name != "start"}
+    if type(node).__name__ == "Column":
+        values["name"] = names.get(values["name"], values["name"])
+    return type(node).__name__, tuple(values.items())

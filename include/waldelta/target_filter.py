@@ -1,0 +1,94 @@
+"""A target's own filter (``target.tables.<table>.where``): analysed by PostgreSQL, kept in the ledger with the copy.
+
+The copy is taken through it, the changes behind the copy are routed by it, both as it was analysed when the copy began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from waldelta.catalog import Column, PublishedTable
+from waldelta.errors import ConfigError, StateError
+from waldelta.ledger import ColumnState, TableState
+from waldelta.pipeline_file import PipelineFile
+from waldelta.row_filter import Collation, RowFilter, resolve_filter
+from waldelta.type_map import column_types
+from waldelta.type_options import TypeOptions
+
+Connection = psycopg.Connection[Any]
+
+
+def read_target_filter(conn: Connection, pipeline: PipelineFile, table: PublishedTable) -> RowFilter | None:
+    """The filter that the pipeline file gives a table's target, as the server understands it now; None without one.
+
+    Raises ConfigError for a filter that the server doesn't take, or that uses columns which aren't published.
+    """
+    text = pipeline.target.where_of(str(table.id))
+    if text is None:
+        return None
+    row_filter = resolve_filter(conn, table.id, text)
+    if absent := sorted(set(row_filter.columns) - {column.name for column in table.columns}):
+        raise ConfigError(unpublished(str(table.id), absent))
+    return row_filter
+
+
+def unpublished(table: str, columns: Sequence[str]) -> str:
+    """What is wrong with a filter whose columns never arrive."""
+    return (
+        f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: take it into the column list, "
+        "or out of the filter"
+    )
+
+
+def column_states(columns: Sequence[Column], key_columns: Sequence[str], options: TypeOptions) -> list[ColumnState]:
+    """Published columns as the ledger records them."""
+    types = column_types({c.name: c.type for c in columns}, tuple(key_columns), options)
+    return [
+        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, types[c.name].spark, c.not_null, c.attnum)
+        for c in columns
+    ]
+
+
+def to_text(row_filter: RowFilter | None) -> str | None:
+    """A filter as the ledger keeps it.
+
+    >>> from_text(to_text(RowFilter("a > 5", "(a > 5)", ("a",)))).analysed
+    '(a > 5)'
+    """
+    if row_filter is None:
+        return None
+    return json.dumps(
+        {
+            "text": row_filter.text,
+            "analysed": row_filter.analysed,
+            "columns": list(row_filter.columns),
+            "collations": {name: collation.value for name, collation in row_filter.collations.items()},
+            "default_collation": row_filter.default_collation.value,
+            "is_utf8": row_filter.is_utf8,
+        }
+    )
+
+
+def from_text(text: str) -> RowFilter:
+    """A filter from the ledger; raises StateError for anything else."""
+    try:
+        held = json.loads(text)
+        return RowFilter(
+            held["text"],
+            held["analysed"],
+            tuple(held["columns"]),
+            {name: Collation(value) for name, value in held["collations"].items()},
+            Collation(held["default_collation"]),
+            held["is_utf8"],
+        )
+    except (ValueError, KeyError, TypeError) as err:
+        raise StateError(f"the ledger holds no readable filter of a target ({err}): sync the table again") from None
+
+
+def filter_of(state: TableState) -> RowFilter | None:
+    """The filter that a target was copied through, and that its changes are routed by."""
+    return None if state.target_filter is None else from_text(state.target_filter)

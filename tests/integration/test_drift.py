@@ -1,0 +1,154 @@
+"""Drift: filters, column lists and partitions that change under a target are noticed by the next run, mended or told."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.pipeline import Pipeline
+from waldelta.pipeline_file import PipelineFile
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+DDL = "create table t(id int, a int, v text, primary key (id, a)); insert into t select g, g, 'v' from generate_series(1, 10) g"
+
+
+def pipeline(database, lake, *, entry=None, manage=True, quality=False, **target) -> Pipeline:
+    slot = f"s_{database.name}"
+    publication = {"name": "p", "manage": manage}
+    if manage:
+        publication["tables"] = [{"name": "public.t", **(entry or {})}]
+    source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
+    document = {
+        "pipeline": slot, "source": source, "target": {"root": lake, **target}, "quality": {"enabled": quality},
+    }  # fmt: skip
+    return Pipeline(PipelineFile.model_validate(document))
+
+
+def started(spark, database, lake, **options) -> Pipeline:
+    made = pipeline(database, lake, **options)
+    made.setup()
+    made.sync(spark)
+    return made
+
+
+def ids(spark, made):
+    frame = spark.read.format("delta").load(made.target_path("public.t")).select("id")
+    return sorted(row[0] for row in frame.collect())
+
+
+WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
+
+
+@pytest.mark.parametrize(
+    "before, after, expected",
+    [
+        pytest.param({}, WHERE, [6, 7, 8, 9, 10, 11], id="a target's filter is given"),
+        pytest.param(WHERE, {}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], id="it is taken away"),
+        pytest.param(WHERE, {"tables": {"public.t": {"where": "a < 3 or a > 10"}}}, [1, 2, 11], id="it is another one"),
+    ],
+)
+def test_a_changed_filter_of_the_target_is_mended(spark, database, lake, before, after, expected):
+    """The next run copies the table again through the new filter, says why, and the one after it has nothing to do."""
+    database.execute(DDL)
+    started(spark, database, lake, **before)
+    database.execute("insert into t values (11, 11)")
+    changed = pipeline(database, lake, **after)
+    assert any("target.tables.public.t.where" in text for text in changed.consume(spark, "one").warnings)
+    assert ids(spark, changed) == expected
+    assert changed.consume(spark, "two").warnings == []
+
+
+def test_report_keeps_the_filter_of_the_copy(spark, database, lake):
+    """drift: report routes on by the copy's filter and tells so in every run; a sync mends it."""
+    database.execute(DDL)
+    started(spark, database, lake, **WHERE)
+    changed = pipeline(database, lake, drift="report", tables={"public.t": {"where": "a > 8"}})
+    database.execute("insert into t values (7, 70), (3, 3) on conflict do nothing")
+    for run in ("one", "two"):
+        (told,) = changed.consume(spark, run).warnings
+        assert "python -m spark_jobs sync FILE --tables public.t" in told
+        assert ids(spark, changed) == [6, 7, 7, 8, 9, 10]
+    changed.sync(spark, ["public.t"])
+    assert changed.consume(spark, "three").warnings == []
+    assert ids(spark, changed) == [7, 9, 10]
+
+
+def test_a_changed_filter_of_our_publication_is_mended(spark, database, lake):
+    """Rows that the new filter lets in come, those it keeps out go, though the stream says neither."""
+    database.execute(DDL)
+    started(spark, database, lake, entry={"where": "a > 5"})
+    changed = pipeline(database, lake, entry={"where": "a > 7 or a < 3"})
+    changed.setup()
+    changed.consume(spark, "one")
+    assert ids(spark, changed) == [1, 2, 8, 9, 10]
+    assert changed.consume(spark, "two").warnings == []
+
+
+def test_a_dbas_publication_is_told(spark, database, lake):
+    """As PostgreSQL's subscriber has it: old rows stay, new ones come. The check knows both filters."""
+    database.execute(DDL)
+    database.execute("create publication p for table t where (a > 5)")
+    made = started(spark, database, lake, manage=False, quality=True)
+    database.execute("alter publication p set table t where (a < 3)")
+    database.execute("insert into t values (1, 2), (20, 20); delete from t where id = 10")
+    for run in ("one", "two"):
+        (told,) = made.consume(spark, run).warnings
+        assert "filter is (a < 3), its copy was made by (a > 5)" in told
+    assert ids(spark, made) == [1, 6, 7, 8, 9, 10]
+    made.validate(spark)
+    mending = pipeline(database, lake, manage=False, drift="repair")
+    mending.consume(spark, "three")
+    assert ids(spark, mending) == [1, 1, 2]
+    assert mending.consume(spark, "four").warnings == []
+
+
+def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
+    """PostgreSQL prints the filter with the new name."""
+    database.execute(DDL)
+    database.execute("create publication p for table t where (a > 5)")
+    made = started(spark, database, lake, manage=False, quality=True)
+    database.execute("alter table t rename a to b")
+    assert made.consume(spark, "one").warnings == []
+    database.execute("insert into t values (30, 30), (31, 1)")
+    made.consume(spark, "two")
+    assert made.consume(spark, "three").warnings == []
+    assert ids(spark, made) == [6, 7, 8, 9, 10, 30]
+
+
+def test_a_column_that_enters_a_column_list(spark, database, lake):
+    """Its values for rows that are there aren't sent: a new copy brings them, even before any change of the table."""
+    database.execute(DDL)
+    started(spark, database, lake, entry={"columns": ["id", "a"]})
+    changed = pipeline(database, lake, entry={"columns": ["id", "a", "v"]})
+    changed.setup()
+    changed.consume(spark, "one")
+    frame = spark.read.format("delta").load(changed.target_path("public.t"))
+    assert {row[0] for row in frame.select("v").collect()} == {"v"}
+    # A column that is added is no drift: the first change that has it brings it.
+    database.execute("alter table t add column n int; alter publication p set table t (id, a, v, n)")
+    assert [changed.consume(spark, run).warnings for run in ("two", "three")] == [[], []]
+
+
+PARTS = """
+create table t(id int primary key, v text) partition by range (id);
+create table t_1 partition of t for values from (0) to (10);
+insert into t values (1, 'v');
+create table t_2(id int primary key, v text);
+insert into t_2 values (11, 'v');
+create publication p for table t with (publish_via_partition_root = true);
+"""
+
+
+@pytest.mark.parametrize("drift, expected", [(None, [1, 12]), ("repair", [1, 11, 12])])
+def test_an_attached_partition(spark, database, lake, drift, expected):
+    """Its rows aren't sent, nor are they removed when one is detached: told once, or mended when asked for."""
+    database.execute(PARTS)
+    made = started(spark, database, lake, manage=False, drift=drift)
+    database.execute("alter table t attach partition t_2 for values from (10) to (20); insert into t values (12)")
+    (told, *_) = made.consume(spark, "one").warnings
+    assert "partition public.t_2 came" in told
+    assert ids(spark, made) == expected
+    assert made.consume(spark, "two").warnings == []
+    database.execute("alter table t detach partition t_1")
+    assert "1 partition went" in made.consume(spark, "three").warnings[0]
+    assert ids(spark, made) == (expected if drift is None else [11, 12])

@@ -1,0 +1,157 @@
+"""Tables in every way in which they can be published: the cross product that native subscription and pipeline must agree on.
+
+Replica identity x filter (none, in the publisher, in Spark) x layout (plain, partitions as themselves, through the root) x
+column list. All have the columns id, part, v, w; filters let part < 4 through.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from tests.scenario import Scenario
+
+FILTER = "part < 4"
+IDENTITIES = ("default", "index", "full", "none")
+FILTERS = ("all rows", "publisher", "spark")
+LAYOUTS = ("plain", "leaves", "root")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table; ``listed``: with a column list, which leaves w out."""
+
+    identity: str
+    filter: str
+    layout: str
+    listed: bool
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        parts = (self.identity, self.filter.split()[0], self.layout, *(["listed"] if self.listed else []))
+        return "_".join(parts)
+
+    @property
+    def members(self) -> list[str]:
+        """What is published, and becomes a target each."""
+        return [f"{self.name}_1", f"{self.name}_2"] if self.layout == "leaves" else [self.name]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The published columns."""
+        return ("id", "part", "v") if self.listed else ("id", "part", "v", "w")
+
+    def ddl(self) -> str:
+        """The table with its partitions, its key and its replica identity."""
+        key = {"default": ", primary key (id, part)", "index": ", primary key (id)", "full": ", primary key (id)"}
+        split = "" if self.layout == "plain" else " partition by range (id)"
+        lines = [
+            f"create table {self.name}(id int not null, part int not null, v text, w text{key.get(self.identity, '')}){split}"
+        ]
+        leaves = [self.name]
+        if split:
+            lines += [
+                f"create table {self.name}_1 partition of {self.name} for values from (minvalue) to (100)",
+                f"create table {self.name}_2 partition of {self.name} default",
+            ]
+            leaves += [f"{self.name}_1", f"{self.name}_2"]
+        for table in leaves:
+            if self.identity == "index":
+                if table == self.name:
+                    lines.append(f"create unique index {table}_i on {table}(id, part)")
+                index = f"{table}_i" if table == self.name else f"{table}_id_part_idx"
+                lines.append(f"alter table {table} replica identity using index {index}")
+            elif self.identity in ("full", "none"):
+                lines.append(f"alter table {table} replica identity full")
+        return ";\n".join(lines) + ";\n"
+
+    def published(self, *, filtered: bool) -> Iterator[str]:
+        """Its entries of a publication."""
+        for member in self.members:
+            columns = f" ({', '.join(self.columns)})" if self.listed else ""
+            yield f"table {member}{columns}" + (f" where ({FILTER})" if filtered else "")
+
+
+def all_cases() -> list[Case]:
+    """All combinations that PostgreSQL allows: a column list can't stand beside REPLICA IDENTITY FULL."""
+    found = [Case(*parts) for parts in product(IDENTITIES, FILTERS, LAYOUTS, (False, True))]
+    return [case for case in found if not (case.listed and case.identity in ("full", "none"))]
+
+
+def some_cases() -> list[Case]:
+    """A third of them, in which every two of the four properties meet in every way."""
+    index = {name: n for names in (IDENTITIES, FILTERS, LAYOUTS) for n, name in enumerate(names)}
+    return [c for c in all_cases() if (index[c.identity] + index[c.filter] + index[c.layout] + c.listed) % 3 == 0]
+
+
+def scenario(cases: Sequence[Case], before: str = "") -> Scenario:
+    """All these tables at once, each in one publication of the native subscriber and one of the pipeline."""
+    publications: dict[str, list[str]] = {}
+    for case in cases:
+        kind = "root" if case.layout == "root" else "leaves"
+        filtered = case.filter != "all rows"
+        publications.setdefault(f"native_{kind}", []).extend(case.published(filtered=filtered))
+        publications.setdefault(f"ours_{kind}", []).extend(case.published(filtered=case.filter == "publisher"))
+    created = ";\n".join(
+        f"create publication {name} for {', '.join(entries)} with (publish_via_partition_root = {name.endswith('root')})"
+        for name, entries in publications.items()
+    )
+    return Scenario(
+        tables="".join(case.ddl() for case in cases),
+        publications=tuple(name for name in publications if name.startswith("native")),
+        pipeline_publications=tuple(name for name in publications if name.startswith("ours")),
+        create_publications=created,
+        targets={f"public.{member}": case.columns for case in cases for member in case.members},
+        wheres={f"public.{member}": FILTER for case in cases if case.filter == "spark" for member in case.members},
+        before=before,
+    )
+
+
+def random_statement(pick: random.Random, case: Case) -> str:
+    """A change of a few rows; ids are 1 to 60 and 101 to 160, in one leaf each, parts 0 to 5."""
+    table, low = case.name, pick.choice((0, 100)) + pick.randint(1, 50)
+    chosen = f"id between {low} and {low + pick.randint(0, 5)}"
+    part = pick.randint(0, 5)
+    free = f"not exists (select from {table} o where o.id = (t.id + 100) % 200)"
+    return pick.choice(
+        [
+            (
+                f"insert into {table} select g, (g + {part}) % 6, 'n', 'w' from generate_series({low}, {low + 5}) g "
+                f"where not exists (select from {table} o where o.id = g)"
+            ),
+            (
+                f"insert into {table} select g, {part}, null, 'x' from generate_series({low}, {low + 2}) g "
+                f"where not exists (select from {table} o where o.id = g)"
+            ),
+            f"update {table} set v = coalesce(v, '') || 'u' where {chosen}",
+            f"update {table} set w = null where {chosen}",
+            f"update {table} set part = (part + {part}) % 6 where {chosen}",
+            f"update {table} set part = {part}, v = 'p' where {chosen}",
+            f"update {table} t set id = (id + 100) % 200 where {chosen} and {free}",
+            f"update {table} t set id = (id + 100) % 200, part = {part} where {chosen} and {free}",
+            f"delete from {table} where {chosen}",
+            f"delete from {table} where {chosen} and part >= 4",
+        ]
+    )
+
+
+def random_transactions(pick: random.Random, cases: Sequence[Case], count: int) -> list[str]:
+    """Transactions of some statements, parts of them rolled back; now and then a TRUNCATE of a table or a leaf."""
+    found = []
+    for _ in range(count):
+        statements = ["begin"]
+        for number in range(pick.randint(1, 4)):
+            changes = [random_statement(pick, pick.choice(cases)) for _ in range(pick.randint(1, 3))]
+            undone = pick.random() < 0.15
+            statements += [f"savepoint s{number}", *changes, *([f"rollback to s{number}"] if undone else [])]
+        if pick.random() < 0.04:
+            case = pick.choice(cases)
+            statements.append(
+                f"truncate {pick.choice([case.name, *([case.name + '_1'] if case.layout != 'plain' else [])])}"
+            )
+        statements.append("rollback" if pick.random() < 0.1 else "commit")
+        found.append("; ".join(statements))
+    return found

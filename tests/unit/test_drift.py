@@ -1,0 +1,98 @@
+"""What counts as drift, and what becomes of it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from waldelta.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.drift import find_drift
+from waldelta.ledger import ColumnState, FileState, StorageState, TableState
+from waldelta.pipeline_file import PipelineFile
+from waldelta.row_filter import RowFilter
+from waldelta.target_filter import to_text
+from waldelta.type_catalog import PgType
+
+INT = PgType(23, -1, "integer")
+
+
+def pipeline(where=None, drift=None, manage=True):
+    publication = {"name": "p", "tables": [{"name": "public.t"}], "manage": manage}
+    tables = {"public.t": {"where": where}} if where else {}
+    target = {"root": "file:///x", "tables": tables, "drift": drift}
+    source = {"conn_id": "c", "slot": "s", "publications": [publication]}
+    return PipelineFile.model_validate({"pipeline": "p", "source": source, "target": target})
+
+
+def state(columns=(("id", 1), ("a", 2)), row_filter=None, own=None, later=(), leaves=(), publishes=(), unpublished=()):
+    states = [ColumnState(name, 23, -1, "integer", "int", False, attnum) for name, attnum in columns]
+    return TableState(
+        datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", columns=states, row_filter=row_filter,
+        target_filter=to_text(RowFilter(own, f"({own})", ("a",))) if own else None, later_filters=list(later), publishes=list(publishes),
+        unpublished=list(unpublished),
+        storage=StorageState([FileState(oid, oid) for oid in leaves]),
+    )  # fmt: skip
+
+
+def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
+    listed = tuple(Column(name, attnum, INT, False) for name, attnum in columns)
+    kind = "p" if leaves else "r"
+    parts = tuple(Leaf(TableId("public", f"t_{oid}"), oid, oid, 0, 0) for oid in leaves)
+    return PublishedTable(
+        TableId("public", "t"), 1, kind, "d", listed, ("id",), ("id",), ("id",), row_filter, parts, (1,), frozenset({"insert", "delete"}), ("p",)
+    )  # fmt: skip
+
+
+CASES = [
+    ("nothing", pipeline(), state(), table(), None, None),
+    ("the same filter", pipeline(where="a > 5"), state(own="a > 5", row_filter="(a > 1)"), table(row_filter="(a > 1)"), None, None),
+    ("own filter", pipeline(where="a > 6"), state(own="a > 5"), table(), r"where is a > 6, its copy was made by a > 5", True),
+    ("new own filter", pipeline(where="a > 6"), state(), table(), r"by every row", True),
+    ("own filter gone", pipeline(), state(own="a > 5"), table(), r"where is gone", True),
+    ("own filter, a DBA's publication", pipeline(where="a > 6", manage=False), state(), table(), r"every row", True),
+    ("own filter, to be told", pipeline(where="a > 6", drift="report"), state(), table(), r"every row", False),
+    ("publication's filter", pipeline(), state(row_filter="(a > 1)"), table(row_filter="(a > 2)"), r"\(a > 2\).*\(a > 1\)", True),
+    ("a DBA's filter", pipeline(manage=False), state(row_filter="(a > 1)"), table(), r"filter is true.*\(a > 1\)", False),
+    ("a DBA's, mended", pipeline(manage=False, drift="repair"), state(), table(row_filter="(a > 1)"), r"made by true", True),
+    ("open since earlier", pipeline(manage=False), state(later=["(a > 1)", "true"]), table(), r"filter is true", False),
+    ("column list", pipeline(), state(columns=[("id", 1), ("b", 3)], unpublished=[2]), table([("id", 1), ("a", 2), ("b", 3)]), r"column a entered", True),
+    ("publish set", pipeline(), state(publishes=["insert"]), table(), r"delete, insert are published, at its copy insert were", True),
+    ("an added column", pipeline(), state(), table([("id", 1), ("a", 2), ("n", 3)]), None, None),
+    ("partition came", pipeline(), state(leaves=[10]), table(leaves=[10, 11]), r"partition public\.t_11 came", False),
+    ("partition went", pipeline(), state(leaves=[10, 11]), table(leaves=[10]), r"1 partition went", False),
+    ("partitions mended", pipeline(drift="repair"), state(leaves=[10]), table(leaves=[10, 11]), r"came", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "held", "now", "reason", "mends"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_find_drift(file, held, now, reason, mends):
+    """What the pipeline file changed is mended, what others changed is told, unless the file says otherwise."""
+    drift = find_drift(file, held, now)
+    if reason is None:
+        assert drift is None
+        return
+    assert drift.mends is mends
+    (told,) = drift.reasons
+    assert re.search(reason, told)
+
+
+def test_a_renamed_column_is_no_drift():
+    """PostgreSQL prints the filter anew; the ledger takes the new text, and a filter that is really another one is told."""
+    held = state(row_filter="((a > 1) AND (id <> ALL (ARRAY[1, 2])))")
+    now = [("id", 1), ("b", 2)]
+    drift = find_drift(pipeline(), held, table(now, row_filter="((b > 1) AND (id <> ALL (ARRAY[1, 2])))"))
+    assert (drift.reasons, drift.mends, drift.state.row_filter[:8]) == ((), False, "((b > 1)")
+    assert find_drift(pipeline(), held, table(now, row_filter="((b > 2) AND (id <> ALL (ARRAY[1, 2])))")).mends
+
+
+def test_filters_since_the_copy_are_recorded_once():
+    """Each filter that was in force is kept: rows that any of them let in may be in the target."""
+    dba, held = pipeline(manage=False), state(row_filter="(a > 1)")
+    first = find_drift(dba, held, table(row_filter="(a > 2)"))
+    assert (first.is_new, first.state.later_filters) == (True, ["(a > 2)"])
+    again = find_drift(dba, first.state, table(row_filter="(a > 2)"))
+    assert (again.is_new, len(again.reasons)) == (False, 1)
+    back = find_drift(dba, first.state, table(row_filter="(a > 1)"))
+    assert (back.is_new, back.state.later_filters) == (True, ["(a > 2)", "(a > 1)"])
