@@ -132,7 +132,8 @@ def test_altered_publications_count_from_their_position_on(start):
 def test_attached_and_detached_partitions(start):
     """Point 7: nothing is sent for rows that are there, nothing is removed; from then on a new leaf streams."""
     publication = "create publication p for table t with (publish_via_partition_root = true)"
-    with start(PARTS, publication, "insert into t values (1), (11)") as both:
+    plain = "create table t(id int primary key, v text)"
+    with start(PARTS, publication, "insert into t values (1), (11)", subscriber_tables=plain) as both:
         both.step("create table t_3(id int primary key, v text)", "insert into t_3 values (21)",
                   "alter table t attach partition t_3 for values from (20) to (30)", "insert into t values (22)",
                   "update t set v = 'x'")  # fmt: skip

@@ -87,7 +87,11 @@ STATEMENTS = [
     "update t set c = case c when 'NSW' then 'NT' else 'NSW' end where a between 100 and 160",
     f"update t set a = 40 where a = 4 and big = {BIG}",
 ]
-AND_THEN = ["insert into t values (32, 5000, 'NSW')", "truncate t", "insert into t values (30, 1, 'NSW'), (31, 2, 'VIC')"]
+AND_THEN = [
+    "insert into t values (32, 5000, 'NSW')",
+    "truncate t",
+    "insert into t values (30, 1, 'NSW'), (31, 2, 'VIC')",
+]
 
 
 def of(table, statement):
