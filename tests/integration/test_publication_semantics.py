@@ -112,7 +112,7 @@ def test_a_partition_published_twice_is_part_of_the_root(start):
         create publication q for table t_1"""
     with start(PARTS, publications, "insert into t values (1), (5), (11)") as both:
         both.step("insert into t values (2), (6), (12)", "update t set v = 'x'", "delete from t where id = 1",
-                  "update t set id = 5 where id = 6", "update t set id = 15 where id = 2")  # fmt: skip
+                  "delete from t where id = 5", "update t set id = 5 where id = 6", "update t set id = 15 where id = 2")  # fmt: skip
 
 
 def test_altered_publications_count_from_their_position_on(start):
@@ -197,7 +197,9 @@ def test_values_come_as_their_output_functions_print_them(start):
     with start(tables, "create publication p for table t", "insert into t values (1, 'a', true, '\\x00ff', 'x ')",
                {"public.t": ("id", "c", "b", "y", "v")}, options={"binary": True}) as both:  # fmt: skip
         both.step(
-            "insert into t values (2, 'b ', false, '', ' '), (3)", "update t set c = 'cc', b = not b where id = 1"
+            "insert into t values (2, 'b ', false, '', ' ')",
+            "insert into t values (3)",
+            "update t set c = 'cc', b = not b where id = 1",
         )
 
 
