@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from spark_jobs.pipeline import Pipeline
 from waldelta.errors import StateError, WaldeltaError
+from waldelta.pipeline_file import load_pipeline_file
 
 if TYPE_CHECKING:
     from spark_jobs.result import RunResult
@@ -91,6 +92,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--hand-over", action="store_true", help="consume: a sync follows, leave large tables to be copied again to it"
     )
     parser.add_argument("--result", type=Path, help="write the result as JSON to this file")
+    parser.add_argument(
+        "--orphans",
+        action="store_true",
+        help="teardown: list the source's slots that no pipeline file in FILE's folder names",
+    )
+    parser.add_argument(
+        "--drop", type=lambda text: text.split(","), help="teardown: drop these orphans, comma-separated"
+    )
     parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
     parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
     return parser.parse_args(arguments)
@@ -128,8 +137,15 @@ def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    dropped = pipeline.teardown(options.run_id)
-    text = "\n".join(dropped) or "nothing to drop: this pipeline made neither slot nor publications"
+    if options.orphans or options.drop:
+        # A file that can't be read may name any slot: that is an error here.
+        files = sorted(path for path in options.file.absolute().parent.iterdir() if path.suffix in (".yml", ".yaml"))
+        named = [load_pipeline_file(path).source.slot for path in files]
+        lines, nothing = pipeline.orphans(named, options.drop or ()), "no slot on the source is without a pipeline file"
+    else:
+        lines = pipeline.teardown(options.run_id)
+        nothing = "nothing to drop: this pipeline made neither slot nor publications"
+    text = "\n".join(lines) or nothing
     sys.stdout.write(text + "\n")
     _write_simple(options, "teardown", text)
 

@@ -22,11 +22,13 @@ from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
+from waldelta.ledger import now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import IncompleteRow
 from waldelta.server import read_position
-from waldelta.slot import backlog_warning, check_health, read_slot
+from waldelta.slot import check_health, read_slot
+from waldelta.slot_health import slot_warnings, tell
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -48,9 +50,8 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         source = job.pipeline.source
         with job.connect("health") as connection:
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
-        if warning := backlog_warning(slot, job.pipeline.slot_limits):
-            log.warning("%s", warning)
-            result.warnings.append(f"when the run began, {warning}")
+        found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
+        result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
     result.changes += drained.changes
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,17 @@ class Pipeline:
         job = self.job(run_id)
         with job.connect("teardown") as connection:
             return teardown(connection, job)
+
+    def orphans(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
+        """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``, on what was dropped of them."""
+        from waldelta.orphans import drop_orphans, find_orphans
+
+        job = self.job()
+        with job.connect("orphans") as connection:
+            found = find_orphans(connection, {*named, self.file.source.slot})
+            if drop:
+                return drop_orphans(connection, job.conninfo, found, drop)
+            return [orphan.describe() for orphan in found]
 
     def target_path(self, table: str) -> str:
         """URI of a table's Delta target."""

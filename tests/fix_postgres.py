@@ -34,7 +34,8 @@ def _cluster(version: int) -> Iterator[EmbeddedPostgres]:
     # Not in pytest's own folder: it is closed to the user that PostgreSQL runs as when tests are run by root.
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
     kind = EmbeddedPostgres if version in WHEEL else InstalledPostgres
-    server = kind(folder, version=version, settings={"fsync": "off"})
+    # Hours of tests write much WAL; how long a slot would last is another test's matter.
+    server = kind(folder, version=version, settings={"fsync": "off", "max_slot_wal_keep_size": "1TB"})
     try:
         yield server.start()
     finally:

@@ -193,9 +193,14 @@ def check_no_mismatch(connection: Connection, slot: str) -> None:
 
 def kept_copy(connection: Connection, slot: str) -> str | None:
     """The name of the copy that an earlier mismatch left, if there is one."""
-    kept = f"{_short(slot)}_mismatch"
+    kept = name_of_kept(slot)
     found = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (kept,)).fetchone()
     return kept if found is not None else None
+
+
+def name_of_kept(slot: str) -> str:
+    """What the copy of a slot is called that a mismatch leaves."""
+    return f"{_short(slot)}_mismatch"
 
 
 def _copy_slot(connection: Connection, slot: str) -> str:

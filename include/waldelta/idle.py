@@ -18,7 +18,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger import TableState
+from waldelta.ledger import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, whole
@@ -26,7 +26,8 @@ from waldelta.present import read_present
 from waldelta.recover import recover, slot_move
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_position
-from waldelta.slot import backlog_warning, check_health, read_slot
+from waldelta.slot import check_health, read_slot
+from waldelta.slot_health import slot_warnings, tell
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied
@@ -60,8 +61,7 @@ def look(job: Job) -> Look:
     change_log = job.change_log(identity)
     with job.connect("look") as connection, slot_lock(job):
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
-        if warning := backlog_warning(slot, job.pipeline.slot_limits):
-            log.warning("%s", warning)
+        tell(slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()))
         server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
         recovered = recover(connection, job, identity, change_log, server)

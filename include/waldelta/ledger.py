@@ -281,6 +281,10 @@ class Ledger:
         """All moves, oldest first."""
         return self._read(SlotMove)
 
+    def last_move(self) -> SlotMove | None:
+        """The newest row of any move."""
+        return self._newest(SlotMove)
+
     def slot_lives(self) -> list[SlotMove]:
         """What was done to slots as a whole, oldest first: all events but ``intent``."""
         return self._read(SlotMove, pc.field("event") != "intent")

@@ -259,10 +259,17 @@ class Maintenance(_Model):
 
 
 class SlotLimits(_Model):
-    """When the slot's backlog is worth a warning."""
+    """When the slot's backlog is worth a warning: by the WAL it holds back, and by the time until its limit is reached."""
 
     warn_mb: int = Field(5_000, ge=1)
     critical_mb: int = Field(50_000, ge=1)
+    disk_budget_mb: int | None = Field(
+        None, ge=1, description="WAL that the slot may hold back at most; for forecasts, where the server sets no limit"
+    )
+    warn_hours: float = Field(
+        4, ge=0, description="warn when the limit will be reached sooner, should the slot stand still"
+    )
+    critical_hours: float = Field(1, ge=0)
 
 
 class PipelineFile(_Model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,34 +76,38 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The comment that says which pipeline made a publication, and from which definition.
+    """The comment that says which pipeline made a publication, from which definition, and which slot reads it.
 
-    >>> Mark.parse("waldelta pipeline flights, definition 0123456789ab").pipeline
-    'flights'
+    >>> Mark.parse("waldelta pipeline flights, definition 0123456789ab, slot flights_cdc").slot
+    'flights_cdc'
     """
 
     pipeline: str
     definition: str
+    # Earlier versions didn't write it.
+    slot: str = ""
 
     def __str__(self) -> str:
-        return f"waldelta pipeline {self.pipeline}, definition {self.definition}"
+        reader = f", slot {self.slot}" if self.slot else ""
+        return f"waldelta pipeline {self.pipeline}, definition {self.definition}{reader}"
 
     @classmethod
     def parse(cls, comment: str | None) -> Mark | None:
         """The mark in a comment; None when there is none."""
-        words = (comment or "").replace(",", "").split()
-        if len(words) == 5 and words[:2] == ["waldelta", "pipeline"] and words[3] == "definition":
-            return cls(words[2], words[4])
-        return None
+        found = _MARK.fullmatch(comment or "")
+        return cls(found["pipeline"], found["definition"], found["slot"] or "") if found else None
 
     @classmethod
-    def of(cls, pipeline: str, entry: Publication) -> Mark:
+    def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
         """The mark of what a pipeline file says now."""
         text = json.dumps(entry.model_dump(mode="json"), sort_keys=True)
-        return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12])
+        return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12], slot)
 
 
-def wanted_publication(pipeline: str, entry: Publication) -> PublicationState:
+_MARK = re.compile(r"waldelta pipeline (?P<pipeline>\w+), definition (?P<definition>\w+)(, slot (?P<slot>\w+))?")
+
+
+def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> PublicationState:
     """What an entry of the pipeline file asks for, filters as written there."""
     return PublicationState(
         name=entry.name,
@@ -111,7 +116,7 @@ def wanted_publication(pipeline: str, entry: Publication) -> PublicationState:
         all_tables=entry.all_tables,
         publish=frozenset(entry.publish),
         via_root=entry.publish_via_partition_root,
-        comment=str(Mark.of(pipeline, entry)),
+        comment=str(Mark.of(pipeline, entry, slot)),
     )
 
 

@@ -231,7 +231,7 @@ def run_statements(
 
 def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tuple[PublicationState, list[Finding]]:
     """What is wanted of a publication, as PostgreSQL prints it, and what PostgreSQL says against it."""
-    wanted = wanted_publication(job.pipeline.pipeline, entry)
+    wanted = wanted_publication(job.pipeline.pipeline, entry, job.pipeline.source.slot)
     if unreadable := judge_filters(entry):
         # Only text that could be read is ever sent; the rest of the entry is judged without its filters.
         return replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)), unreadable

@@ -19,10 +19,8 @@ from waldelta.errors import (
     SourceError,
     TransactionsStillOpen,
 )
-from waldelta.finding import size
 from waldelta.lsn import Lsn
 from waldelta.peek import reader_name
-from waldelta.pipeline_file import SlotLimits
 
 Connection = psycopg.Connection[Any]
 
@@ -59,6 +57,11 @@ class SlotState:
     timeline: int
     # Transactions that were ever decoded for it, as far as the server's statistics reach back.
     decoded: int = 0
+    # Of these, how many didn't fit into logical_decoding_work_mem, and what was written to the server's disk for them.
+    spilled: int = 0
+    spilled_bytes: int = 0
+    # What the server writes on average since its statistics were reset; None while that is too short ago.
+    wal_bytes_per_hour: float | None = None
 
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
@@ -90,6 +93,9 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         system_identifier=row.system_identifier,
         timeline=row.timeline,
         decoded=row.decoded or 0,
+        spilled=row.spill_txns or 0,
+        spilled_bytes=row.spill_bytes or 0,
+        wal_bytes_per_hour=float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
     )
 
 
@@ -120,20 +126,6 @@ def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = 
             "stop that reader, or give this pipeline a slot of its own"
         )
     return slot
-
-
-def backlog_warning(slot: SlotState, limits: SlotLimits) -> str | None:
-    """What is worth saying of the WAL that a slot holds back, with figures; None below the pipeline file's limits."""
-    limit = "critical_mb" if slot.retained_bytes > limits.critical_mb << 20 else "warn_mb"
-    bound: int = getattr(limits, limit)
-    if slot.retained_bytes <= bound << 20:
-        return None
-    left = f", and is lost after {size(slot.safe_wal_size)} more" if slot.safe_wal_size is not None else ""
-    return (
-        f"slot {slot.name!r} holds back {size(slot.retained_bytes)} of WAL{left}; slot_limits.{limit} is {bound}: run the "
-        f"pipeline more often, and look for transactions that stay open (restart_lsn {slot.restart_lsn}, "
-        f"confirmed_flush_lsn {slot.confirmed_flush_lsn})"
-    )
 
 
 def check_ours(slot: SlotState) -> None:
@@ -217,16 +209,21 @@ select s.slot_name,
        to_jsonb(s) as everything,
        pg_wal_lsn_diff(w.lsn, s.restart_lsn) as retained_bytes,
        c.system_identifier::text,
+       greatest(t.total_txns, sign(t.total_bytes)::bigint) as decoded,
+       t.spill_txns,
+       t.spill_bytes,
        (
-           select greatest(t.total_txns, sign(t.total_bytes)::bigint) from pg_stat_replication_slots t
-           where t.slot_name = s.slot_name
-       ) as decoded,
+           select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
+           from pg_stat_wal
+           where stats_reset < now() - interval '10 minutes'
+       ) as wal_bytes_per_hour,
        case
            when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
            else ('x' || substr(pg_walfile_name(w.lsn), 1, 8))::bit(32)::int
        end as timeline
 from pg_replication_slots s
 left join pg_stat_activity a on a.pid = s.active_pid
+left join pg_stat_replication_slots t on t.slot_name = s.slot_name
 cross join pg_control_system() c
 cross join lateral (
     select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from waldelta.errors import SlotMissing
 from waldelta.job import Job
+from waldelta.ledger import now
 from waldelta.quarantine import Quarantine
-from waldelta.server import read_position
-from waldelta.slot import backlog_warning, read_slot
+from waldelta.server import ServerPosition, read_position
+from waldelta.slot import SlotState, read_slot
+from waldelta.slot_health import forecast, slot_warnings
 from waldelta.standing import Standing, read_published, read_standings
 from waldelta.watermark import last_cut
 
@@ -49,9 +52,10 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
     }
 
 
-def _slot(job: Job, slot: Any, server: Any) -> dict[str, Any]:
+def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str, Any]:
     if slot is None:
         raise SlotMissing(f"slot {job.pipeline.source.slot!r} does not exist: run setup first")
+    limits, move, at = job.pipeline.slot_limits, job.ledger.last_move(), now()
     return {
         "name": slot.name,
         "active": slot.active,
@@ -59,5 +63,9 @@ def _slot(job: Job, slot: Any, server: Any) -> dict[str, Any]:
         "confirmed_flush_lsn": str(slot.confirmed_flush_lsn),
         "lag_bytes": max(0, server.flush_lsn - slot.confirmed_flush_lsn),
         "retained_bytes": slot.retained_bytes,
-        "warning": backlog_warning(slot, job.pipeline.slot_limits),
+        "safe_wal_size": slot.safe_wal_size,
+        "inactive_since": slot.inactive_since.isoformat() if slot.inactive_since else None,
+        "spilled_bytes": slot.spilled_bytes,
+        "forecast": asdict(ahead) if (ahead := forecast(slot, limits, move, at)) else None,
+        "warnings": [str(found) for found in slot_warnings(slot, limits, move, at)],
     }

@@ -10,8 +10,10 @@ from spark_jobs.flow import land_stage
 from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.idle import look
+from waldelta.ledger import now
 from waldelta.pipeline_file import SlotLimits
-from waldelta.slot import backlog_warning, read_slot
+from waldelta.slot import read_slot
+from waldelta.slot_health import slot_warnings
 from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg
@@ -30,12 +32,17 @@ def hold_back(database, files: int) -> None:
         database.execute("select pg_switch_wal()")
 
 
+def warnings(database, job, limits=None):
+    slot = read_slot(database.connection, job.pipeline.source.slot)
+    return [str(w) for w in slot_warnings(slot, limits or job.pipeline.slot_limits, job.ledger.last_move(), now())]
+
+
 def test_figures_and_limits(database, job):
     slot = job.pipeline.source.slot
-    assert backlog_warning(read_slot(database.connection, slot), job.pipeline.slot_limits) is None
+    assert warnings(database, job) == []
     hold_back(database, 3)
     state = read_slot(database.connection, slot)
-    text = backlog_warning(state, job.pipeline.slot_limits)
+    (text,) = warnings(database, job)
     # Figures are rounded to the nearest MB, not down.
     assert text.startswith(
         f"slot {slot!r} holds back {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost after "
@@ -43,9 +50,10 @@ def test_figures_and_limits(database, job):
     assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
     assert str(state.restart_lsn) in text
     hold_back(database, 3)
-    text = backlog_warning(read_slot(database.connection, slot), job.pipeline.slot_limits)
+    (text,) = warnings(database, job)
+    assert text.startswith("critical: ")
     assert "slot_limits.critical_mb is 60" in text
-    assert backlog_warning(read_slot(database.connection, slot), SlotLimits()) is None
+    assert warnings(database, job, SlotLimits()) == []
 
 
 def test_a_look_and_status_tell(database, job, caplog):
@@ -54,7 +62,7 @@ def test_a_look_and_status_tell(database, job, caplog):
     with caplog.at_level(logging.WARNING):
         look(job)
     assert "holds back" in caplog.text
-    assert "slot_limits." in read_status(job)["slot"]["warning"]
+    assert "slot_limits." in read_status(job)["slot"]["warnings"][0]
 
 
 @pytest.mark.spark

@@ -133,5 +133,7 @@ def test_mark_follows_the_definition():
     mark = Mark.of("x", entry)
     assert Mark.parse(str(mark)) == mark == Mark.parse(wanted_publication("x", entry).comment)
     assert mark != Mark.of("x", other)
+    named = Mark.of("x", entry, "x_slot")
+    assert Mark.parse(str(named)) == named == Mark.parse(wanted_publication("x", entry, "x_slot").comment)
     assert Mark.parse("waldelta is great") is None
     assert Mark.parse(None) is None

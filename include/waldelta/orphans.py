@@ -1,0 +1,108 @@
+"""Orphans: slots on the source that no pipeline file names. Each holds back WAL until somebody drops it.
+
+A slot has no comment; the publications that setup made have one, which names their slot. So the source itself tells what
+waldelta left there, also when pipeline file and lake are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from waldelta.consume import name_of_kept
+from waldelta.errors import ConfigError, PrivilegeMissing
+from waldelta.finding import size
+from waldelta.locks import advisory_lock, slot_lock_name
+from waldelta.publication import Mark, PublicationState, plan_drop, read_publications
+from waldelta.setup import run_statements
+from waldelta.slot import PLUGIN, SlotState, drop_slot, read_slot
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A slot that no pipeline file names, and the publications whose marks name it.
+
+    ``pipeline`` is whose file made them; None for a slot that no mark names, which may be anybody's.
+    """
+
+    slot: SlotState
+    pipeline: str | None
+    publications: tuple[PublicationState, ...]
+
+    def describe(self) -> str:
+        """What it is, what it holds back, and how to get rid of it; one line."""
+        slot = self.slot
+        since = f", not read since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
+        held = f"slot {slot.name} holds back {size(slot.retained_bytes)} of WAL{since}"
+        if slot.active:
+            return f"{held}: in use by pid {slot.active_pid} ({slot.active_by or 'no name'})"
+        if self.pipeline is None:
+            return (
+                f"{held}: no publication says whose it is (a subscription, another program, or a pipeline whose publications "
+                f"are a DBA's): ask before you run select pg_drop_replication_slot('{slot.name}')"
+            )
+        with_it = ", ".join(publication.name for publication in self.publications)
+        return (
+            f"{held}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop {slot.name} drops it and publication "
+            f"{with_it}, and its lake needs a new initial sync should it come back"
+        )
+
+
+def find_orphans(conn: Connection, named: Collection[str]) -> list[Orphan]:
+    """The slots that pgoutput feeds from this database and that aren't among those ``named`` by pipeline files.
+
+    Nor what a mismatch of theirs left: a run names that.
+    """
+    kept = {name_of_kept(name) for name in named}
+    marks = [(p, mark) for p in read_publications(conn).values() if (mark := Mark.parse(p.comment)) is not None]
+    names = [name for (name,) in conn.execute(_SLOTS, (PLUGIN,)).fetchall() if name not in kept.union(named)]
+    slots = [slot for name in names if (slot := read_slot(conn, name)) is not None]
+    return [_orphan(slot, marks) for slot in slots]
+
+
+def drop_orphans(conn: Connection, conninfo: str, orphans: Iterable[Orphan], chosen: Sequence[str]) -> list[str]:
+    """Drop these slots and the publications that only they read; says what was dropped.
+
+    Raises ConfigError for a slot that isn't an orphan of waldelta's, PrivilegeMissing for another role's publications, before
+    anything is dropped; LockHeld when a run is at work on it.
+    """
+    known = {orphan.slot.name: orphan for orphan in orphans}
+    for name in chosen:
+        if name not in known or known[name].pipeline is None:
+            raise ConfigError(
+                f"slot {name!r} is none that waldelta made and no pipeline file names: nothing was dropped; "
+                "teardown --orphans lists them"
+            )
+        if foreign := [p.name for p in known[name].publications if not p.owned]:
+            raise PrivilegeMissing(
+                f"publication {', '.join(foreign)} belongs to another role, nothing was dropped: let its owner run this"
+            )
+    dropped: list[str] = []
+    for name in chosen:
+        with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
+            drop_slot(conn, name)
+            made = known[name].publications
+            run_statements(
+                conn, [plan_drop(p.name, f"publication {p.name} was read by slot {name} alone") for p in made]
+            )
+            dropped += [f"slot {name}", *(f"publication {p.name}" for p in made)]
+    return dropped
+
+
+def _orphan(slot: SlotState, marks: Sequence[tuple[PublicationState, Mark]]) -> Orphan:
+    of_it = [(publication, mark) for publication, mark in marks if mark.slot == slot.name]
+    pipeline = of_it[0][1].pipeline if of_it else None
+    return Orphan(slot, pipeline, tuple(publication for publication, _ in of_it))
+
+
+_SLOTS = """
+select slot_name::text
+from pg_replication_slots
+where plugin = %s and database = current_database() and not temporary
+order by slot_name
+"""

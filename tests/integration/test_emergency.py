@@ -1,0 +1,71 @@
+"""docs/emergency.md: its statements run as they stand there, free the WAL, and the pipeline comes back as the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spark_jobs.command_line import main
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
+from waldelta.errors import SlotMissing
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "emergency.md").read_text(encoding="utf-8")
+
+
+def statements(slot):
+    """The page's SQL, its example slot being this one."""
+    blocks = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    return [s.strip() for block in blocks for s in block.replace("flights_cdc", slot).split(";") if s.strip()]
+
+
+def oldest_wal(database):
+    ((name,),) = database.execute("select min(name) from pg_ls_waldir() where name ~ '^[0-9A-F]{24}$'")
+    return name
+
+
+def test_the_page(spark, database, lake, tmp_path):
+    slot, file = f"s_{database.name}", tmp_path / "flights.yml"
+    source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": "p", "tables": [{"name": "public.t"}]}]}
+    document = {"pipeline": "flights", "source": source, "target": {"root": lake}, "quality": {"enabled": False}}
+    file.write_text(yaml.safe_dump(document))
+    database.execute("create table t(id int primary key); insert into t values (1)")
+    pipeline = Pipeline.load(file)
+    pipeline.setup()
+    pipeline.sync(spark)
+    for number in range(2, 8):
+        database.execute(f"insert into t values ({number})")
+        database.execute("select pg_switch_wal()")
+    look, blocked, drop, checkpoint = statements(slot)
+    held = {row[0]: row for row in database.execute(look)}
+    assert held[slot][1:3] == (False, "reserved")
+    database.execute("begin; insert into t values (0)")
+    other = database.connect(autocommit=True)
+    assert [row[0] for row in other.execute(blocked)] == [database.connection.info.backend_pid]
+    other.close()
+    database.execute("rollback")
+    before = oldest_wal(database)
+    database.execute(drop)
+    database.execute(checkpoint)
+    assert oldest_wal(database) > before
+    assert slot not in {row[0] for row in database.execute(look)}
+    with pytest.raises(RunFailed) as caught:
+        pipeline.consume(spark)
+    assert isinstance(caught.value.__cause__, SlotMissing)
+    (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in shell.splitlines():
+        command, verb, named = re.fullmatch(r"(python -m spark_jobs) (\w+) (FILE)", line).groups()
+        assert (command, named) == ("python -m spark_jobs", "FILE")
+        if verb == "sync":  # in this session instead of one of its own
+            pipeline.sync(spark, tables=None)
+        else:
+            assert main([verb, str(file)]) == 0
+    assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 7
+    database.execute("insert into t values (8)")
+    pipeline.consume(spark)
+    assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 8

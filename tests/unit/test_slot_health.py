@@ -1,0 +1,86 @@
+"""The slot's health: forecasts and warnings from what the server says of the slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from waldelta.ledger import SlotMove
+from waldelta.lsn import Lsn
+from waldelta.pipeline_file import SlotLimits
+from waldelta.slot import SlotState
+from waldelta.slot_health import forecast, slot_warnings, wal_rate
+
+NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
+GB = 1 << 30
+SLOT = SlotState(
+    name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True, temporary=False, active=False,
+    active_pid=None, active_by=None, confirmed_flush_lsn=Lsn(20 * GB), restart_lsn=Lsn(20 * GB), wal_status="reserved",
+    safe_wal_size=None, two_phase=False, invalidation_reason=None, inactive_since=None, retained_bytes=2 * GB,
+    system_identifier="1", timeline=1, wal_bytes_per_hour=float(GB),
+)  # fmt: skip
+
+
+def moved(ago: timedelta, lsn: int) -> SlotMove:
+    return SlotMove(NOW - ago, "r", "intent", "s", "1", 1, "0/0", lsn)
+
+
+# WAL ends at 22 GB.
+RATES = {
+    "the server's average": (SLOT, None, GB),
+    "nothing known": (replace(SLOT, wal_bytes_per_hour=None), None, None),
+    "more since the last move": (SLOT, moved(timedelta(minutes=30), 20 * GB), 4 * GB),
+    "less since the last move": (SLOT, moved(timedelta(hours=10), 20 * GB), GB),
+    "too short ago to tell": (SLOT, moved(timedelta(minutes=1), 20 * GB), GB),
+    "a move beyond the end, as after a restore": (SLOT, moved(timedelta(hours=1), 30 * GB), GB),
+}
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_rate(case):
+    slot, move, expected = RATES[case]
+    assert wal_rate(slot, move, NOW) == expected
+
+
+LIMITS = {
+    "no limit": (None, None, None),
+    "the server's": (3 * GB, None, ("max_slot_wal_keep_size", 3.0)),
+    "the budget, 2 GB of it used": (None, 3 * 1024, ("slot_limits.disk_budget_mb", 1.0)),
+    "the nearer one": (3 * GB, 3 * 1024, ("slot_limits.disk_budget_mb", 1.0)),
+    "beyond it": (None, 1024, ("slot_limits.disk_budget_mb", 0.0)),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_forecast(case):
+    safe, budget, expected = LIMITS[case]
+    found = forecast(replace(SLOT, safe_wal_size=safe), SlotLimits(disk_budget_mb=budget), None, NOW)
+    assert (found and (found.limit, found.hours)) == expected
+
+
+WARNINGS = {
+    "fine": (SLOT, []),
+    "enough time": (replace(SLOT, safe_wal_size=5 * GB), []),
+    "little time": (replace(SLOT, safe_wal_size=2 * GB), [("warning", "is lost in 2.0 hours should it stand still: 2 GB are left")]),
+    "very little time": (replace(SLOT, safe_wal_size=GB // 4), [("critical", "is lost in 15 minutes")]),
+    "no rate, no forecast": (replace(SLOT, safe_wal_size=0, wal_bytes_per_hour=None), []),
+    "much held back": (replace(SLOT, retained_bytes=6 * GB), [("warning", "slot_limits.warn_mb is 5000")]),
+    "too much": (replace(SLOT, retained_bytes=60 * GB), [("critical", "slot_limits.critical_mb is 50000")]),
+    "with what spilled": (
+        replace(SLOT, retained_bytes=6 * GB, spilled=3, spilled_bytes=5 * GB),
+        [("warning", "of its transactions 3 didn't fit into logical_decoding_work_mem (5 GB spilled)")],
+    ),
+    "about to be lost": (replace(SLOT, wal_status="unreserved"), [("critical", "is lost with the next checkpoint")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WARNINGS)
+def test_warnings(case):
+    slot, expected = WARNINGS[case]
+    found = slot_warnings(slot, SlotLimits(), None, NOW)
+    assert [w.severity for w in found] == [severity for severity, _ in expected]
+    for warning, (severity, part) in zip(found, expected, strict=True):
+        assert part in str(warning)
+        assert str(warning).startswith("critical: ") == (severity == "critical")
