@@ -165,6 +165,12 @@ _REFUSALS: tuple[tuple[str, type[SourceUnreachable | AuthenticationFailed | Conf
         "the server's certificate isn't trusted ({reason}): let the extra's sslrootcert name the authority that signed it",
     ),
     (
+        r"alert (certificate|unknown ca|bad certificate|unsupported certificate)|requires a valid client certificate",
+        ConfigError,
+        "the server doesn't accept the client certificate ({reason}): let the extra's sslcert and sslkey name one that the "
+        "server's authority signed",
+    ),
+    (
         r"invalid \w+ value|invalid connection option",
         ConfigError,
         "{reason}: correct the connection's extra",
