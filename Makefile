@@ -80,9 +80,10 @@ e2e: setup ## tests on the whole stack: real scheduler, real Spark Connect serve
 	@$(PYTEST) tests/e2e $(ARGS)
 
 ROUNDS ?= 50
+SCENARIOS ?= 320
 .PHONY: soak
-soak: setup ## the random tests, ROUNDS=50 of each, and all of the cross product
-	@export WALDELTA_ROUNDS=$(ROUNDS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
+soak: setup ## the random tests: ROUNDS=50 of each, SCENARIOS=320 of publications, and all of the cross product
+	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
 	  tests/integration/test_row_filter_engine.py $(ARGS)
 
 .PHONY: bench

@@ -11,8 +11,19 @@ from dataclasses import replace
 
 from spark_jobs.identifier import quote
 from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
-from spark_jobs.row_filter_value import OPERATORS, UNJUDGED, Sql, compare, fail, literal, spark_type, string
-from spark_jobs.row_filter_verbatim import VERBATIM, as_timestamp, keep_infinite, stays_in_years
+from spark_jobs.row_filter_value import (
+    OPERATORS,
+    UNJUDGED,
+    Sql,
+    UnheldConstant,
+    compare,
+    computed,
+    fail,
+    literal,
+    spark_type,
+    string,
+)
+from spark_jobs.row_filter_verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
 from waldelta.column_names import RAW
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import ColumnState
@@ -51,12 +62,13 @@ class _Translation:
         self.elements = 0
 
     def sql(self, typed: Typed) -> Sql:
-        if typed.key in OPERATORS:
-            found = self.comparison(typed)
-        elif (build := _STRUCTURE.get(typed.key)) is not None:
+        build = _Translation.comparison if typed.key in OPERATORS else _STRUCTURE.get(typed.key, _Translation.call)
+        try:
             found = build(self, typed)
-        else:
-            found = self.call(typed)
+        except UnheldConstant as err:
+            raise FilterNotTranslatable(
+                self.text, place(self.text, err.start), "more than a comparison with a constant that Spark doesn't hold"
+            ) from None
         if len(found.value) + len(found.raw or "") > _MAX_LENGTH:
             raise self.refused(typed, "an expression that becomes too long")
         return found
@@ -97,12 +109,7 @@ class _Translation:
     def guarded(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
         """Let arguments fail even where one before them is NULL: PostgreSQL computes all of them first."""
         late = [a for k, a in enumerate(arguments) if a.raises and any(not b.is_constant for b in arguments[:k])]
-        for argument in reversed(late):
-            raw = None if result.raw is None else f"case when not {argument.is_null} then {result.raw} end"
-            result = replace(
-                result, value=f"case when not {argument.is_null} then {result.value} end", raw=raw, raises=True
-            )
-        return result
+        return _after(late, result)
 
     def call(self, typed: Typed) -> Sql:
         """A call by its template; arguments that stand verbatim fail, unless the key has a rule for them."""
@@ -129,7 +136,7 @@ class _Translation:
         operand = self.sql(typed.arguments[0])
         negated = "not " if typed.value else ""
         if typed.key == "is_null":
-            return Sql(f"({negated}{operand.is_null})", raises=operand.raises)
+            return _after([operand], Sql(f"({negated}{operand.is_null})"))
         word = typed.key.removeprefix("is_")
         return Sql(f"({operand.value} is {negated}{word})", raises=operand.raises)
 
@@ -148,7 +155,7 @@ class _Translation:
         """``= ANY (ARRAY[…])`` and the like."""
         operand, *compared = typed.arguments
         if not compared:
-            return Sql("false" if typed.key == "any" else "true")
+            return _after([self.sql(operand)], Sql("false" if typed.key == "any" else "true"))
         # An IN of Spark's is a look-up; by its keys 0 and -0 differ.
         found = self.sql(operand)
         plain = operand.type.name not in (*FLOATS, "bpchar") and found.raw is None
@@ -207,7 +214,7 @@ class _Translation:
         equal = self.comparison(replace(typed, key="eq"))
         raw = None if first.raw is None else f"case when {equal.value} then null else {first.raw} end"
         chosen = f"(case when {equal.value} then null else {first.value} end)"
-        return Sql(chosen, raw, first.raises or second.raises, in_years=first.in_years)
+        return Sql(chosen, raw, first.raises or second.raises, in_years=first.in_years, unheld=first.unheld)
 
     def extreme(self, typed: Typed) -> Sql:
         """GREATEST and LEAST, which pass over NULLs."""
@@ -230,10 +237,12 @@ class _Translation:
         value = f"cast({field} as {kind})"
         if moment.raw is None:
             return Sql(value, raises=moment.raises)
+        unheld = only([moment], INFINITE)
         infinite, odd = f"{moment.raw} in ('infinity', '-infinity')", f"{moment.raw} is not null then {fail(UNJUDGED)}"
         if typed.key == "extract" and name not in PERIODIC:
             text = f"replace({moment.raw}, 'infinity', 'Infinity')"
-            return Sql(value, f"case when {infinite} then {text} when {odd} end", raises=True)
+            infinities = tuple((text.replace("infinity", "Infinity"), start) for text, start in unheld)
+            return Sql(value, f"case when {infinite} then {text} when {odd} end", raises=True, unheld=infinities)
         outside = "null" if name in PERIODIC else f"cast({moment.raw} as double)"
         return Sql(f"(case when {infinite} then {outside} when {odd} else {value} end)", raises=True)
 
@@ -254,6 +263,15 @@ class _Translation:
         )
 
 
+def _after(computed_first: Sequence[Sql], result: Sql) -> Sql:
+    """The result, once all of these that may fail have been computed."""
+    parts = [part for each in computed_first if each.raises for part in (each.value, each.raw) if part is not None]
+    if not parts:
+        return result
+    raw = None if result.raw is None else f"case when {computed(*parts)} then {result.raw} end"
+    return replace(result, value=f"(case when {computed(*parts)} then {result.value} end)", raw=raw, raises=True)
+
+
 def _joined(value: str, parts: Sequence[Sql]) -> Sql:
     return Sql(value, raises=any(p.raises for p in parts), in_years=all(p.in_years for p in parts))
 
@@ -270,7 +288,8 @@ def _choose(choices: Sequence[tuple[Sql, Sql]], default: Sql) -> Sql:
 
     raw = case([r.raw or "null" for r in results]) if any(r.raw is not None for r in results) else None
     raises = any(part.raises for pair in choices for part in pair) or default.raises
-    return Sql(case([r.value for r in results]), raw, raises, in_years=all(r.in_years for r in results))
+    unheld = tuple(each for r in results for each in r.unheld)
+    return Sql(case([r.value for r in results]), raw, raises, in_years=all(r.in_years for r in results), unheld=unheld)
 
 
 _STRUCTURE: dict[str, Callable[[_Translation, Typed], Sql]] = {

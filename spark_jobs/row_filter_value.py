@@ -25,7 +25,8 @@ class Sql:
     """An expression's SQL. ``value`` is NULL where ``raw``, PostgreSQL's text, is not.
 
     ``raises``: its evaluation may fail. ``is_constant``: never NULL unless written so. ``in_years``: a date or
-    timestamp that lies in the years 1 to 9999 whenever it isn't raw.
+    timestamp that lies in the years 1 to 9999 whenever it isn't raw. ``unheld``: the constants, with their places, that
+    may stand in ``raw``.
     """
 
     value: str
@@ -33,6 +34,7 @@ class Sql:
     raises: bool = False
     is_constant: bool = False
     in_years: bool = True
+    unheld: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_null(self) -> str:
@@ -43,8 +45,26 @@ class Sql:
         """The value alone; fails where it stands verbatim."""
         if self.raw is None:
             return self
+        if self.unheld:
+            raise UnheldConstant(self.unheld[0][1])
         value = f"(case when {self.raw} is not null then {fail(UNJUDGED)} else {self.value} end)"
         return replace(self, value=value, raw=None, raises=True)
+
+
+class UnheldConstant(Exception):
+    """More than a comparison is wanted of a constant that Spark's types don't hold; the argument is its place."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.start = start
+
+
+def computed(*parts: str) -> str:
+    """A condition that always holds, which Spark can't know without computing the parts: so they fail if they can.
+
+    Spark drops what can't change a result, like the operand of IS NULL when it is never NULL, though it may fail.
+    """
+    return f"bit_count(hash({', '.join(parts)})) >= 0"
 
 
 def fail(message: str) -> str:
@@ -72,7 +92,7 @@ def literal(typed: Typed) -> Sql:
     if text is None:
         return Sql(null, is_constant=True)
     if (kind.name in MOMENTS and not is_held(text)) or (kind.name == "numeric" and text[-1].isalpha()):
-        return Sql(null, string(text), is_constant=True)
+        return Sql(null, string(text), is_constant=True, unheld=((text, typed.start),))
     return Sql(_literal(kind, text), is_constant=True)
 
 

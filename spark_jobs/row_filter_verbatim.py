@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spark_jobs.row_filter_value import Sql, fail, spark_type
+from spark_jobs.row_filter_value import Sql, UnheldConstant, fail, spark_type
 from waldelta.row_filter.typed import Typed
 
 _FAIL_NAN = fail("waldelta: cannot convert NaN or infinity")
@@ -23,15 +23,28 @@ def as_timestamp(date: Sql) -> Sql:
 
 
 def _keep_raw(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=arguments[0].raw)
+    return replace(result, raw=arguments[0].raw, unheld=arguments[0].unheld)
 
 
 def _to_timestamp(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=as_timestamp(arguments[0]).raw)
+    return replace(result, raw=as_timestamp(arguments[0]).raw, unheld=arguments[0].unheld)
 
 
 def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, raw=f"regexp_replace({arguments[0].raw}, ' [0-9:.]+', '')")
+    raw = f"regexp_replace({arguments[0].raw}, ' [0-9:.]+', '')"
+    return replace(result, raw=raw, unheld=arguments[0].unheld)
+
+
+def only(values: Sequence[Sql], kept: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """The constants without a type that holds them, when they are among those that are kept; else UnheldConstant."""
+    found = tuple(each for value in values for each in value.unheld)
+    for text, start in found:
+        if text not in kept:
+            raise UnheldConstant(start)
+    return found
+
+
+INFINITE = ("infinity", "-infinity")
 
 
 def keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
@@ -42,7 +55,7 @@ def keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     infinite = f"{moment.raw} in ('infinity', '-infinity')"
     unjudged = Sql("null", moment.raw).judged().value
     raw = f"case when {infinite}{known} then {moment.raw} when not ({infinite}) then {unjudged} end"
-    return replace(result, raw=raw, raises=True)
+    return replace(result, raw=raw, raises=True, unheld=only([moment], INFINITE))
 
 
 def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
@@ -53,7 +66,7 @@ def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     is_raw = " or ".join(f"{raw} is not null" for raw in raws)
     unjudged = fail("waldelta: arithmetic on an infinite number")
     raw = f"case when {known} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged} end end"
-    return replace(result, raw=raw, raises=True)
+    return replace(result, raw=raw, raises=True, unheld=only(arguments, ("NaN",)))
 
 
 def _nan_fails(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:

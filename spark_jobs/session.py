@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SESSION_SETTINGS = (
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
+    "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
 )
 _IDS_PER_KEY = 10_000

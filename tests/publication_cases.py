@@ -6,7 +6,6 @@ column list. All have the columns id, part, v, w; filters let part < 4 through.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -108,50 +107,3 @@ def scenario(cases: Sequence[Case], before: str = "") -> Scenario:
         wheres={f"public.{member}": FILTER for case in cases if case.filter == "spark" for member in case.members},
         before=before,
     )
-
-
-def random_statement(pick: random.Random, case: Case) -> str:
-    """A change of a few rows; ids are 1 to 60 and 101 to 160, in one leaf each, parts 0 to 5."""
-    table, low = case.name, pick.choice((0, 100)) + pick.randint(1, 50)
-    chosen = f"id between {low} and {low + pick.randint(0, 5)}"
-    part = pick.randint(0, 5)
-    free = f"not exists (select from {table} o where o.id = (t.id + 100) % 200)"
-    return pick.choice(
-        [
-            (
-                f"insert into {table} select g, (g + {part}) % 6, 'n', 'w' from generate_series({low}, {low + 5}) g "
-                f"where not exists (select from {table} o where o.id = g)"
-            ),
-            (
-                f"insert into {table} select g, {part}, null, 'x' from generate_series({low}, {low + 2}) g "
-                f"where not exists (select from {table} o where o.id = g)"
-            ),
-            f"update {table} set v = coalesce(v, '') || 'u' where {chosen}",
-            f"update {table} set w = null where {chosen}",
-            f"update {table} set part = (part + {part}) % 6 where {chosen}",
-            f"update {table} set part = {part}, v = 'p' where {chosen}",
-            f"update {table} t set id = (id + 100) % 200 where {chosen} and {free}",
-            f"update {table} t set id = (id + 100) % 200, part = {part} where {chosen} and {free}",
-            f"delete from {table} where {chosen}",
-            f"delete from {table} where {chosen} and part >= 4",
-        ]
-    )
-
-
-def random_transactions(pick: random.Random, cases: Sequence[Case], count: int) -> list[str]:
-    """Transactions of some statements, parts of them rolled back; now and then a TRUNCATE of a table or a leaf."""
-    found = []
-    for _ in range(count):
-        statements = ["begin"]
-        for number in range(pick.randint(1, 4)):
-            changes = [random_statement(pick, pick.choice(cases)) for _ in range(pick.randint(1, 3))]
-            undone = pick.random() < 0.15
-            statements += [f"savepoint s{number}", *changes, *([f"rollback to s{number}"] if undone else [])]
-        if pick.random() < 0.04:
-            case = pick.choice(cases)
-            statements.append(
-                f"truncate {pick.choice([case.name, *([case.name + '_1'] if case.layout != 'plain' else [])])}"
-            )
-        statements.append("rollback" if pick.random() < 0.1 else "commit")
-        found.append("; ".join(statements))
-    return found

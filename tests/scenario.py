@@ -7,12 +7,13 @@ filters stand in its own ``where``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psycopg
 import tenacity
+from deltalake import DeltaTable
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
@@ -23,15 +24,16 @@ from waldelta.pipeline_file import PipelineFile
 
 @dataclass(frozen=True)
 class Scenario:
-    """``targets`` are the tables to compare: columns as both sides have them, by the name that both give the table.
+    """``targets`` are the tables to compare: columns as both sides have them, by the name that both give the table; by
+    default whatever PostgreSQL's subscriber subscribes to (from 16 on), which then are the pipeline's targets too.
 
     ``wheres`` are the pipeline's own filters; ``pipeline_publications`` default to ``publications``.
     """
 
     tables: str
     publications: tuple[str, ...]
-    targets: Mapping[str, tuple[str, ...]]
     create_publications: str
+    targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pipeline_publications: tuple[str, ...] = ()
     wheres: Mapping[str, str] = field(default_factory=dict)
     before: str = ""
@@ -48,10 +50,14 @@ class Both:
         self.subscriber, self.slot = native
         self.steps = 0
 
-    def step(self, *statements: str, what: object = "") -> None:
-        """Run these statements on the source, bring both sides up to date, compare."""
+    def write(self, statements: Iterable[str]) -> None:
+        """Run these statements on the source."""
         for statement in statements:
             self.database.execute(statement)
+
+    def step(self, *statements: str, what: object = "") -> None:
+        """Run these statements on the source, bring both sides up to date, compare."""
+        self.write(statements)
         result = self.pipeline.consume(self.spark, f"step_{self.steps}")
         self.steps += 1
         wait_until_caught_up(self.database, self.slot)
@@ -60,21 +66,35 @@ class Both:
     def compare(self, what: object = "") -> None:
         """Every target equals the subscriber's table, row by row."""
         different = {}
-        for table, columns in self.scenario.targets.items():
+        for table, columns in (self.scenario.targets or self.subscribed()).items():
             ours, theirs = self.ours(table, columns), self.theirs(table, columns)
             if ours != theirs:
                 different[table] = {"only ours": _minus(ours, theirs), "only theirs": _minus(theirs, ours)}
         assert not different, (what, different)
 
+    def subscribed(self) -> dict[str, tuple[str, ...]]:
+        """What the subscriber copied, with its columns; the pipeline must have copied the same tables."""
+        listed = {table: tuple(columns) for table, columns in self.database.execute(_SUBSCRIBED, (list(self.scenario.publications),))}  # fmt: skip
+        copied = {name for name, state in self.pipeline.job().table_states().items() if state.status == "synced"}
+        assert copied == set(listed), ("only ours", copied - set(listed), "only theirs", set(listed) - copied)
+        return listed
+
     def ours(self, table: str, columns: Sequence[str]) -> list[tuple]:
         """The target's rows."""
-        frame = self.spark.read.format("delta").load(self.pipeline.target_path(table))
-        return sorted((tuple(row) for row in frame.select(*columns).collect()), key=repr)
+        held = DeltaTable(self.pipeline.target_path(table)).to_pyarrow_table(columns=list(columns))
+        return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True), key=repr)
 
     def theirs(self, table: str, columns: Sequence[str]) -> list[tuple]:
         """The native subscriber's rows."""
         query = f"select {', '.join(columns)} from {table}"
         return sorted(self.subscriber.execute(query.encode()).fetchall(), key=repr)
+
+
+_SUBSCRIBED = """
+select n.nspname || '.' || c.relname, array(select a.attname::text from pg_attribute a where a.attrelid = g.relid and a.attnum = any (g.attrs))
+from (select distinct relid, attrs::int2[] from pg_get_publication_tables(variadic %s)) g
+join pg_class c on c.oid = g.relid join pg_namespace n on n.oid = c.relnamespace
+"""
 
 
 def _minus(left: list[tuple], right: list[tuple]) -> list[tuple]:

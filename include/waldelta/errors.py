@@ -20,6 +20,7 @@
      |         +-- SlotForeign           other plugin, database or owner
      |         +-- SlotInUse             (retryable)
      |         +-- SlotLost              WAL it needed is gone
+     |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
      |         +-- SlotGap               it moved past changes we never landed
      |         +-- SlotStuck             it should have moved and did not
@@ -140,6 +141,10 @@ class SlotInUse(SlotError):
 
 class SlotLost(SlotError):
     """The server removed WAL that the slot needed."""
+
+
+class PublicationGone(SlotError):
+    """A listed publication doesn't exist at the WAL position that is decoded; nothing was consumed."""
 
 
 class PeekTimeout(SlotError):

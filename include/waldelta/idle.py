@@ -21,7 +21,7 @@ from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.peek import call, end_old_readers, whole
+from waldelta.peek import call, end_old_readers, peek_error, whole
 from waldelta.present import read_present
 from waldelta.recover import recover, slot_move
 from waldelta.rewrite import unsent_changes
@@ -96,6 +96,8 @@ def _reason_to_run(
         found = connection.execute(f"{statement} limit 1".encode()).fetchone()
     except psycopg.errors.QueryCanceled:
         return too_much  # landing takes smaller bites until it goes
+    except psycopg.errors.UndefinedObject as err:
+        raise peek_error(job.pipeline.source.slot, str(err)) from None
     finally:
         connection.execute("set statement_timeout = 0")
     return f"changes {between}" if found is not None else None

@@ -5,6 +5,7 @@ A peek leaves the slot where it is, so it can be repeated; what it returns is la
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from psycopg import sql
 
 from waldelta.arrow_columns import storage
 from waldelta.connection import connect, connect_arrow
-from waldelta.errors import PeekTimeout, SlotInUse, SourceError
+from waldelta.errors import PeekTimeout, PublicationGone, SlotInUse, SourceError
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
@@ -150,7 +151,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
         # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a timeout, OSError.
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
             raise
-        raise _peek_error(source.slot, str(err)) from None
+        raise peek_error(source.slot, str(err)) from None
 
 
 def _statement(source: Source, bound: PeekBound) -> str:
@@ -237,9 +238,22 @@ def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
     return pa.array(numbers.astype(np.int64))
 
 
-def _peek_error(slot: str, text: str) -> SourceError:
+def _publication_gone(slot: str, publication: str) -> PublicationGone:
+    """What a slot can't be read for, before PostgreSQL 18 (which passes over a publication where it doesn't exist)."""
+    return PublicationGone(
+        f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is read: it was dropped, or "
+        f"created after changes that wait there, which before PostgreSQL 18 can't be decoded by its name any more. If it is "
+        f"new to the pipeline file, take it out, let a run consume what waits, put it back, and sync its tables. If it "
+        f"was dropped, perhaps created anew: teardown, setup, initial sync"
+    )
+
+
+def peek_error(slot: str, text: str) -> SourceError:
+    """The named error for what the server said while the slot was read."""
     if "is active for PID" in text:
         return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
     if "statement timeout" in text:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
+    if gone := re.search(r'publication "(.*?)" does not exist', text):
+        return _publication_gone(slot, gone[1])
     return SourceError(f"reading slot {slot!r} failed: {text.strip()}")

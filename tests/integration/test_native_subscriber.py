@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from tests.publication_cases import all_cases, random_transactions, scenario, some_cases
+from tests.publication_cases import all_cases, scenario, some_cases
+from tests.publication_scenarios import RandomScenario, together
 from tests.scenario import running
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -66,15 +67,18 @@ def test_cross_product(spark, database, postgres, lake):
             both.step(*for_all(cases, statements), what=what)
 
 
-def test_random_scenarios(spark, database, postgres, lake):
-    """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
-    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 30))
+SCENARIOS = int(os.environ.get("WALDELTA_SCENARIOS") or 6)
+TOGETHER = 16  # over one slot
+
+
+@pytest.mark.parametrize("first", range(0, SCENARIOS, TOGETHER))
+def test_random_scenarios(spark, database, postgres, lake, first):
+    """WALDELTA_SCENARIOS says how many; their seeds are printed, and WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone."""
+    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 20) * 1000) + first
     print(f"WALDELTA_SEED={seed}")
-    pick = random.Random(seed)
-    cases = pick.sample(all_cases(), 8)
-    before = "".join(
-        f"{text};" for text in for_all(cases, ["insert into {t} select g, g % 6 from generate_series(1, 60) g"])
-    )
-    with running(spark, database, postgres, lake, scenario(cases, before)) as both:
-        for number in range(int(os.environ.get("WALDELTA_ROUNDS") or 2)):
-            both.step(*random_transactions(pick, cases, 60), what=(f"WALDELTA_SEED={seed}", number, cases))
+    scenarios = [RandomScenario(seed + n) for n in range(min(TOGETHER, SCENARIOS - first))]
+    with running(spark, database, postgres, lake, together(scenarios)) as both:
+        for number in range(2):
+            for scenario in scenarios:
+                both.write(scenario.transactions(12))
+            both.step(what=(f"WALDELTA_SEED={seed}", number))

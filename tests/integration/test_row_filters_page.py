@@ -1,0 +1,137 @@
+"""The examples of docs/row-filters.md: what the page shows is what PostgreSQL, Spark and setup do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from spark_jobs.identifier import ddl
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.row_filter import spark_condition
+from tests.integration.test_setup import job_for
+from tests.pipelines import pipeline_file
+from waldelta.catalog import TableId
+from waldelta.copy import raw_map
+from waldelta.errors import ConfigError
+from waldelta.ledger import ColumnState
+from waldelta.row_filter import resolve_filter
+from waldelta.setup import plan_setup
+from waldelta.type_catalog import read_types
+from waldelta.type_map import target_type
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[2] / "docs/row-filters.md").read_text()
+ORDERS = re.search(r"```sql\n(create table orders.*?)```", PAGE, re.DOTALL)[1]
+TABLE = TableId("public", "orders")
+
+
+def rows_of(*header: str) -> list[list[str]]:
+    """The cells of the table with this header, without the backquotes around them."""
+    after = PAGE.split("| " + " | ".join(header) + " |\n")[1].split("\n\n")[0]
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in after.splitlines()[1:]]
+    return [[cell.strip().replace("\\|", "|").removeprefix("`").removesuffix("`") for cell in line] for line in lines]
+
+
+KEPT, REFUSED = rows_of("filter", "keeps", "because"), rows_of("filter", "the message says", "instead")
+UPDATES = rows_of("old row", "new row", "the target gets", "for example")
+ENTRIES = rows_of("the publication's entry", "setup says", "because")
+
+
+@pytest.fixture
+def orders(database, conn, spark):
+    """The page's table as a target holds it: its columns, and its rows as a Spark table."""
+    database.execute(ORDERS)
+    described = conn.execute(
+        "select attname, atttypid::int8, atttypmod from pg_attribute where attrelid = 'public.orders'::regclass and attnum > 0 order by attnum"
+    ).fetchall()
+    types = read_types(conn, [(oid, typmod) for _, oid, typmod in described])
+    columns, arrays, raws = [], {}, {}
+    for name, oid, typmod in described:
+        target = target_type(types[oid, typmod])
+        # Not ::text, which strips the padding of char(n).
+        texts = conn.execute(
+            f"select case when {name} is distinct from null then concat({name}) end from public.orders order by id"
+        )
+        arrays[name], raw = target.from_text(pa.array([row[0] for row in texts], pa.string()))
+        raws |= {} if raw is None else {name: raw}
+        columns.append(ColumnState(name, oid, typmod, types[oid, typmod].name, target.spark, not_null=False))
+    held = pa.table(arrays)
+    held = held.append_column("_wd_raw", raw_map(raws, len(held)))
+    return columns, spark.createDataFrame(held, ddl(held.schema))
+
+
+def test_filters_that_are_translated(conn, orders):
+    """Those of both tables keep the rows that the page says, in PostgreSQL and in Spark."""
+    columns, frame = orders
+    assert len(KEPT) > 15
+    asked = [*((text, keeps) for text, keeps, _ in KEPT), *((text, None) for _, _, text in REFUSED if text)]
+    conditions = [spark_condition(resolve_filter(conn, TABLE, text), columns) for text, _ in asked]
+    judged = frame.selectExpr("id", *(f"coalesce({c}, false) as k{n}" for n, c in enumerate(conditions))).collect()
+    for number, (text, keeps) in enumerate(asked):
+        theirs = [row[0] for row in conn.execute(f"select id from public.orders where {text} order by id".encode())]
+        ours = sorted(row["id"] for row in judged if row[f"k{number}"])
+        assert (text, ours) == (text, theirs)
+        assert keeps is None or (text, ", ".join(map(str, ours)) or "none") == (text, keeps)
+
+
+def test_filters_that_are_refused(conn, orders):
+    """With the reason that the page tells."""
+    assert len(REFUSED) > 8
+    for text, says, _ in REFUSED:
+        with pytest.raises(ConfigError) as caught:
+            spark_condition(resolve_filter(conn, TABLE, text), orders[0])
+        assert says in str(caught.value), text
+
+
+KINDS = {"I": "INSERT", "U": "UPDATE", "D": "DELETE"}
+
+
+def test_updates(database, spark, lake):
+    """A publication with the filter sends what the page says, and a target with the filter holds it."""
+    database.execute(
+        f"create schema filtered; set search_path = filtered; {ORDERS}; set search_path = public; {ORDERS}"
+    )
+    database.execute("create publication filtered for table filtered.orders where (state = 'open')")
+    database.execute(f"select pg_create_logical_replication_slot('{database.name}_f', 'pgoutput')")
+    slot = f"s_{database.name}"
+    target = {"root": lake, "tables": {"public.orders": {"where": "state = 'open'"}}}
+    pipeline = Pipeline(pipeline_file(lake, slot, ["public.orders"], target=target))
+    pipeline.setup()
+    pipeline.sync(spark)
+    for _, _, gets, statement in UPDATES:
+        database.execute(statement.replace("orders", "filtered.orders", 1))
+        database.execute(statement)
+        sent = database.execute(
+            "select chr(get_byte(data, 0)) from pg_logical_slot_get_binary_changes(%s, null, null, 'proto_version', '1', "
+            "'publication_names', 'filtered')",
+            (f"{database.name}_f",),
+        )
+        assert [KINDS[kind] for (kind,) in sent if kind in KINDS] == ([] if gets == "nothing" else [gets]), statement
+    done = pipeline.consume(spark).tables["public.orders"]
+    # The row that entered was updated in the same batch.
+    assert (done.inserted, done.updated, done.deleted) == (1, 0, 1)
+    held = spark.read.format("delta").load(pipeline.target_path("public.orders"))
+    assert [tuple(row) for row in held.select("id", "state", "amount").collect()] == database.execute(
+        "select id, state, amount from orders where state = 'open'"
+    )
+
+
+def test_what_setup_refuses(database, conn, lake):
+    """By the words that the page shows; before anything is changed."""
+    database.execute(ORDERS.replace("alter table orders replica identity full;", ""))
+    database.execute(
+        "create table parts (id int primary key) partition by range (id); create table parts_1 partition of parts default"
+    )
+    for entry, says, _ in ENTRIES:
+        plan = plan_setup(conn, job_for(database.conninfo, lake, {"name": "p", **yaml.safe_load(f"{{{entry}}}")}))
+        assert says in "\n".join(plan.problems), entry
+    message = re.search(r"\n((?:    target\.tables\.public\.orders\.where uses.*\n)(?:    .*\n)+)", PAGE)[1]
+    target = {"root": lake, "tables": {"public.orders": {"where": "state = 'open'"}}}
+    plan = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.orders"], target=target)).check()
+    assert " ".join(message.split()) in " ".join(" ".join(plan.problems).split())
+    assert database.execute("select count(*) from pg_publication") == [(0,)]
