@@ -84,7 +84,7 @@ SCENARIOS ?= 320
 .PHONY: soak
 soak: setup ## the random tests: ROUNDS=50 of each, SCENARIOS=320 of publications, and all of the cross product
 	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
-	  tests/integration/test_row_filter_engine.py $(ARGS)
+	  tests/integration/test_preflight_random.py tests/integration/test_row_filter_engine.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## the measurements behind the figures in docs

@@ -53,13 +53,14 @@ class TableId:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; ``generated`` ones are published by PostgreSQL 18 and later only."""
+    """A column; ``generated`` ones are published by PostgreSQL 18 and later only, and ``virtual`` ones never."""
 
     name: str
     attnum: int
     type: PgType
     not_null: bool
     generated: bool = False
+    virtual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ class _Membership:
     publications: list[str] = field(default_factory=list)
     filters: list[str | None] = field(default_factory=list)
     publishes: set[str] = field(default_factory=set)
+    # Why they can't be decoded together, which doesn't matter for a partition that counts as part of its root.
+    different: str | None = None
 
 
 def read_published_tables(conn: Connection, publication_names: Sequence[str]) -> list[PublishedTable]:
@@ -149,6 +152,9 @@ def read_published_tables(conn: Connection, publication_names: Sequence[str]) ->
     members = _read_memberships(conn, publication_names)
     relations = read_relations(conn, list(members))
     roots = [r for r in relations if not members.keys() & set(r.ancestors)]
+    for root in roots:
+        if different := members[root.oid].different:
+            raise SourceError(different)
     leaves = read_leaves(conn, [r.oid for r in roots])
     return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
 
@@ -225,7 +231,7 @@ def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dic
         names = frozenset(row.column_names)
         member = members.setdefault(row.oid, _Membership(names))
         if member.column_names != names:
-            raise SourceError(
+            member.different = (
                 f"publications {', '.join(member.publications)} and {row.publication} give "
                 f"{TableId(row.schema, row.name)} different column lists, which pgoutput can't decode: "
                 "give the table the same columns in all publications of one slot"
@@ -273,7 +279,7 @@ def _read_columns(conn: Connection, oids: Sequence[int], *, with_types: bool = T
     found: dict[int, list[Column]] = {}
     for row in rows:
         pg_type = types.get((row.type_oid, row.typmod)) or PgType(row.type_oid, row.typmod, "")
-        column = Column(row.name, row.attnum, pg_type, row.not_null, row.generated)
+        column = Column(row.name, row.attnum, pg_type, row.not_null, row.generated, row.virtual)
         found.setdefault(row.relation_oid, []).append(column)
     return found
 
@@ -393,7 +399,8 @@ select a.attrelid as relation_oid,
        a.atttypid as type_oid,
        a.atttypmod as typmod,
        a.attnotnull as not_null,
-       a.attgenerated <> '' as generated
+       a.attgenerated <> '' as generated,
+       a.attgenerated = 'v' as virtual
 from pg_attribute a
 where a.attrelid = any(%(oids)s::oid[])
   and a.attnum > 0

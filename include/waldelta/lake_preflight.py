@@ -41,4 +41,4 @@ def judge_columns(state: PublicationState, table: PublicationTable, facts: Facts
 def _published(state: PublicationState, table: PublicationTable, relation: Relation) -> list[Column]:
     if table.columns is not None:
         return [column for column in relation.columns if column.name in table.columns]
-    return [column for column in relation.columns if state.publishes_generated or not column.generated]
+    return [column for column in relation.columns if state.sends(column)]

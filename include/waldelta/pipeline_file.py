@@ -68,6 +68,10 @@ class Publication(_Model):
     name: str = Field(min_length=1, max_length=63)
     publish: tuple[Operation, ...] = ("insert", "update", "delete", "truncate")
     publish_via_partition_root: bool = False
+    publish_generated_columns: Literal["none", "stored"] = Field(
+        "none",
+        description="stored: stored generated columns are published too, where no column list says so (PostgreSQL 18)",
+    )
     tables: tuple[TableEntry, ...] = ()
     all_tables: bool = False
     schemas: tuple[str, ...] = ()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from waldelta.catalog import TableId
+from waldelta.effective_publication import find_clashes, members
 from waldelta.errors import ConfigError, SlotForeign
 from waldelta.finding import Finding, lacking, problem, size, warning
 from waldelta.lake_preflight import judge_columns
 from waldelta.pipeline_file import PipelineFile, Publication
-from waldelta.publication import Mark, PublicationState, PublicationTable
+from waldelta.publication import Mark, PublicationState
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState, check_ours
 from waldelta.source_facts import TIMEOUTS, Facts, ServerFacts
@@ -226,6 +226,11 @@ def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iter
 def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:
     if not state.publish:
         yield problem(f"publication {state.name!r} publishes no operation: name one in publish")
+    if state.publishes_generated and facts.server.version < 180000:
+        yield problem(
+            f"publication {state.name!r}: publish_generated_columns needs PostgreSQL 18, this is "
+            f"{facts.server.settings.get('server_version')}: remove it"
+        )
     whole = "all tables" if state.all_tables else f"schema {', '.join(state.schemas)}" if state.schemas else None
     if absent := sorted(set(state.schemas) - facts.schemas):
         yield problem(f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its spelling")
@@ -251,22 +256,9 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         )
 
 
-def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
-    """The tables that a publication names or covers; of partition trees the topmost."""
-    covered = [PublicationTable(i) for i in facts.scopes.get(state.name, ()) if i not in {t.id for t in state.tables}]
-    return [*state.tables, *covered]
-
-
 def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
-    seen: dict[TableId, tuple[str, frozenset[str] | None]] = {}
-    for state in states:
-        for table in members(state, facts):
-            columns = frozenset(table.columns) if table.columns is not None else None
-            first, other = seen.setdefault(table.id, (state.name, columns))
-            found = facts.tables.get(table.id)
-            every = frozenset(c.name for c in found.relation.columns if not c.generated) if found else None
-            if (columns or every) != (other or every):
-                yield problem(
-                    f"publications {first!r} and {state.name!r} give {table.id} different column lists, which pgoutput "
-                    "can't decode: give it the same columns in both"
-                )
+    for first, other in find_clashes(states, facts):
+        yield problem(
+            f"publications {first.publication!r} and {other.publication!r} give {first.table} different column lists, which "
+            "pgoutput can't decode: give it the same columns (and publish_generated_columns) in both"
+        )

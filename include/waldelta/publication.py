@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 
-from waldelta.catalog import TableId
+from waldelta.catalog import Column, TableId
 from waldelta.pipeline_file import Publication
 from waldelta.row_filter import parse_row_filter
 
@@ -55,6 +55,10 @@ class PublicationState:
     owned: bool = True
     publishes_generated: bool = False
     filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+
+    def sends(self, column: Column) -> bool:
+        """Whether a column is sent where no list names it."""
+        return not column.generated or (self.publishes_generated and not column.virtual)
 
     @property
     def publishes_old_rows(self) -> bool:
@@ -100,7 +104,9 @@ class Mark:
     @classmethod
     def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
         """The mark of what a pipeline file says now."""
-        text = json.dumps(entry.model_dump(mode="json"), sort_keys=True)
+        # Publications made before there was this option keep their mark.
+        without = {"publish_generated_columns"} if entry.publish_generated_columns == "none" else set()
+        text = json.dumps(entry.model_dump(mode="json", exclude=without), sort_keys=True)
         return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12], slot)
 
 
@@ -116,6 +122,7 @@ def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> Pub
         all_tables=entry.all_tables,
         publish=frozenset(entry.publish),
         via_root=entry.publish_via_partition_root,
+        publishes_generated=entry.publish_generated_columns == "stored",
         comment=str(Mark.of(pipeline, entry, slot)),
     )
 
@@ -218,15 +225,16 @@ def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable
 
 
 def _plan_settings(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
-    changed: list[sql.Composable] = []
+    changed: dict[str, sql.Composable] = {}
     if wanted.publish != actual.publish:
-        changed.append(_publish(wanted))
+        changed["publish"] = _publish(wanted)
     if wanted.via_root != actual.via_root:
-        changed.append(_via_root(wanted))
+        changed["publish_via_partition_root"] = _via_root(wanted)
+    if wanted.publishes_generated != actual.publishes_generated:
+        changed["publish_generated_columns"] = _generated(wanted)
     if changed:
-        names = [n for n, differs in (("publish", wanted.publish != actual.publish),
-                                      ("publish_via_partition_root", wanted.via_root != actual.via_root)) if differs]  # fmt: skip
-        yield _alter(wanted, "set (", sql.SQL(", ").join(changed), ")", reason=f"{' and '.join(names)} changed")
+        settings = sql.SQL(", ").join(changed.values())
+        yield _alter(wanted, "set (", settings, ")", reason=f"{' and '.join(changed)} changed")
 
 
 def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
@@ -273,8 +281,10 @@ def _create(wanted: PublicationState) -> sql.Composed:
         members = sql.SQL(" for all tables")
     elif wanted.tables or wanted.schemas:
         members = sql.SQL(" for {}").format(_members(wanted.tables, wanted.schemas))
-    return sql.SQL("create publication {}{} with ({}, {})").format(
-        sql.Identifier(wanted.name), members, _publish(wanted), _via_root(wanted)
+    # Before 18 there is no such option.
+    settings = [_publish(wanted), _via_root(wanted), *([_generated(wanted)] if wanted.publishes_generated else [])]
+    return sql.SQL("create publication {}{} with ({})").format(
+        sql.Identifier(wanted.name), members, sql.SQL(", ").join(settings)
     )
 
 
@@ -301,6 +311,11 @@ def _publish(wanted: PublicationState) -> sql.Composed:
 
 def _via_root(wanted: PublicationState) -> sql.Composed:
     return sql.SQL("publish_via_partition_root = {}").format(sql.SQL("true" if wanted.via_root else "false"))
+
+
+def _generated(wanted: PublicationState) -> sql.Composed:
+    kind = sql.SQL("stored" if wanted.publishes_generated else "none")
+    return sql.SQL("publish_generated_columns = {}").format(kind)
 
 
 def _comment(wanted: PublicationState) -> Statement:

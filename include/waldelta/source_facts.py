@@ -185,7 +185,11 @@ from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where c.oid >= 16384
   and c.relkind in ('r', 'p', 'f')
-  and not c.relispartition
+  and not exists (
+      select from pg_partition_ancestors(c.oid) a
+      join pg_class above on above.oid = a.relid
+      where above.oid <> c.oid and (%(every)s or above.relnamespace in (select oid from pg_namespace where nspname = any(%(schemas)s::name[])))
+  )
   and n.nspname !~ '^pg_(toast|temp)'
   and (%(every)s or n.nspname = any(%(schemas)s::name[]))
 order by n.nspname, c.relname

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from waldelta.catalog import Leaf, Relation
+from waldelta.effective_publication import is_overruled, own_leaves
 from waldelta.finding import Finding, lacking, problem, size, warning
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
@@ -32,8 +33,11 @@ def judge_table(state: PublicationState, table: PublicationTable, facts: Facts) 
     if found.has_children:
         yield warning(f"{where}: its inheritance children aren't published with it: list those you want")
     yield from _partitions(where, state, table, found)
-    if state.publishes_old_rows:
-        for leaf in found.leaves:
+    if is_overruled(state, found, facts):
+        if not table.is_plain:
+            yield warning(f"{where}: its filter and column list count for nothing, since it is published as its root's")
+    elif state.publishes_old_rows:
+        for leaf in own_leaves(state, found):
             yield from _identity(where, state, table, found, leaf, facts.server.version)
     if relation.replica_identity == "f" and state.publishes_old_rows:
         total = sum(leaf.size_bytes for leaf in found.leaves)
@@ -69,14 +73,14 @@ def _unfit(relation: Relation) -> str | None:
 def _generated(
     where: str, table: PublicationTable, found: TableFacts, facts: Facts, state: PublicationState
 ) -> Iterator[Finding]:
-    generated = [c.name for c in found.relation.columns if c.generated]
+    generated = [c.name for c in found.relation.columns if not state.sends(c)]
     listed = [c for c in generated if c in (table.columns or ())]
     if listed and facts.server.version < 180000:
         yield problem(
             f"{where}: generated column {', '.join(listed)} can't be published before PostgreSQL 18: take it out of "
             "the column list"
         )
-    elif table.columns is None and generated and not state.publishes_generated:
+    elif table.columns is None and generated:
         yield warning(f"{where}: generated column {', '.join(generated)} isn't published and won't be in the target")
 
 
@@ -84,7 +88,7 @@ def _reading(
     where: str, state: PublicationState, table: PublicationTable, found: TableFacts, server: ServerFacts
 ) -> Iterator[Finding]:
     name, schema = found.relation.id, found.relation.id.schema
-    wanted = set(table.columns or [c.name for c in found.relation.columns if not c.generated])
+    wanted = set(table.columns or [c.name for c in found.relation.columns if state.sends(c)])
     if hidden := sorted((wanted | state.filter_columns.get(name, frozenset())) - found.readable):
         columns = f" ({', '.join(hidden)})" if found.readable else ""
         yield lacking(
@@ -151,8 +155,8 @@ def _identity_rules(
             f"{where}: the column list lacks {', '.join(missing)} of the replica identity, so its UPDATEs and DELETEs would "
             "fail: add it to the list"
         )
-    generated = {c.name for c in relation.columns if c.generated}
-    if version >= 180000 and table.columns is None and generated & key and not state.publishes_generated:
+    generated = {c.name for c in relation.columns if not state.sends(c)}
+    if version >= 180000 and (table.columns is None or full) and generated & key:
         yield problem(
             f"{where}: the replica identity has the unpublished generated column {', '.join(sorted(generated & key))}, so "
             "its UPDATEs and DELETEs would fail: choose another replica identity"

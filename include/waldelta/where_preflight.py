@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
+from waldelta.effective_publication import members
 from waldelta.errors import ConfigError
 from waldelta.finding import Finding, problem
 from waldelta.ledger import ColumnState
 from waldelta.pipeline_file import PipelineFile
-from waldelta.preflight import members
 from waldelta.publication import PublicationState
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
@@ -102,7 +102,7 @@ def _published(
                     "set publish_via_partition_root: true"
                 )
             covered, updates = True, updates or "update" in state.publish
-            every = [c.name for c in relation.columns if not c.generated or state.publishes_generated]
+            every = [c.name for c in relation.columns if state.sends(c)]
             columns |= set(every if member.columns is None or member.id != relation.id else member.columns)
     if not covered:
         raise ConfigError("no publication of this pipeline publishes the table: check its name")

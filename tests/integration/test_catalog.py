@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waldelta.catalog import TableId, read_published_oids, read_published_tables
+from waldelta.connection import connect
 from waldelta.errors import SourceError
 
 pytestmark = pytest.mark.pg
@@ -165,12 +166,30 @@ def test_different_column_lists_are_refused(database, conn):
         published(conn, "p", "q")
 
 
-def test_generated_columns_are_published_only_where_the_server_sends_them(database, conn):
-    database.execute(
+def test_generated_columns_are_published_only_where_the_server_sends_them(any_database):
+    """15's view lists them, but they are never sent before 18, and then only by choice."""
+    any_database.execute(
         "create table t (id int primary key, g int generated always as (id * 2) stored);"
         "create publication p for table t"
     )
-    assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id"]
+    with connect(any_database.conninfo, "test") as conn:
+        assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id"]
+        if conn.info.server_version >= 180000:
+            any_database.execute("alter publication p set (publish_generated_columns = stored)")
+            assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id", "g"]
+
+
+def test_column_lists_that_do_not_count_do_not_clash(database, conn):
+    """A leaf published as part of its root by one publication is decoded by that one alone."""
+    database.execute(
+        "create table r (id int primary key, v int) partition by range (id); create table r1 partition of r default;"
+        "create publication p for table r (id) with (publish_via_partition_root = true);"
+        "create publication q for table r1 (id); create publication s for table r1"
+    )
+    tables = published(conn, "p", "q", "s")
+    assert {name: [c.name for c in table.columns] for name, table in tables.items()} == {"public.r": ["id"]}
+    with pytest.raises(SourceError, match="different column lists"):
+        published(conn, "q", "s")
 
 
 def test_no_publication(conn):

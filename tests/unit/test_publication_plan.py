@@ -51,6 +51,18 @@ CASES = [
         ],
     ),
     (
+        "generated columns",
+        publication(A, publishes_generated=True),
+        publication(A),
+        ['alter publication "p" set (publish_generated_columns = stored)'],
+    ),
+    (
+        "generated columns no longer, and other operations",
+        publication(A, publish=frozenset({"insert"})),
+        publication(A, publishes_generated=True),
+        ["alter publication \"p\" set (publish = 'insert', publish_generated_columns = none)"],
+    ),
+    (
         "column list changed, one removed",
         publication(LISTED),
         publication(A, B),
