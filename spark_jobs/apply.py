@@ -40,6 +40,7 @@ from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable, read_present
 from waldelta.recopy import mark
+from waldelta.refused_statements import refused_statements
 from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
 from waldelta.standing import states as due_states
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
@@ -99,6 +100,7 @@ def apply(spark: SparkSession, job: Job) -> Applied:
         applied.published = read_published(connection, job)
         standings = read_standings(job, applied.published)
         states = due_states(standings, Due.FEED)
+        applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         present, published = read_present(connection, states), read_published_now(connection, job, states)
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}

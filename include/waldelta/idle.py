@@ -24,6 +24,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, peek_error, whole
 from waldelta.present import read_present
 from waldelta.recover import recover, slot_move
+from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
@@ -110,6 +111,8 @@ def _work_left(
     standings = read_standings(job, read_published(connection, job))
     record_removed(job, standings)
     if notice := never_copied(job, standings):
+        log.warning("%s", notice)
+    for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
     fed = states(standings, Due.FEED)
     if behind := _behind(job, identity, change_log, fed):

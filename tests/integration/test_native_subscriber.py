@@ -78,7 +78,7 @@ def test_random_scenarios(spark, database, postgres, lake, first):
     print(f"WALDELTA_SEED={seed}")
     scenarios = [RandomScenario(seed + n) for n in range(min(TOGETHER, SCENARIOS - first))]
     with running(spark, database, postgres, lake, together(scenarios)) as both:
-        for number in range(2):
+        for number in range(1 + (first // TOGETHER + 1) % 2):
             for scenario in scenarios:
                 both.write(scenario.transactions(12))
             both.step(what=(f"WALDELTA_SEED={seed}", number))

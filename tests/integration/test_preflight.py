@@ -16,7 +16,9 @@ from demo.embedded_postgres import EmbeddedPostgres
 from tests.integration.test_setup import job_for, state
 from waldelta.connection import connect
 from waldelta.errors import PreflightFailed, TargetNotWritable
+from waldelta.idle import look
 from waldelta.pipeline_file import Target
+from waldelta.refused_statements import refused_statements
 from waldelta.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
@@ -174,6 +176,33 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
 def test_bad_publications(database, conn, lake, ddl, entry, problem):
     database.execute(ddl)
     assert problem in refused(database, conn, job_for(database.conninfo, lake, {"name": "p", **entry}))
+
+
+def test_tables_that_lose_their_key_later(any_database, lake, caplog):
+    """Or never had one, under FOR ALL TABLES: their own statements fail, and each look says so."""
+    any_database.execute(
+        f"{PLAIN}; create table r (id int primary key) partition by range (id); create table r1 partition of r default"
+    )
+    slot = f"s_{any_database.name}"
+    with connect(any_database.conninfo, "test") as conn:
+        job = job_for(
+            any_database.conninfo, lake, {"name": "p", "all_tables": True, "accept_future_tables": True}, slot=slot
+        )
+        apply_setup(conn, job)
+        assert refused_statements(conn, ["p"]) == []
+        any_database.execute(
+            "create table later (id int); create unique index u on t (v) nulls not distinct; alter table t alter v set not null;"
+            "alter table t replica identity using index u; drop index u; create table named (id int primary key deferrable);"
+            "alter table r replica identity full; alter table r1 replica identity nothing"
+        )
+        look(job)
+        said = caplog.text
+    for table in ("later", "t", "named", "r1"):
+        assert f"public.{table} (p)" in said
+        any_database.execute(f"insert into {table} values (1)" if table != "t" else "insert into t values (1, 1)")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            any_database.execute(f"delete from {table}")
+    assert "public.r (p)" not in said
 
 
 def test_all_problems_at_once(database, conn, lake):
