@@ -138,5 +138,7 @@ def judgement(routing: Routing) -> Column:
     return F.expr(
         f"case op when {INSERT} then case when {new} then op end"
         f" when {DELETE} then case when {before} then op end"
-        f" else case when {new} and {before} then op when {new} then {INSERT} when {before} then {DELETE} end end"
+        # Each condition once: Spark doesn't keep the result of what stands behind AND.
+        f" else case when {new} then case when {OLD_ROW} = {SENT} and not {old} then {INSERT} else op end"
+        f" when {OLD_ROW} = {UNTOLD} or ({OLD_ROW} = {SENT} and {old}) then {DELETE} end end"
     )
