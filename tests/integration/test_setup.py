@@ -19,16 +19,12 @@ from waldelta.errors import (
     LockHeld,
     PreflightFailed,
     PrivilegeMissing,
-    PublicationGone,
     TableBusy,
     TransactionsStillOpen,
 )
-from waldelta.idle import look
 from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.locks import slot_lock
-from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, peek
 from waldelta.pipeline_file import PipelineFile
 from waldelta.publication import Statement, read_publications
 from waldelta.setup import SetupPlan, apply_setup, plan_setup, teardown
@@ -485,32 +481,6 @@ def test_a_publication_younger_than_the_slot(database, conn, lake, tables):
         return
     apply_setup(conn, job)
     assert _peek(conn, slot) > 0
-
-
-@pytest.mark.parametrize("how", ["created anew", "dropped", "listed too early"])
-def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, how):
-    """Behind our back, while changes wait: before 18 they can't be decoded, which has a name; 18 passes it over."""
-    any_database.execute("create table t (id int primary key); create table u (id int primary key)")
-    with connect(any_database.conninfo, "test") as conn:
-        job = job_for(any_database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
-        apply_setup(conn, job)
-        any_database.execute("insert into t values (1)")
-        entries = [{"name": "p", "tables": [{"name": "public.t"}]}]
-        if how == "listed too early":
-            any_database.execute("create publication q for table u")
-            entries.append({"name": "q", "manage": False})
-        else:
-            any_database.execute("drop publication p; insert into t values (2)")
-            any_database.execute("create publication p for table t" if how == "created anew" else "select")
-        job = job_for(any_database.conninfo, lake, *entries, slot=job.pipeline.source.slot)
-        if conn.info.server_version >= 180000 or how != "listed too early":
-            assert look(job).has_work  # the first change that waits can be read
-        else:
-            with pytest.raises(PublicationGone, match="take it out, let a run consume what waits"):
-                look(job)
-        if conn.info.server_version < 180000:
-            with pytest.raises(PublicationGone, match="does not exist at the WAL position"):
-                list(peek(job.conninfo, job.pipeline.source, PeekBound(Lsn((1 << 63) - 1), None, 60.0, 1)))
 
 
 def _peek(conn, slot):
