@@ -26,6 +26,10 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "reread": "reread",
         "quarantined": "quarantined", "verbatim": "verbatim", "version": "version",
     },
+    "replay": {
+        "restored": "inserted", "corrected": "updated", "removed": "deleted", "left out": "skipped", "reread": "reread",
+        "quarantined": "quarantined", "version": "version",
+    },
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
 
@@ -83,6 +87,7 @@ class RunResult:
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)  # of a replay: after which batch, and up to which one
     error: dict[str, Any] | None = None
 
     @classmethod
