@@ -85,7 +85,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-type", choices=("scheduled", "manual", "backfill"), default="manual")
     parser.add_argument("--interval-start", type=_moment, help="replay: of the runs from here on (UTC unless it says)")
     parser.add_argument("--interval-end", type=_moment, help="replay: and before this")
-    parser.add_argument("--tables", type=lambda text: text.split(","), help="sync, replay: these tables, comma-separated")
+    parser.add_argument(
+        "--tables", type=lambda text: text.split(","), help="sync, replay: these tables, comma-separated"
+    )
     parser.add_argument("--reason", help="sync: why, for the ledger")
     parser.add_argument(
         "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"

@@ -160,6 +160,7 @@ def replay(
     The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold afterwards what the
     change log says of the keys changed in that range, as of each target's watermark. Raises RunFailed.
     """
+
     def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         span = read_span(job)
         result.start_lsn, result.end_lsn = str(span.start), str(span.end)
@@ -184,6 +185,8 @@ def replay(
 
     result = _continued(job, REPLAY, fresh=only is None or "land" in only)
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
+    if only is not None and "apply" in only and "land" not in result.stages:
+        only = ["land", *only]  # cleared without it
     return run_stages(spark, job, result, stages, only)
 
 

@@ -9,11 +9,12 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.flow import consume
-from spark_jobs.pipeline import Pipeline
+from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import StateError
+from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -70,7 +71,9 @@ def job(spark, database, lake):
     for n, step in enumerate(steps):
         for statement in step.split(";"):
             database.execute(statement)
-        run = replace(job, run_id=f"run {n}", run_type="scheduled", interval_start=MONTHS[n], interval_end=MONTHS[n + 1])
+        run = replace(
+            job, run_id=f"run {n}", run_type="scheduled", interval_start=MONTHS[n], interval_end=MONTHS[n + 1]
+        )
         consume(spark, run)
     return job
 
@@ -111,20 +114,54 @@ DAMAGE = {
 }  # fmt: skip
 
 
-def test_a_backfill_mends_what_its_interval_changed(spark, database, job):
-    """Rows lost, changed and invented are as they were; what is right isn't written; and again, nothing changes."""
-    right, before = state(spark, job), versions(job)
+def damage(spark, job, names=DAMAGE):
+    for name in names:
+        for statement in DAMAGE[name]:
+            spark.sql(statement.format(f"delta.`{uri_of(job, f'public.{name}')}`")).collect()
+
+
+def stands(database):
+    return database.execute(
+        "select confirmed_flush_lsn from pg_replication_slots where database = %s", (database.name,)
+    )
+
+
+def test_replays_mend_what_their_runs_changed(spark, database, job):
+    """Rows lost, changed and invented are as they were, and what is right isn't written; the slot stays where it is."""
+    right, before, slot = state(spark, job), versions(job), stands(database)
+    database.execute("insert into full_id values (50, 'waits', 'in the slot')")
+
     done = backfill(spark, job)
     assert (versions(job), sum(t.changed for t in done.tables.values())) == (before, 0), done.tables
-    for name, statements in DAMAGE.items():
-        for statement in statements:
-            spark.sql(statement.format(f"delta.`{uri_of(job, f'public.{name}')}`")).collect()
-    assert state(spark, job) != right
+    assert done.stages["apply"].detail.endswith("rows mended")
+    assert [w for w in done.warnings if "public.keyless has no key" in w]
+
+    damage(spark, job)
     done = backfill(spark, job)
     assert state(spark, job) == right
-    print(done.stages, done.tables, done.warnings)
-    assert done.verb == "replay"
-    mended = versions(job)
-    again = backfill(spark, job)
-    assert (versions(job), state(spark, job)) == (mended, right)
-    assert not any(table.changed for table in again.tables.values())
+    assert (done.verb, done.status) == ("replay", "succeeded")
+    mended = {name: (t.inserted, t.updated, t.deleted) for name, t in done.tables.items()}
+    assert mended == {
+        "public.t": (3, 3, 3), "public.full_id": (2, 1, 1), "public.emptied": (1, 1, 1), "public.own": (1, 1, 1),
+    }  # fmt: skip
+    # Their large values weren't sent within the range.
+    assert done.tables["public.t"].reread == 2
+
+    # Clearing the run does the same: it has ended well, so it consumes no more.
+    damage(spark, job, ["own"])
+    cleared = consume(spark, replace(job, run_id="run 1", run_type="scheduled"))
+    assert (cleared.verb, cleared.start_lsn, state(spark, job)) == ("replay", done.start_lsn, right)
+    assert stands(database) == slot
+
+    never = replace(
+        job, run_id="night", run_type="backfill", interval_start=MONTHS[3], interval_end=MONTHS[3] + timedelta(1)
+    )
+    nothing = consume(spark, never)
+    assert (nothing.status, nothing.tables) == ("succeeded", {})
+    assert "nothing to replay: the ledger knows no run of the interval" in nothing.stages["apply"].detail
+
+    spark.sql(forget_statement(bookkeeping_uri(job.pipeline.target.root, CHANGES), 1)).collect()
+    with pytest.raises(RunFailed) as failed:
+        backfill(spark, job, month=0)
+    assert isinstance(failed.value.__cause__, StateError)
+    assert "no longer reaches back" in str(failed.value)
