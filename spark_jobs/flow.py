@@ -164,7 +164,6 @@ def replay(
     def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         span = read_span(job)
         result.start_lsn, result.end_lsn = str(span.start), str(span.end)
-        result.replayed = [span.after, span.upto]
         stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
 
     def mend_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

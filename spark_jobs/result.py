@@ -87,7 +87,6 @@ class RunResult:
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
-    replayed: list[int] = field(default_factory=list)  # of a replay: after which batch, and up to which one
     error: dict[str, Any] | None = None
 
     @classmethod
