@@ -202,7 +202,8 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
     """What one of whose sessions may run at a time: a stage of a verb on a slot; of replays, several at once."""
     stages = ",".join(options.stage or ["all"])
-    verb = f"{REPLAY}:{options.run_id}" if options.run_type == "backfill" or options.verb == REPLAY else options.verb
+    replays = options.verb == REPLAY or (options.verb == "consume" and options.run_type == "backfill")
+    verb = f"{REPLAY}:{options.run_id}" if replays else options.verb
     return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{verb}:{stages}"
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.flow import consume
+from spark_jobs.flow import consume, replay
 from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
@@ -132,15 +132,16 @@ def test_replays_mend_what_their_runs_changed(spark, database, job):
     right, before, slot = state(spark, job), versions(job), stands(database)
     database.execute("insert into full_id values (50, 'waits', 'in the slot')")
 
-    done = backfill(spark, job)
-    assert (versions(job), sum(t.changed for t in done.tables.values())) == (before, 0), done.tables
-    assert done.stages["apply"].detail.endswith("rows mended")
-    assert done.warnings == []
+    interval = {"run_type": "backfill", "interval_start": MONTHS[1], "interval_end": MONTHS[2]}
+    some = replay(spark, replace(job, run_id="some", **interval), tables=["public.t", "public.keyless"])
+    assert (versions(job), set(some.tables)) == (before, {"public.t", "public.keyless"})
+    assert not any(table.changed for table in some.tables.values())
 
     damage(spark, job)
     done = backfill(spark, job)
     assert state(spark, job) == right
-    assert (done.verb, done.status) == ("replay", "succeeded")
+    assert (done.verb, done.status, done.warnings) == ("replay", "succeeded", [])
+    assert done.stages["apply"].detail.endswith(" keys of 5 tables, 22 rows mended")
     mended = {name: (t.inserted, t.updated, t.deleted) for name, t in done.tables.items()}
     assert mended == {
         "public.t": (3, 3, 3), "public.full_id": (2, 1, 1), "public.emptied": (1, 1, 1), "public.own": (1, 1, 1),
@@ -149,10 +150,13 @@ def test_replays_mend_what_their_runs_changed(spark, database, job):
     # Their large values weren't sent within the range.
     assert done.tables["public.t"].reread == 2
 
-    # Clearing the run does the same: it has ended well, so it consumes no more.
-    damage(spark, job, ["own"])
-    cleared = consume(spark, replace(job, run_id="run 1", run_type="scheduled"))
-    assert (cleared.verb, cleared.start_lsn, state(spark, job)) == ("replay", done.start_lsn, right)
+    # Clearing a run does the same: it has ended well, so it consumes no more. All of its row stands in the log.
+    damage(spark, job, ["t"])
+    cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled"))
+    assert (cleared.verb, list(cleared.tables)) == ("replay", ["public.t"])
+    found = cleared.tables["public.t"]
+    assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 0)
+    assert sum("'touched'" in row for row in rows(spark, job, "t")) == 1
     assert stands(database) == slot
 
     never = replace(
