@@ -139,7 +139,10 @@ def _told_before(touched: Stretch, state: TableState) -> list[str]:
     every = len(rows) if rows is not None else _count(touched, state)
     if not (older := every - touched.volume(state).rows):
         return []
-    return [f"{state.table_name}: {older:,} changes of the range are older than its latest copy: they aren't replayed"]
+    remedy = f"initial sync with tables={state.table_name}, if its rows are damaged"
+    return [
+        f"{state.table_name}: {older:,} changes of the range are older than its copy and aren't replayed ({remedy})"
+    ]
 
 
 def _count(touched: Stretch, state: TableState) -> int:

@@ -15,6 +15,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake import CHANGES, bookkeeping_uri
+from waldelta.locks import target_lock
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -127,7 +128,7 @@ def stands(database):
     )
 
 
-def test_replays_mend_what_their_runs_changed(spark, database, job):
+def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch):
     """Rows lost, changed and invented are as they were, and what is right isn't written; the slot stays where it is."""
     right, before, slot = state(spark, job), versions(job), stands(database)
     database.execute("insert into full_id values (50, 'waits', 'in the slot')")
@@ -136,6 +137,10 @@ def test_replays_mend_what_their_runs_changed(spark, database, job):
     some = replay(spark, replace(job, run_id="some", **interval), tables=["public.t", "public.keyless"])
     assert (versions(job), set(some.tables)) == (before, {"public.t", "public.keyless"})
     assert not any(table.changed for table in some.tables.values())
+
+    monkeypatch.setattr("spark_jobs.replay.LOCK_TIMEOUT_S", 0.0)
+    with target_lock(job, "public.own"), pytest.raises(RunFailed, match="held by another run"):
+        replay(spark, replace(job, run_id="beside", **interval), tables=["public.own"])
 
     damage(spark, job)
     done = backfill(spark, job)
