@@ -28,10 +28,10 @@ from spark_jobs.stage import stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
-from spark_jobs.task_error import first_line, is_conflict, named_error, of_table
+from spark_jobs.task_error import of_table, writing_error
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
-from waldelta.errors import ApplyError, LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
+from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
 from waldelta.evolution import Evolution
 from waldelta.job import Job
 from waldelta.lake import remove_folder
@@ -259,7 +259,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     except WaldeltaError:
         raise
     except Exception as err:
-        raise _apply_error(state, err) from err
+        raise writing_error(state.table_name, err) from err
     finally:
         remove_folder(staged)
     return read_commit(job, state, tag)
@@ -293,11 +293,3 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTa
     with tagged(run.spark, tag):
         run.spark.sql(statement).collect()
     return tag
-
-
-def _apply_error(state: TableState, err: Exception) -> WaldeltaError:
-    if (named := named_error(err)) is not None:
-        return named
-    if is_conflict(err):
-        return LateWriter(f"{state.table_name}: somebody else committed to the target meanwhile: run again")
-    return ApplyError(f"{state.table_name}: {first_line(err)}")

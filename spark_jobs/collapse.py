@@ -91,11 +91,11 @@ def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
-    chains = _Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
+    chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
     return _net_changes(events, shape, chains)
 
 
-class _Chains:
+class Chains:
     """The chains of a batch as arrays over events; keys are integers, -1 stands for none."""
 
     def __init__(self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool) -> None:
@@ -146,7 +146,7 @@ class _Chains:
         return np.sort(events[self.origin[events] != Root.MISSING])
 
 
-def _net_changes(events: pa.Table, shape: EventShape, chains: _Chains) -> pa.Table:
+def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Table:
     live = chains.live()
     from_base = chains.origin[live] == Root.BASE
     updates, fresh = live[from_base], live[~from_base]
@@ -160,19 +160,20 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: _Chains) -> pa.Tab
     purges = unclaimed[~np.isin(chains.destination[unclaimed], fresh_keys)]
     skips = np.flatnonzero(chains.origin == Root.MISSING)
     parts = [
-        _rows(events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")),
-        _rows(events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")),
-        _rows(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
-        _keys_only(events, shape, ACTION_DELETE, deletes, "old"),
-        _keys_only(events, shape, ACTION_PURGE, purges, "new"),
-        _keys_only(events, shape, ACTION_SKIP, skips, None),
+        rows_left(events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")),
+        rows_left(events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")),
+        rows_left(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
+        keys_only(events, shape, ACTION_DELETE, deletes, "old"),
+        keys_only(events, shape, ACTION_PURGE, purges, "new"),
+        keys_only(events, shape, ACTION_SKIP, skips, None),
     ]
     return pa.concat_tables(part for part in parts if part is not None)
 
 
-def _rows(
-    events: pa.Table, shape: EventShape, chains: _Chains, action: str, chosen: Ints, *, base: tuple[Ints, str] | None
+def rows_left(
+    events: pa.Table, shape: EventShape, chains: Chains, action: str, chosen: Ints, *, base: tuple[Ints, str] | None
 ) -> pa.Table:
+    """Net changes with the rows that these events left behind; ``base``: events whose old or new key is the base key."""
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
     columns |= _base_columns(events, shape, base, len(chosen))
     resolved: dict[int, tuple[Ints, Bools]] = {
@@ -187,7 +188,7 @@ def _rows(
     return pa.table(columns)
 
 
-def _newest_known(unchanged: pa.ChunkedArray, chains: _Chains, chosen: Ints) -> tuple[Ints, Bools]:
+def _newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
     """For one column: the newest event of each chain that sent its value, and whether there is none."""
     flags = np.asarray(unchanged.fill_null(False))
     if not flags[chosen].any():
@@ -197,7 +198,8 @@ def _newest_known(unchanged: pa.ChunkedArray, chains: _Chains, chosen: Ints) -> 
     return sender, flags[sender]
 
 
-def _keys_only(events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None) -> pa.Table | None:
+def keys_only(events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None) -> pa.Table | None:
+    """Net changes without values, of the old or new keys of these events; None when there are no events."""
     if not len(chosen):
         return None
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
@@ -250,12 +252,21 @@ def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
 def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
     """Integers that are equal exactly where identities are, for the old and the new row of each event."""
     count = len(events)
-    codes = np.zeros(2 * count, np.int64)
-    for k, i in enumerate(shape.identity):
-        both = pa.chunked_array([*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type)
-        part, cardinality = _codes(both)
-        codes = part if k == 0 else _compact(codes * cardinality + part)
+    both = [
+        pa.chunked_array([*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type)
+        for k, i in enumerate(shape.identity)
+    ]
+    codes = codes_of(both)
     return codes[:count], codes[count:]
+
+
+def codes_of(columns: Sequence[pa.ChunkedArray]) -> Ints:
+    """Integers that are equal exactly where the rows of these columns are."""
+    found = np.zeros(0, np.int64)
+    for k, column in enumerate(columns):
+        part, cardinality = _codes(column)
+        found = part if k == 0 else _compact(found * cardinality + part)
+    return found
 
 
 def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:

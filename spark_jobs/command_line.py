@@ -11,14 +11,16 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from spark_jobs.pipeline import Pipeline
-from waldelta.errors import StateError, WaldeltaError
+from waldelta.errors import WaldeltaError
 from waldelta.pipeline_file import load_pipeline_file
+from waldelta.replay import REPLAY
 
 if TYPE_CHECKING:
     from spark_jobs.result import RunResult
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waldelta")
 
-VERBS = ("check", "setup", "sync", "consume", "validate", "maintain", "status", "teardown")
+VERBS = ("check", "setup", "sync", "consume", "replay", "validate", "maintain", "status", "teardown")
 
 
 def run_and_exit() -> NoReturn:
@@ -81,9 +83,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("file", type=Path, help="the pipeline file")
     parser.add_argument("--run-id", help="name of the run; Airflow's dag run id")
     parser.add_argument("--run-type", choices=("scheduled", "manual", "backfill"), default="manual")
-    parser.add_argument("--interval-start", type=datetime.fromisoformat)
-    parser.add_argument("--interval-end", type=datetime.fromisoformat)
-    parser.add_argument("--tables", type=lambda text: text.split(","), help="sync: these tables, comma-separated")
+    parser.add_argument("--interval-start", type=_moment, help="replay: of the runs from here on (UTC unless it says)")
+    parser.add_argument("--interval-end", type=_moment, help="replay: and before this")
+    parser.add_argument(
+        "--tables", type=lambda text: text.split(","), help="sync, replay: these tables, comma-separated"
+    )
     parser.add_argument("--reason", help="sync: why, for the ledger")
     parser.add_argument(
         "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"
@@ -103,6 +107,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
     parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
     return parser.parse_args(arguments)
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
@@ -156,10 +165,8 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
     details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end", "hand_over")}
     job = pipeline.job(options.run_id, **details)
-    if job.run_type == "backfill":
-        raise StateError(
-            "a backfill run replays from the change log, which this version can't do yet: nothing was touched"
-        )
+    if options.verb == REPLAY:
+        job = replace(job, run_type="backfill")
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
     key = _session_key(pipeline, options)
@@ -185,15 +192,19 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
         return lambda spark, job: flow.run_sync(spark, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
         return lambda spark, job: flow.consume(spark, job, options.stage)
+    if options.verb == REPLAY:
+        return lambda spark, job: flow.replay(spark, job, options.stage, options.tables)
     if options.verb == "maintain":
         return run_maintain
     return flow.run_validate
 
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
-    """What one of whose sessions may run at a time: a stage of a verb on a slot."""
+    """What one of whose sessions may run at a time: a stage of a verb on a slot; of replays, several at once."""
     stages = ",".join(options.stage or ["all"])
-    return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{options.verb}:{stages}"
+    replays = options.verb == REPLAY or (options.verb == "consume" and options.run_type == "backfill")
+    verb = f"{REPLAY}:{options.run_id}" if replays else options.verb
+    return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{verb}:{stages}"
 
 
 def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:

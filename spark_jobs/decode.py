@@ -57,6 +57,8 @@ class DecodePlan:
     wire_names: tuple[str, ...] = ()
     # The target's own filter; events carry its columns, typed, up to route.
     routing: Routing | None = None
+    # A column that a version hasn't: its rows say nothing of it (a replay), instead of giving it the fill.
+    keeps_absent: bool = False
 
     @property
     def event_schema(self) -> pa.Schema:
@@ -160,8 +162,8 @@ def _decode_version(
             columns[name] = rows.new[at]
     for i in plan.shape.toastable:
         at = positions[i]
-        never = np.zeros(len(rows), bool)
-        columns[f"u{i}"] = pa.array(never if i in identity or at is None else rows.unchanged[at])
+        untold = np.full(len(rows), plan.keeps_absent and at is None and i not in identity)
+        columns[f"u{i}"] = pa.array(untold if i in identity or at is None else rows.unchanged[at])
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
     if plan.routing is not None:
         columns |= _routed(rows, plan, plan.routing, described)
@@ -260,11 +262,10 @@ def _old_key(rows: Rows, k: int) -> pa.Array:
     return pc.if_else(pa.array(same), new, rows.old[k])
 
 
-def collapse_events(events: pa.Table, plan: DecodePlan, *, base_is_empty: bool) -> pa.Table:
-    """Collapse events and bring what is left into the target's types; columns as in ``plan.net_schema``.
+def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
+    """The events with the key's columns in the target's types, since equal keys may be printed differently.
 
-    Keys are typed before, since equal keys may be printed differently. Raises ApplyError for a key that the target's
-    type can't hold.
+    Raises ApplyError for a key that the target's type can't hold.
     """
     op = events["op"].to_numpy()
     for k, i in enumerate(plan.shape.key):
@@ -272,11 +273,23 @@ def collapse_events(events: pa.Table, plan: DecodePlan, *, base_is_empty: bool) 
             at = events.schema.get_field_index(name)
             field = pa.field(name, plan.types[i].arrow)
             events = events.set_column(at, field, _typed_key(events[name], plan.types[i], plan.names[i], present))
+    return events
+
+
+def collapse_events(
+    events: pa.Table, plan: DecodePlan, *, base_is_empty: bool, fold: Callable[..., pa.Table] = collapse
+) -> pa.Table:
+    """Collapse events and bring what is left into the target's types; columns as in ``plan.net_schema``.
+
+    ``fold`` is what becomes of the events of a table with a key: their net changes, or the states they end in. Raises
+    ApplyError for a key that the target's type can't hold.
+    """
+    events = with_typed_keys(events, plan)
     if not plan.shape.key:
         net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
         net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")
     else:
-        net = collapse(events, plan.shape, base_is_empty=base_is_empty)
+        net = fold(events, plan.shape, base_is_empty=base_is_empty)
     texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
     return _typed(net, plan, texts, "raw").cast(plan.net_schema)
 

@@ -8,6 +8,9 @@
     check   targets -> expectations -> Data Docs                               (quality)
     report  what the run did -> ledger, summary
 
+A backfill, or a run that is cleared after it ended well, replays instead: the same stages, but nothing lands, and apply derives
+anew what the range touched (replay).
+
 A stage imports its modules itself: in Airflow each is a process, and shouldn't wait for what the others need.
 """
 
@@ -22,10 +25,11 @@ from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
-from waldelta.ledger import now
+from waldelta.ledger import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import IncompleteRow
+from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
@@ -142,10 +146,47 @@ def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) 
 
     A run's stages may be run by several processes one after the other: each continues the result in the ledger.
     """
-    if job.run_type == "backfill":
-        raise StateError("backfill runs replay from the change log; this version can't yet: run the DAG as scheduled")
+    if is_replay(job, only):
+        return replay(spark, job, only)
     result = _continued(job, "consume", fresh=only is None or "land" in only)
     return run_stages(spark, job, result, CONSUME, only)
+
+
+def replay(
+    spark: SparkSession, job: Job, only: Collection[str] | None = None, tables: Collection[str] | None = None
+) -> RunResult:
+    """Run the stages of a replay, or some of them: of the job's interval, or of what its own run consumed.
+
+    The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold afterwards what the
+    change log says of the keys changed in that range, as of each target's watermark. Raises RunFailed.
+    """
+
+    def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        span = read_span(job)
+        result.start_lsn, result.end_lsn = str(span.start), str(span.end)
+        stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
+
+    def mend_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        from spark_jobs.replay import replay as mend
+
+        span = read_span(job)
+        if span.is_empty:
+            stage.detail = str(span)
+            return
+        done = mend(spark, job, span, tables)
+        result.warnings += done.warnings
+        result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
+        result.not_applied = sorted(done.failures)
+        rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
+        stage.detail = f"{span}: {done.keys} keys of {len(done.cuts)} tables, {rows} rows mended"
+        if done.failures:
+            raise _all_failures(done.failures)
+
+    result = _continued(job, REPLAY, fresh=only is None or "land" in only)
+    stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
+    if only is not None and "apply" in only and "land" not in result.stages:
+        only = ["land", *only]  # cleared without it
+    return run_stages(spark, job, result, stages, only)
 
 
 def run_sync(

@@ -46,7 +46,8 @@ _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 class CommitTag:
     """Delta's identity of one application of changes: repeated, it changes nothing.
 
-    ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the commit did.
+    ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the commit did. Of a
+    replay, ``batch`` is no batch, but the version of the target that it set out from.
     """
 
     app_id: str
@@ -54,6 +55,7 @@ class CommitTag:
     run_id: str = ""
     truncated: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+    verb: str = "apply"
 
     @property
     def metadata(self) -> str:
@@ -69,7 +71,7 @@ def merge_statement(
     updates = [f"t.{quote(name)} = {_new_value(i, name, shape)}" for i, name in enumerate(names)]
     inserts = [(quote(name), f"s.c{i}") for i, name in enumerate(names)]
     if metadata_columns:
-        updates += [f"t.{LSN} = s.lsn", f"t.{COMMIT_TS} = s.commit_ts", f"t.{RAW} = {_merged_raw(names, shape)}"]
+        updates += [f"t.{LSN} = s.lsn", f"t.{COMMIT_TS} = s.commit_ts", f"t.{RAW} = {merged_raw(names, shape)}"]
         inserts += [(LSN, "s.lsn"), (COMMIT_TS, "s.commit_ts"), (RAW, "s.raw")]
     return (
         f"merge into {path(target)} as t\n"
@@ -140,7 +142,7 @@ def _new_value(i: int, name: str, shape: EventShape) -> str:
     return f"s.c{i}"
 
 
-def _merged_raw(names: Sequence[str], shape: EventShape) -> str:
+def merged_raw(names: Sequence[str], shape: EventShape) -> str:
     """The row's verbatim values: those sent now, and those of the columns that stay as they are."""
     if not shape.toastable:
         return "s.raw"

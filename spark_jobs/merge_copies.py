@@ -34,7 +34,7 @@ class CopiedColumn:
 def count_statement(target: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
     """How many staged updates and deletes find their row: a row of ``action, rows`` for each action that has any."""
     return (
-        f"with {_chosen(target, source, columns, metadata_columns)}\n"
+        f"with {_chosen(path(target), source, columns, metadata_columns)}\n"
         "select r.action, count(*) as rows\n"
         "from chosen as t\n"
         "join numbered as r on t.alike = r.alike and t.n = r.n\n"
@@ -44,15 +44,19 @@ def count_statement(target: str, source: str, columns: Sequence[CopiedColumn], *
 
 def rewrite_statement(target: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
     """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation ``source``."""
-    names = [quote(column.name) for column in columns]
+    names, _ = _named(columns, metadata_columns=metadata_columns)
+    rows = rewritten_rows(path(target), source, columns, metadata_columns=metadata_columns)
+    return f"insert overwrite {path(target)} ({', '.join(names)})\n{rows}"
+
+
+def rewritten_rows(base: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """The SELECT of relation ``base`` with the net changes applied, in the order of the target's columns."""
     held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
     if metadata_columns:
-        names += [LSN, COMMIT_TS, RAW]
         held, staged = [*held, "lsn", "commit_ts", "raw"], [*staged, "lsn", "commit_ts", "raw"]
     changed = [f"case when r.action is null then t.{v} else r.{c} end" for v, c in zip(held, staged, strict=True)]
     return (
-        f"insert overwrite {path(target)} ({', '.join(names)})\n"
-        f"with {_chosen(target, source, columns, metadata_columns)}\n"
+        f"with {_chosen(base, source, columns, metadata_columns)}\n"
         f"select {', '.join(f't.{v}' for v in held)}\n"
         "from held as t\n"
         "left anti join wanted as w on t.alike = w.alike\n"
@@ -68,7 +72,34 @@ def rewrite_statement(target: str, source: str, columns: Sequence[CopiedColumn],
     )
 
 
-def _chosen(target: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool) -> str:
+def different_rows(target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """How many rows ``target`` lacks of relation ``rows`` (as rewritten_rows gives them), and how many it has too many."""
+    names, aliases = _named(columns, metadata_columns=metadata_columns)
+    held = ", ".join(f"{name} as {alias}" for name, alias in zip(names, aliases, strict=True))
+    forms = _forms("v", columns, "raw" if metadata_columns else None)
+    moment = ", lsn, commit_ts" if metadata_columns else ""
+    return (
+        f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1 as n from {path(target)}),\n"
+        f"formed as (select n, {forms}{moment} from both),\n"
+        f"counted as (select sum(n) as n from formed group by exact{moment})\n"
+        "select coalesce(sum(case when n > 0 then n end), 0) as lacking, coalesce(-sum(case when n < 0 then n end), 0) as many\n"
+        "from counted"
+    )
+
+
+def replace_statement(target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """The INSERT OVERWRITE by relation ``rows``, as rewritten_rows gives them."""
+    names, aliases = _named(columns, metadata_columns=metadata_columns)
+    return f"insert overwrite {path(target)} ({', '.join(names)})\nselect {', '.join(aliases)} from {rows}"
+
+
+def _named(columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> tuple[list[str], list[str]]:
+    """The target's columns as it has them, and as statements number them."""
+    own = ([LSN, COMMIT_TS, RAW], ["lsn", "commit_ts", "raw"]) if metadata_columns else ([], [])
+    return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[1]
+
+
+def _chosen(base: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool) -> str:
     """Staged removals and the target's rows they may take, numbered within equal rows.
 
     The target's columns are renamed by position, since a source's column may have any name. Comparing structs, nulls
@@ -79,7 +110,7 @@ def _chosen(target: str, source: str, columns: Sequence[CopiedColumn], metadata_
         held += [f"{LSN} as lsn", f"{COMMIT_TS} as commit_ts", f"{RAW} as raw"]
     raws = ("raw", "base_raw") if metadata_columns else (None, None)
     return (
-        f"plain as (select {', '.join(held)} from {path(target)}),\n"
+        f"plain as (select {', '.join(held)} from {base}),\n"
         f"held as (select *, {_forms('v', columns, raws[0])} from plain),\n"
         f"removals as (select *, {_forms('b', columns, raws[1])} from {source}"
         f" where action in ('{ACTION_UPDATE}', '{ACTION_DELETE}')),\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,24 @@ class Pipeline:
         from spark_jobs.flow import consume
 
         return consume(spark, self.job(run_id), None if stage is None else [stage])
+
+    def replay(
+        self,
+        spark: SparkSession,
+        start: datetime,
+        end: datetime,
+        tables: Sequence[str] | None = None,
+        run_id: str | None = None,
+    ) -> RunResult:
+        """Derive anew, from the change log, the keys that the runs of the interval from ``start`` to ``end`` changed.
+
+        Of all tables or of these; a row that differs is mended, whatever else the targets hold stays. Raises StateError when
+        the change log no longer reaches back that far.
+        """
+        from spark_jobs.flow import replay
+
+        job = self.job(run_id, run_type="backfill", interval_start=start, interval_end=end)
+        return replay(spark, job, tables=tables)
 
     def validate(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Check every target's expectations now."""

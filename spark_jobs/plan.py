@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -72,37 +72,14 @@ def plan_target(
     """
     stream = stretch.stream
     snapshot = Snapshot.parse(state.snapshot)
-    _check_prepared(stream, state, snapshot)
+    check_prepared(stream, state, snapshot)
     volume = stretch.volume(state)
     _check_not_recreated(stream, state)
-    versions = _bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
+    versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
     evolution = _evolution(connection, state, [version.relation for version in versions], present, (policy, options))
-    columns = [column.state for column in evolution.columns]
-    names = tuple(column.name for column in columns)
-    types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
-    targets = _target_types(evolution, types, options)
-    _check_chosen_types(state, evolution, targets, policy)
-    check_columns(state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore")
-    routing = plan_routing(row_filter, columns)
-    shape = EventShape(
-        column_count=len(names),
-        key=tuple(names.index(name) for name in evolution.key_columns),
-        toastable=tuple(i for i, kind in enumerate(targets.values()) if _may_be_toasted(kind)),
-    )
-    truncated_at = _last_truncate(stream, state, snapshot)
-    decode = DecodePlan(
-        shape,
-        names,
-        tuple(targets.values()),
-        tuple(versions),
-        evolution.positions,
-        tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
-        snapshot,
-        stream.segments,
-        truncated_at,
-        tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
-        routing,
-    )
+    truncated_at = last_truncate(stream, state, snapshot)
+    decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
+    decode = replace(decode, truncated_at=truncated_at)
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
         state, stretch.batches, volume, decode, truncated_at >= 0, stretch.rows_of(state), may_move,
@@ -110,7 +87,45 @@ def plan_target(
     )  # fmt: skip
 
 
-def _bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
+def plan_decode(
+    connection: psycopg.Connection[Any],
+    stretch: Stretch,
+    state: TableState,
+    found: tuple[Sequence[RelationVersion], Evolution],
+    policy: SchemaPolicy,
+    options: TypeOptions,
+) -> DecodePlan:
+    """How the rows of these relation versions become events of a target with the evolution's columns.
+
+    Raises SchemaChanged or NeedsSync as ``plan_target`` does.
+    """
+    versions, evolution = found
+    columns = [column.state for column in evolution.columns]
+    names = tuple(column.name for column in columns)
+    types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
+    targets = _target_types(evolution, types, options)
+    _check_chosen_types(state, evolution, targets, policy)
+    check_columns(state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore")
+    shape = EventShape(
+        column_count=len(names),
+        key=tuple(names.index(name) for name in evolution.key_columns),
+        toastable=tuple(i for i, kind in enumerate(targets.values()) if _may_be_toasted(kind)),
+    )
+    return DecodePlan(
+        shape,
+        names,
+        tuple(targets.values()),
+        tuple(versions),
+        evolution.positions,
+        tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
+        Snapshot.parse(state.snapshot),
+        stretch.stream.segments,
+        wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
+        routing=plan_routing(row_filter, columns),
+    )
+
+
+def bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
     """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
     if len(versions) <= 1:
         return list(versions)
@@ -189,7 +204,7 @@ def _check_not_renamed(state: TableState, relation: Relation) -> None:
         )
 
 
-def _check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
+def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
     """A transaction committed in the range must have its changes in the log, unless the copy holds them."""
     for lost in stream.segments.missing:
         if not snapshot.sees(np.array([lost.xid8])).all():
@@ -199,7 +214,7 @@ def _check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> No
             )
 
 
-def _last_truncate(stream: Stream, state: TableState, snapshot: Snapshot) -> int:
+def last_truncate(stream: Stream, state: TableState, snapshot: Snapshot) -> int:
     """The place of the last TRUNCATE of this target that its copy doesn't reflect, or -1."""
     found = -1
     for row, place in stream.of_kind("T"):

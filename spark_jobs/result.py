@@ -26,6 +26,10 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "reread": "reread",
         "quarantined": "quarantined", "verbatim": "verbatim", "version": "version",
     },
+    "replay": {
+        "restored": "inserted", "corrected": "updated", "removed": "deleted", "left out": "skipped", "reread": "reread",
+        "quarantined": "quarantined", "version": "version",
+    },
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
 

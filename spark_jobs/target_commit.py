@@ -99,7 +99,7 @@ def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
             written = read_metadata(entry)
             if written.get("app_id") == app_id:
                 yield entry | {"waldelta": written}
-            elif written and written.get("verb") != "reshape":
+            elif written and written.get("verb") not in ("reshape", "replay"):
                 return
 
 

@@ -34,6 +34,15 @@ def is_conflict(err: BaseException) -> bool:
     return _CONFLICT.search(str(err)) is not None
 
 
+def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
+    """What writing a target failed by, as a named error."""
+    if (named := named_error(err)) is not None:
+        return named
+    if is_conflict(err):
+        return errors.LateWriter(f"{table}: somebody else committed to the target meanwhile: run again")
+    return errors.ApplyError(f"{table}: {first_line(err)}")
+
+
 def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
     """The error with the table's name, for what a task raises that knows only some of its columns."""
     if table in str(err):

@@ -48,6 +48,19 @@ _TIMELINE_SCHEMA = pa.schema(
 )
 _PLACE = ["batch", "seq", "streamed_xid"]
 
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the log holds of one life of the slot: the end of each batch, and whether earlier ones were dropped.
+
+    Those that were dropped end before ``begins_at``.
+    """
+
+    ends: dict[int, int]
+    is_cut: bool = False
+    begins_at: int = 0
+
+
 # Narrows rows by their place as landed, whether they were streamed, and their transaction.
 Chooser = Callable[[Ints, Bools, Ints], Bools]
 
@@ -155,6 +168,25 @@ class ChangeLog:
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
+
+    def reach(self, first_batch: int) -> Reach:
+        """What it still holds of the batches after ``first_batch``, from file statistics alone."""
+        table = self._open()
+        if table is None:
+            return Reach({})
+        actions = pa.table(table.get_add_actions(flatten=True))
+        names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
+        if not set(names) <= set(actions.column_names):
+            return Reach({})
+        ends: dict[int, int] = {}
+        begins: dict[int, int] = {}
+        for file in actions.select(names).to_pylist():
+            batch, least, most = int(file[names[0]]), file[names[1]], file[names[2]]
+            if batch > first_batch and most is not None:
+                ends[batch] = max(most, ends.get(batch, most))
+                begins[batch] = min(least, begins.get(batch, least))
+        lowest = min(ends, default=first_batch + 1)
+        return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0))
 
     def make_durable(self) -> int:
         """Force the newest commit onto the disk; returns its version."""

@@ -81,7 +81,7 @@ def _is_of(state: TableState, life: SlotMove) -> bool:
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:
     """A job whose connection comes from the environment, as an Airflow task hands it over."""
-    run_id = run_id or f"manual__{now().isoformat(timespec='seconds')}"
+    run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     return Job(pipeline, conninfo_from_environment(pipeline.source.conn_id), run_id, **details)
 
 

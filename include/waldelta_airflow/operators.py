@@ -20,6 +20,7 @@ from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
 
+    from waldelta.job import Job
     from waldelta.pipeline_file import PipelineFile
     from waldelta_airflow.child_process import ChildProcess
     from waldelta_airflow.forked_job import ForkedJob
@@ -72,7 +73,6 @@ class WaldeltaJobOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job and give its summary; its failure is raised as this task's."""
-        refuse_backfill(context, self.pipeline, self.verb)
         with named_failures():
             result = self._run(context)
         result.require(self.stage)
@@ -151,10 +151,9 @@ class WaldeltaJobOperator(BaseOperator):
     def arguments(self, context: Context, result: Path, stages: Sequence[str]) -> list[str]:
         """The job's command line; nothing in it is secret."""
         run = context["dag_run"]
-        run_type = str(getattr(run.run_type, "value", run.run_type))
         options = {
             "run-id": run.run_id,
-            "run-type": run_type if run_type in _RUN_TYPES else "manual",
+            "run-type": _run_type(run),
             "stage": ",".join(stages),
             "result": str(result),
         }
@@ -227,23 +226,32 @@ class CopyAgainOperator(TriggerDagRunOperator):
 
 
 def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
-    """What a run's processes have entered into the ledger so far; None when none has."""
+    """What a run's processes have entered into the ledger so far; None when none has.
+
+    A CDC run that was cleared, or is a backfill, replays: the newest of both counts.
+    """
     import json
 
     from waldelta.job import Job
 
-    run = Job(pipeline, "", run_id).ledger.run_result(run_id, verb)
-    return JobResult(json.loads(run.result)) if run is not None else None
+    ledger = Job(pipeline, "", run_id).ledger
+    runs = [ledger.run_result(run_id, name) for name in ((verb, "replay") if verb == "consume" else (verb,))]
+    newest = max((run for run in runs if run is not None), key=lambda run: run.at, default=None)
+    return JobResult(json.loads(newest.result)) if newest is not None else None
 
 
-def refuse_backfill(context: Context, pipeline: PipelineFile, verb: str = "consume") -> None:
-    """Stop a backfill run of the CDC DAG before anything is touched: it must replay, never consume."""
-    run_type = context["dag_run"].run_type
-    if verb == "consume" and str(getattr(run_type, "value", run_type)) == "backfill":
-        raise AirflowFailException(
-            f"backfills of {pipeline.pipeline}_cdc are not supported yet, nothing was touched: the slot's changes are "
-            f"applied by its scheduled and manual runs; to copy tables anew, trigger {pipeline.pipeline}_initial_sync"
-        )
+def job_of(context: Context, pipeline: PipelineFile, conninfo: str = "") -> Job:
+    """The run as the job knows it: who asked, and for which interval."""
+    from waldelta.job import Job
+
+    run = context["dag_run"]
+    bounds = (run.data_interval_start, run.data_interval_end)
+    return Job(pipeline, conninfo, run.run_id, _run_type(run), *(bounds if all(bounds) else (None, None)))
+
+
+def _run_type(run: Any) -> str:
+    run_type = str(getattr(run.run_type, "value", run.run_type))
+    return run_type if run_type in _RUN_TYPES else "manual"
 
 
 def _try_number(context: Context) -> int:

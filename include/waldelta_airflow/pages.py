@@ -42,7 +42,8 @@ moves the slot, so that an idle table holds no WAL); otherwise land â†’ apply â†
 - **fail_the_run**: turns the run red when a stage failed, since check and report then run for the other tables.
 - *If a run fails*, the next one carries on; clear a task to try its stage again. An error that can't go away by
   itself isn't retried.
-- Backfills are refused.
+- **A backfill**, or a run that is cleared after it ended well, *replays*: from the change log it derives anew what the runs of its
+  interval changed, and mends rows that differ. It leaves the slot alone and can be repeated; an interval without runs ends green at once.
 """,
     "maintenance": """\
 Compacts and cleans the targets and the pipeline's own tables, and removes old reports. It never goes below the

@@ -16,7 +16,7 @@ from waldelta.errors import ConfigError
 from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow import settings
 from waldelta_airflow.job_result import named_failures
-from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, refuse_backfill
+from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
 from waldelta_airflow.pages import dag_page
 
 log = logging.getLogger(__name__)
@@ -169,14 +169,18 @@ def _maintenance(job: _Job) -> DAG:
 
 
 def _look(pipeline: PipelineFile, context: Any) -> bool:
-    """Whether there is work for Spark; an idle slot is moved here, without a JVM."""
-    refuse_backfill(context, pipeline)
+    """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves the slot alone."""
     from waldelta.idle import look
-    from waldelta.job import Job
+    from waldelta.replay import is_replay, read_span
     from waldelta_airflow.connections import source_conninfo
 
     with named_failures():
-        seen = look(Job(pipeline, source_conninfo(pipeline.source.conn_id), context["dag_run"].run_id))
+        job = job_of(context, pipeline, source_conninfo(pipeline.source.conn_id))
+        if is_replay(job):
+            span = read_span(job)
+            log.info("this run replays from the change log: %s", span)
+            return not span.is_empty
+        seen = look(job)
     log.info("%s (%s bytes of WAL behind)", seen.reason, seen.lag_bytes)
     return seen.has_work
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -251,29 +252,76 @@ def confirmed(shop: Shop) -> int:
     return int(shop.source.execute(query, (f"{shop.name}_cdc",)).fetchone()[0])
 
 
-def test_a_backfill_is_refused(stack, shop):
-    """The run is red with one clear message before its first stage."""
+def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
+    """A CDC run of an interval, as the schedule makes them, but of another day: that one is the backfill's."""
+    day = (start + timedelta(days=9)).isoformat()
+    body = {
+        "logical_date": day,
+        "data_interval_start": start.isoformat(),
+        "data_interval_end": end.isoformat(),
+        "conf": {},
+    }
+    return shop.client.wait("shop_cdc", shop.client.post("/dags/shop_cdc/dagRuns", body)["dag_run_id"])
+
+
+def damage(shop: Shop, newest: int) -> None:
+    """What somebody's own job may do to a target: to a row that every change touches, and to the newest ones."""
+    orders = DeltaTable(f"{shop.root}/public/orders")
+    last = max(id_ for (id_,) in shop.target("orders", "id"))
+    orders.delete("id = 1")
+    orders.update(updates={"note": "'damaged'"}, predicate=f"id > {last - newest}")
+
+
+def version(shop: Shop) -> int:
+    return DeltaTable(f"{shop.root}/public/orders").version()
+
+
+def clear(shop: Shop, run: DagRun) -> DagRun:
+    shop.client.post(f"/dags/shop_cdc/dagRuns/{run.run_id}/clear", {"dry_run": False})
+    return shop.client.wait("shop_cdc", run.run_id)
+
+
+def test_backfills_and_cleared_runs_replay(stack, shop):
+    """Over two intervals with runs and one without: what was damaged in the lake is mended, once; the slot stays."""
+    months = [datetime(2024, month, 1, tzinfo=UTC) for month in (1, 2, 3)]
+    shop.run("cdc")
+    ordinary = []
+    for start, end in pairwise(months):
+        change(shop)
+        ordinary.append(run_over(shop, start, end))
+    assert [run.state for run in ordinary] == ["success", "success"]
+    assert shop.is_equal()
+    damage(shop, newest=2)
+    assert not shop.is_equal()
     path = stack.pipelines / "shop.yml"
     text = path.read_text()
     try:
-        path.write_text(text.replace("schedule: null\nm", 'schedule: "0 0 1 1 *"\nm'))
-        wait_until(lambda: shop.client.get("/dags/shop_cdc")["timetable_summary"] == "0 0 1 1 *")
-        now = datetime.now(UTC)
-        # The interval of the year before last; the last one's is run by the schedule.
-        shop.client.backfill(
-            "shop_cdc", datetime(now.year - 2, 1, 1, tzinfo=UTC), datetime(now.year - 2, 2, 1, tzinfo=UTC)
-        )
-        wait_until(lambda: any(r.finished for r in shop.client.runs("shop_cdc", run_type="backfill")))
-        wait_until(lambda: all(r.finished for r in shop.client.runs("shop_cdc")))
+        path.write_text(text.replace("schedule: null\nm", 'schedule: "0 0 1 * *"\nm'))
+        wait_until(lambda: shop.client.get("/dags/shop_cdc")["timetable_summary"] == "0 0 1 * *")
+        shop.client.backfill("shop_cdc", months[0], months[2] + timedelta(days=1), max_active_runs=1)
+        replays = dict.fromkeys(CDC, "success") | NO_COPY
+        found = [shop.client.wait("shop_cdc", r.run_id) for r in shop.client.runs("shop_cdc", run_type="backfill")]
+        first, second, third = sorted(found, key=lambda run: run.run_id)
+        # The schedule has a run of its own by now.
+        wait_until(lambda: all(run.finished for run in shop.client.runs("shop_cdc")), 600)
     finally:
         path.write_text(text)
-    (run,) = shop.client.runs("shop_cdc", run_type="backfill")
-    run = shop.client.run("shop_cdc", run.run_id)
-    assert run.state == "failed"
-    untouched = dict.fromkeys([*CDC[1:], "copy_again"], "upstream_failed")
-    assert run.states == {"slot_has_changes": "failed", "fail_the_run": "failed"} | untouched
-    log = shop.client.log("shop_cdc", run.run_id, "slot_has_changes")
-    assert "backfills of shop_cdc are not supported yet, nothing was touched" in log
+    assert (first.states, second.states) == (replays, replays)
+    assert third.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NO_COPY
+    assert "nothing to replay: the ledger knows no run" in shop.client.log("shop_cdc", third.run_id, "slot_has_changes")
+    assert shop.is_equal()
+    events = [e for run in (first, second) for e in shop.client.asset_events(source_run_id=run.run_id)]
+    assert [(e["name"], e["extra"]["inserted"], e["extra"]["updated"]) for e in events] == [
+        ("shop/public.orders", 1, 1), ("shop/public.orders", 0, 1),
+    ]  # fmt: skip
+    assert "replays from the change log: WAL " in shop.client.log("shop_cdc", first.run_id, "slot_has_changes")
+
+    before = version(shop)
+    assert clear(shop, first).states == replays  # again: nothing to mend, nothing is written
+    assert version(shop) == before
+    damage(shop, newest=1)
+    assert clear(shop, ordinary[1]).states == replays
+    assert shop.is_equal()
 
 
 def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):

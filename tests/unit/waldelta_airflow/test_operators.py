@@ -169,11 +169,13 @@ def test_a_job_without_a_result_failed(make_task, make_context, job, plan, kind,
     assert type(failure.value) is kind
 
 
-def test_a_backfill_touches_nothing(make_task, make_context, job):
-    """A backfill run of the CDC DAG fails before the job is started."""
-    with pytest.raises(AirflowFailException, match="backfills of shop_cdc are not supported yet, nothing was touched"):
-        make_task(stage="land").execute(make_context(run_type="backfill"))
-    assert not job.ran
+def test_a_backfill_is_told_to_the_job(make_task, make_context, job):
+    """The job replays then: it gets the run's type and interval."""
+    make_task(stage="land").execute(make_context(run_type="backfill"))
+    told = {name: job.options[name] for name in ("run-type", "interval-start", "interval-end")}
+    assert told == {
+        "run-type": "backfill", "interval-start": "2026-01-01T00:00:00+00:00", "interval-end": "2026-01-01T00:05:00+00:00",
+    }  # fmt: skip
 
 
 def test_a_connection_of_another_type_is_refused(make_task, make_context, job, monkeypatch):

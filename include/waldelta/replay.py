@@ -1,0 +1,165 @@
+"""Replay: which runs derive keys anew from the change log instead of consuming the slot, and from which part of it.
+
+A run replays when Airflow calls it a backfill, or when a run of its name has ended well before (a cleared one). The ledger
+of runs turns its interval, or the run itself, into a range of WAL, and the change log that into batches. Pure but for
+``read_span`` and ``is_replay``, which read the ledger and the log's file statistics; no Spark, no source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
+
+from waldelta.change_log import Reach
+from waldelta.errors import StateError
+from waldelta.job import Job, life_of
+from waldelta.ledger import ColumnState, Run, TableState
+from waldelta.lsn import Lsn
+from waldelta.pgoutput.relation import Relation
+
+CONSUME, REPLAY = "consume", "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is replayed: WAL from ``start`` to ``end``, landed in the batches after ``after`` up to and with ``upto``.
+
+    Without anything to replay, ``upto`` is ``after`` and ``why`` says the reason.
+    """
+
+    start: Lsn
+    end: Lsn
+    after: int = 0
+    upto: int = 0
+    why: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to replay."""
+        return self.upto <= self.after
+
+    def __str__(self) -> str:
+        return f"nothing to replay: {self.why}" if self.is_empty else f"WAL {self.start} to {self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of WAL by the run that consumed it: after ``start`` up to ``end``."""
+
+    run: Run
+    start: int
+    end: int
+
+
+def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
+    """Whether a run, or these stages of it, replays: a backfill, or one whose run has consumed and ended well already.
+
+    A later stage alone goes on with what the run did last.
+    """
+    if job.run_type == "backfill":
+        return True
+    consumed = job.ledger.run_result(job.run_id, CONSUME)
+    if consumed is None or consumed.status != "succeeded":
+        return False
+    if stages is None or {"land", "apply"} & set(stages):
+        return True
+    replayed = job.ledger.run_result(job.run_id, REPLAY)
+    return replayed is not None and replayed.at > consumed.at
+
+
+def read_span(job: Job) -> Span:
+    """What a run replays; raises StateError when the change log no longer reaches back to its beginning."""
+    ledger = job.ledger
+    life = life_of(job.pipeline.source.slot, ledger.slot_lives())
+    rows = [run for run in ledger.runs() if run.verb == CONSUME]
+    own = [run for run in rows if run.run_id == job.run_id]
+    interval = None
+    if job.run_type == "backfill" or not own:
+        if job.interval_start is None or job.interval_end is None:
+            raise StateError("a replay needs the start and the end of an interval: give both")
+        interval = (job.interval_start, job.interval_end)
+    chosen = [run for run in rows if run.run_id == job.run_id or (interval is not None and falls_into(run, *interval))]
+    kept = [segment for segment in segments(run for run in rows if run.at >= life.at) if segment.run in chosen]
+    if not kept:
+        return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
+    change_log = job.change_log(job.slot_identity())
+    return plan_span(kept, change_log.reach(life.batch or 0))
+
+
+def falls_into(run: Run, start: datetime, end: datetime) -> bool:
+    """Whether a run belongs to an interval: by its own, or, without one, by when it was.
+
+    An interval without length, as Airflow gives some manual runs, is a moment.
+    """
+    begin, until = run.interval_start or run.at, run.interval_end or run.at
+    return begin < end and (until > start or begin == until >= start)
+
+
+def segments(runs: Iterable[Run]) -> list[Segment]:
+    """What each entry of the ledger, in their order, consumed: from where the one before ended.
+
+    So WAL that a killed run landed without a word belongs to the next one; an entry that ends no further has none.
+    """
+    ended = [run for run in runs if run.end_lsn is not None]
+    ends = list(accumulate((run.end_lsn or 0 for run in ended), max))
+    starts = [ended[0].start_lsn or 0, *ends[:-1]] if ended else []
+    return [Segment(run, *bounds) for run, *bounds in zip(ended, starts, ends, strict=True) if bounds[0] < bounds[1]]
+
+
+def plan_span(kept: Sequence[Segment], reach: Reach) -> Span:
+    """The batches that hold the WAL of these segments, and of what lies between them; raises StateError."""
+    start, end = min(s.start for s in kept), max(s.end for s in kept)
+    if reach.is_cut and start < reach.begins_at:
+        raise StateError(
+            f"the change log no longer reaches back to {Lsn(start)}, where the runs to be replayed began: it begins before "
+            f"{Lsn(reach.begins_at)} (maintenance.keep_changes_days); copy the tables again instead (initial sync with tables=…)"
+        )
+    batches = [batch for batch, landed in reach.ends.items() if start < landed <= end]
+    if not batches:
+        return Span(Lsn(start), Lsn(end), why=f"nothing was landed between {Lsn(start)} and {Lsn(end)}")
+    return Span(Lsn(start), Lsn(end), min(batches) - 1, max(batches))
+
+
+def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | None) -> str:
+    if chosen:
+        return "its runs landed nothing, or belong to an earlier life of the slot, since when every table was copied"
+    if interval is None:
+        return "this run landed nothing"
+    return f"the ledger knows no run of the interval from {interval[0]:%Y-%m-%d %H:%M:%S} to {interval[1]:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) -> bool:
+    """Whether the target may rightly not have a row that its source updates, so that a missing one is no damage.
+
+    So when filters changed since the copy, inserts aren't published, a leaf was attached with its rows, or changes of
+    other origins are hidden: PostgreSQL's subscriber skips such updates too. ``first`` is the copy's own entry.
+    """
+    published = not state.publishes or "insert" in state.publishes
+    before, after = ({f.oid for f in s.storage.files} if s.storage else set() for s in (first, state))
+    return bool(state.later_filters) or not published or hides_origins or bool(after - before)
+
+
+def place_columns_by_history(
+    state: TableState, history: Sequence[Sequence[ColumnState]], relation: Relation
+) -> tuple[int | None, ...] | None:
+    """Where each of the target's columns stands in the rows of a relation of old; None: it isn't there.
+
+    ``history`` are the sets of columns that the target has had since its copy: only attribute numbers tell a renamed column
+    from another of that name. None for all when the relation has a column set that the ledger doesn't know for certain.
+    """
+    names = {column.name: k for k, column in enumerate(relation.columns)}
+    known = {
+        tuple((c.name, c.attnum) for c in columns) for columns in history if {c.name for c in columns} == set(names)
+    }
+    if len(known) != 1:
+        return None
+    numbers = {number: names[name] for name, number in known.pop()}
+    return tuple(numbers.get(column.attnum) for column in state.columns)
+
+
+def place_columns_by_name(state: TableState, relation: Relation) -> tuple[int | None, ...]:
+    """The same for a target that doesn't follow its source's columns: it knows them by their names alone."""
+    names = {column.name: k for k, column in enumerate(relation.columns)}
+    return tuple(names.get(column.name) for column in state.columns)

@@ -1,0 +1,253 @@
+"""Replay: keys that a range of batches touched are derived anew from the change log, and mended in the targets.
+
+Beside apply, under the same locks: what a target holds of later batches stays, since every key is brought to its state at
+the target's watermark, not at the range's end. The slot is never touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import tenacity
+from deltalake import DeltaTable
+
+from spark_jobs.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+)
+from spark_jobs.differences import write_differences
+from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
+from spark_jobs.merge_copies import replace_statement
+from spark_jobs.replay_copies import batches_since_copy, copied_columns, write_rows
+from spark_jobs.replay_plan import ReplayPlan, plan_replay
+from spark_jobs.reread import reread
+from spark_jobs.settle import settle
+from spark_jobs.stage import Staged
+from spark_jobs.stretch import Stretch, Stretches
+from spark_jobs.target import VARIANT
+from spark_jobs.target_commit import read_commit, read_untouched
+from spark_jobs.task_error import of_table, writing_error
+from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
+from waldelta.job import Job
+from waldelta.lake import remove_folder
+from waldelta.ledger import TableState, TargetCut
+from waldelta.leftovers import staging_folder
+from waldelta.locks import AdvisoryLock, target_lock
+from waldelta.present import PresentTable, read_present
+from waldelta.replay import Span
+from waldelta.standing import Due, Standing, read_published, read_standings
+from waldelta.visibility import Snapshot
+from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Runs and other replays hold a target for as long as their merge takes.
+LOCK_TIMEOUT_S = 900.0
+# What the merge effects; of rows that are only counted, or completed, nothing is committed.
+_EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
+# Beside a target's folder of staged changes.
+_STAGED = ("-states", "-states-moved", "-completed", "-net", "-net-routed")
+
+
+@dataclass
+class Replayed:
+    """What a replay did: targets with keys in the range, how many keys, the tables that failed, what else to tell."""
+
+    cuts: list[TargetCut] = field(default_factory=list)
+    keys: int = 0
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What every target of a replay is mended with."""
+
+    spark: SparkSession
+    job: Job
+    span: Span
+    held: Watermarks
+    stretches: Stretches
+
+
+def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None) -> Replayed:
+    """Mend every fed target, or these, by the batches of ``span``; a failing table doesn't hold up the others.
+
+    A table that can't be replayed, since its rows or columns changed in a way that the log doesn't tell, is left as it is and
+    named in ``warnings``. One without a key is made anew from its copy.
+    """
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
+    run = _Run(spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes))
+    # Kept beside those that end at the targets' watermarks.
+    touched = Stretches(change_log, sizes).between(span.after, span.upto)
+    done = Replayed()
+    with job.connect("replay") as connection:
+        standings = read_standings(job, read_published(connection, job))
+        states = [s.state for s in standings if s.due == Due.FEED and s.state is not None]
+        present = read_present(connection, states)
+    for standing in standings:
+        if standing.due != Due.FEED and _is_chosen(standing.table_name, tables) and _is_left_out(touched, standing):
+            done.warnings.append(f"{standing.table_name} isn't replayed: {standing.why}")
+    for state in states:
+        name = state.table_name
+        if not _is_chosen(name, tables):
+            continue
+        done.warnings += _told_before(touched, state)
+        if not _concerns(touched, state):
+            continue
+        try:
+            _replay_locked(run, state, present[name], done)
+        except SchemaChanged as err:
+            done.warnings.append(f"{of_table(err, name)}: it isn't replayed, and stays as it is")
+        except WaldeltaError as err:
+            log.error("table=%s not replayed: %s", name, err)
+            done.failures[name] = of_table(err, name)
+    return done
+
+
+def _is_chosen(name: str, tables: Collection[str] | None) -> bool:
+    return tables is None or name in tables
+
+
+def _is_left_out(touched: Stretch, standing: Standing) -> bool:
+    """Whether the range has anything for a table that gets no changes now."""
+    state = standing.state
+    return state is not None and bool(state.snapshot) and _concerns(touched, state)
+
+
+def _concerns(touched: Stretch, state: TableState) -> bool:
+    """Whether the range has anything for a target that its copy doesn't hold."""
+    return touched.volume(state).rows > 0 or touched.stream.has_truncates()
+
+
+def _told_before(touched: Stretch, state: TableState) -> list[str]:
+    """Changes that the copy holds: what the log says of them is older than the target's rows."""
+    rows = touched.rows_of(state)
+    every = len(rows) if rows is not None else _count(touched, state)
+    if not (older := every - touched.volume(state).rows):
+        return []
+    remedy = f"initial sync with tables={state.table_name}, if its rows are damaged"
+    return [
+        f"{state.table_name}: {older:,} changes of the range are older than its copy and aren't replayed ({remedy})"
+    ]
+
+
+def _count(touched: Stretch, state: TableState) -> int:
+    return touched.change_log.volume(touched.stream, state.relation_ids, Snapshot(0, 0)).rows
+
+
+def _replay_locked(run: _Run, state: TableState, present: PresentTable, done: Replayed) -> None:
+    began = time.monotonic()
+    for attempt in _patiently():
+        with attempt, target_lock(run.job, state.table_name) as lock:
+            current = check_same_copy(run.job, state)
+            watermark = run.held.of(current)
+            if watermark <= run.span.after:
+                done.warnings.append(f"{state.table_name} hasn't applied the range yet: the next run does")
+                return
+            cut, keys = _replay_target(run, current, present, watermark, (lock, done))
+    if cut is None:
+        return
+    done.cuts.append(cut)
+    done.keys += keys
+    log.info(
+        "table=%s replayed: %d keys, %d restored, %d corrected, %d removed, %.1f s",
+        state.table_name, keys, cut.inserted, cut.updated, cut.deleted, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _patiently() -> tenacity.Retrying:
+    """A target is waited for: an ordinary run, or another replay, is at work on it for a while."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LockHeld),
+        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        wait=tenacity.wait_fixed(1),
+        reraise=True,
+    )
+
+
+def _replay_target(
+    run: _Run, state: TableState, present: PresentTable, watermark: int, told: tuple[AdvisoryLock, Replayed]
+) -> tuple[TargetCut | None, int]:
+    job, (lock, done) = run.job, told
+    change_log = run.stretches.change_log
+    batches = (run.span.after, watermark)
+    if not state.key_columns:
+        batches = batches_since_copy(job, change_log, state, watermark)
+    stretch = run.stretches.between(*batches)
+    with job.connect("replay") as connection:
+        plan = plan_replay(connection, job, stretch, state, present, min(run.span.upto, watermark))
+    if not plan.target.volume.rows and not plan.target.truncated:
+        return None, 0
+    # Grows with every commit: a late writer of the same run is skipped once a later one has committed.
+    version = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options).version()
+    app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
+    root, name = job.pipeline.target.root, state.table_name
+    folder = staging_folder(root, name, state.generation, watermark, f"{app_id}:{version}")
+    mend = _mend_by_key if state.key_columns else _mend_whole
+    try:
+        counts, keys, statement = mend(run, plan, folder, done)
+        tag = CommitTag(app_id, version, job.run_id, counts=counts, verb="replay")
+        return _commit(run, plan, statement, tag, lock), keys
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise writing_error(name, err) from err
+    finally:
+        for staged in ("", *_STAGED):
+            remove_folder(f"{folder}{staged}")
+
+
+def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, done: Replayed) -> tuple[dict[str, int], int, str]:
+    """Stage what differs; returns the counts of it, the number of keys looked at, and the statement that commits it."""
+    job, state, decode = run.job, plan.target.state, plan.target.decode
+    uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
+    change_log, watermark = run.stretches.change_log, plan.target.batches[1]
+    keys = settle(run.spark, change_log, plan, f"{folder}-states")
+    changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
+    done.warnings += _told_skipped(state, changes)
+    # Entered as of the watermark: what quarantine says of earlier batches stays.
+    changes = reread(job, change_log, replace(plan.target, batches=(watermark, watermark)), changes)
+    source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
+    return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
+
+
+def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: Replayed) -> tuple[dict[str, int], int, str]:
+    """The same for a table without a key, whose rows are all made anew; it has no keys to be counted."""
+    job, state = run.job, plan.target.state
+    uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
+    counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
+    statement = replace_statement(uri, f"parquet.`{folder}`", copied_columns(state), metadata_columns=kept)
+    return counts, 0, statement
+
+
+def _commit(run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: AdvisoryLock) -> TargetCut:
+    job, state = run.job, plan.target.state
+    if not any(tag.counts.get(action) for action in _EFFECTS):
+        return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))
+    lock.check()
+    if run.held.of(state) > plan.target.batches[1]:
+        raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+    with tagged(run.spark, tag):
+        run.spark.sql(statement).collect()
+    return read_commit(job, state, tag)
+
+
+def _told_skipped(state: TableState, changes: Staged) -> list[str]:
+    if not (skipped := changes.counts.get(ACTION_SKIP)):
+        return []
+    why = "aren't in the target, and may rightly not be, since what is published changed"
+    return [f"{state.table_name}: {skipped:,} rows that the range changed {why}: they are left out"]

@@ -1,0 +1,108 @@
+"""Replay plan: what it takes to derive a target's keys anew from batches that were applied long ago."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from spark_jobs.plan import (
+    TargetPlan,
+    bringing_rows,
+    check_prepared,
+    last_truncate,
+    plan_decode,
+)
+from spark_jobs.stretch import Stretch
+from spark_jobs.versions import RelationVersion, read_versions
+from waldelta.errors import NeedsSync, SchemaChanged
+from waldelta.evolution import Evolution, NewColumn
+from waldelta.job import Job
+from waldelta.ledger import TableState
+from waldelta.present import PresentTable
+from waldelta.replay import may_lack_rows, place_columns_by_history, place_columns_by_name
+from waldelta.rewrite import unsent_changes
+from waldelta.standing import SYNCED
+from waldelta.visibility import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """How a target's keys are derived anew.
+
+    ``target`` covers all batches from the first replayed one up to the target's watermark. Keys are those touched up to
+    and with the batch ``upto``. ``invents``: a row that isn't in the target, though a change found it on the source, is
+    damage and put back; otherwise it may rightly be missing.
+    """
+
+    target: TargetPlan
+    upto: int
+    invents: bool
+
+
+def plan_replay(
+    connection: psycopg.Connection[Any],
+    job: Job,
+    stretch: Stretch,
+    state: TableState,
+    present: PresentTable,
+    upto: int,
+) -> ReplayPlan:
+    """Read what the log says of one target since the first batch to be replayed.
+
+    ``stretch`` ends at the target's watermark, so that its columns are the target's own. Raises NeedsSync when the table's
+    rows were written anew without being sent, SchemaChanged when the range has columns that the ledger can't place.
+    """
+    if what := "; ".join(unsent_changes(state, present.storage)):
+        raise NeedsSync(f"{state.table_name}: {what}")
+    stream, snapshot, target = stretch.stream, Snapshot.parse(state.snapshot), job.pipeline.target
+    check_prepared(stream, state, snapshot)
+    policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+    volume = stretch.volume(state)
+    history = [row for row in job.table_rows() if _is_of_copy(row, state)]
+    versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
+    evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
+    decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
+    untold = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
+    toastable = tuple(sorted({*decode.shape.toastable, *(untold - set(decode.shape.key))}))
+    truncated_at = last_truncate(stream, state, snapshot)
+    decode = replace(
+        decode, shape=replace(decode.shape, toastable=toastable), truncated_at=truncated_at, keeps_absent=True
+    )
+    may_move = any(version.relation.replica_identity == "f" for version in versions)
+    plan = TargetPlan(
+        state, stretch.batches, volume, decode, truncated_at >= 0, None, may_move or decode.routing is not None, None
+    )
+    hides_origins = job.pipeline.source.options.origin != "any"
+    first = history[0] if history else state
+    return ReplayPlan(plan, upto, invents=not may_lack_rows(state, first, hides_origins=hides_origins))
+
+
+def _is_of_copy(row: TableState, state: TableState) -> bool:
+    return (row.table_name, row.generation, row.status) == (state.table_name, state.generation, SYNCED)
+
+
+def _as_they_are(
+    state: TableState, history: Sequence[TableState], versions: Sequence[RelationVersion], *, follows: bool
+) -> Evolution:
+    """The target's columns stay; where they stand in rows of each version, old ones included."""
+    held = [row.columns for row in history]
+    positions = []
+    for version in versions:
+        relation = version.relation
+        places = place_columns_by_history(state, held, relation) if follows else place_columns_by_name(state, relation)
+        if places is None or _lacks_key(state, places):
+            listed = ", ".join(column.name for column in relation.columns)
+            raise SchemaChanged(
+                f"{state.table_name}: the range has rows with other columns ({listed}), which the ledger can't place in the "
+                "target's: copy it again (initial sync with its name in tables)"
+            )
+        positions.append(places)
+    columns = tuple(NewColumn(column, column.name) for column in state.columns)
+    return Evolution(columns, tuple(state.key_columns), (), tuple(positions))
+
+
+def _lacks_key(state: TableState, places: Sequence[int | None]) -> bool:
+    return any(at is None and c.name in state.key_columns for at, c in zip(places, state.columns, strict=True))

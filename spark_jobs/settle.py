@@ -1,0 +1,141 @@
+"""Settle: the states of the keys that a range of batches touched, as of a target's watermark, as files.
+
+Of a replay, where apply has stage; the whole log from the range on is decoded, and of it only the events of the keys that
+count are kept, by a semi-join. Those keys are the touched ones, and those that rows moved to and from since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from spark_jobs.changes import read_changes
+from spark_jobs.collapse import DELETE, INSERT, codes_of
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode, with_typed_keys
+from spark_jobs.final_states import final_states, reached
+from spark_jobs.identifier import ddl
+from spark_jobs.replay_plan import ReplayPlan
+from spark_jobs.route import judgement
+from spark_jobs.stage import BATCH_BYTES, ROWS_PER_BATCH, ROWS_PER_TASK
+from waldelta.change_log import ROW_KINDS, ChangeLog
+from waldelta.lake import write_parquet
+from waldelta.transactions import SEQ_BITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Typed keys of the row that an event consumes, and of the one that it leaves; null where there is none.
+_SOURCE, _DESTINATION = "s", "d"
+# A key by itself, and whether rows moved from or to it.
+_KEY, _MOVED = "k", "moved"
+
+
+def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str) -> int:
+    """Write the final states as Parquet into ``folder``; returns how many there are.
+
+    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else has a row.
+    """
+    plan, decode_plan = replay.target, replay.target.decode
+    events = _events(spark, change_log, decode_plan, plan.state.relation_ids)
+    moves = plan.volume.moves or plan.may_move
+    tasks = max(1, -(-plan.volume.rows // ROWS_PER_TASK))
+    keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
+    for k, key in enumerate(keys):
+        events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
+    if plan.truncated:
+        events = events.withColumn(_MOVED, F.lit(moves))
+    else:
+        events = events.join(_keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys)
+    # Keys that rows moved between go together, so that no chain is torn.
+    events = events.repartition(tasks, F.when(F.col(_MOVED), F.lit(0)).otherwise(F.hash(*keys)))
+    settling = _settling(decode_plan, base_is_empty=plan.truncated)
+    states = events.select(*decode_plan.event_schema.names).mapInArrow(settling, ddl(decode_plan.net_schema))
+    states.write.mode("overwrite").parquet(folder)
+    return spark.read.parquet(folder).count()
+
+
+def _settling(
+    plan: DecodePlan, *, base_is_empty: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def settle_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        batches = list(parts)
+        if batches:
+            events = pa.Table.from_batches(batches).cast(plan.event_schema)
+            states = collapse_events(events, plan, base_is_empty=base_is_empty, fold=final_states)
+            rows = min(ROWS_PER_BATCH, BATCH_BYTES * len(states) // max(states.nbytes, 1))
+            yield from states.to_batches(max_chunksize=max(1, rows))
+
+    return settle_part
+
+
+def _events(spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]) -> DataFrame:
+    """Every event of the target in the range, routed, with its typed keys."""
+    changes = (
+        read_changes(spark, change_log, plan.segments)
+        .where(F.col("relation_id").isin(*relation_ids) & F.col("kind").isin(*ROW_KINDS))
+        .where(F.col("xid8") >= plan.snapshot.xmin)
+        .select(*CHANGE_COLUMNS)
+    )
+    sides = {f"{_SOURCE}{k}": (f"o{k}", i) for k, i in enumerate(plan.shape.key)}
+    sides |= {f"{_DESTINATION}{k}": (f"c{i}", i) for k, i in enumerate(plan.shape.key)}
+    fields = [pa.field(name, plan.types[i].arrow) for name, (_, i) in sides.items()]
+    schema = pa.schema([*plan.decoded_schema, *fields])
+
+    def decode_keyed(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for events in decode(part, plan):
+                typed = with_typed_keys(events, plan)
+                columns = [*events.columns, *(typed[name] for name, _ in sides.values())]
+                yield from pa.table(columns, schema=schema).to_batches()
+
+    events = changes.mapInArrow(decode_keyed, ddl(schema))
+    if plan.routing is not None:
+        events = events.withColumn("op", judgement(plan.routing)).where("op is not null")
+    # What the filter made an INSERT or a DELETE has one side only.
+    for name in sides:
+        absent = INSERT if name.startswith(_SOURCE) else DELETE
+        events = events.withColumn(name, F.when(F.col("op") != absent, F.col(name)))
+    return events
+
+
+def _keys(spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str) -> DataFrame:
+    """The keys that count: those touched in the replayed batches, and those that rows moved from or to them."""
+    sides = [
+        [F.col(f"{letter}{k}").alias(f"{_KEY}{k}") for k in range(len(replay.target.decode.shape.key))]
+        for letter in (_SOURCE, _DESTINATION)
+    ]
+    within = events.where(F.shiftright("ord", SEQ_BITS) <= replay.upto)
+    one, other = (within.select(*side).where(F.col(f"{_KEY}0").isNotNull()) for side in sides)
+    touched = one.unionByName(other).distinct()
+    unmoved = touched.withColumn(_MOVED, F.lit(False))
+    if not moves or not _write_moved(spark, events, touched, folder):
+        return unmoved
+    moved = spark.read.parquet(folder)
+    names = [name for name in moved.columns if name != _MOVED]
+    return unmoved.join(moved, names, "left_anti").unionByName(moved.withColumn(_MOVED, F.lit(True)))
+
+
+def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, folder: str) -> bool:
+    """Write the keys that rows moved between and that hang together with touched ones; whether there are any."""
+    names = touched.columns
+    ends = [[f"{letter}{k}" for k in range(len(names))] for letter in (_SOURCE, _DESTINATION)]
+    same = reduce(and_, (F.col(s).eqNullSafe(F.col(d)) for s, d in zip(*ends, strict=True)))
+    has_both = F.col(ends[0][0]).isNotNull() & F.col(ends[1][0]).isNotNull()
+    moves = events.where(has_both & ~same).select(*ends[0], *ends[1]).distinct().toArrow()
+    if not len(moves):
+        return False
+    source, destination = (moves.select(side).rename_columns(names) for side in ends)
+    write_parquet(folder, pa.concat_tables([source, destination]))
+    known = touched.join(spark.read.parquet(folder), names, "left_semi").toArrow().select(names).cast(source.schema)
+    every = pa.concat_tables([known, source, destination])
+    codes = codes_of([every[name] for name in names])
+    first, second = len(known), len(known) + len(moves)
+    hit = pa.array(reached(codes[:first], codes[first:second], codes[second:]))
+    chosen = pa.concat_tables([source.filter(hit), destination.filter(hit)])
+    write_parquet(folder, chosen.group_by(names).aggregate([]))
+    return len(chosen) > 0
