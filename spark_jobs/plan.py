@@ -136,8 +136,9 @@ def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | N
 
 def _bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
     """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
-    if len(versions) <= 1:
-        return list(versions)
+    # Of many leaves that are all alike, none needs to be looked for.
+    if len({frozenset(version.relation.columns) for version in versions}) <= 1:
+        return sorted(versions, key=attrgetter("since"))
     found = [
         version
         for version in versions
