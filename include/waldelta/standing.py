@@ -102,11 +102,12 @@ def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed])
     """Whether changes still come from where the target was copied from."""
     if feed is not None and feed.root_id is not None:
         return state.root_id == feed.root_id  # leaves may come and go
+    if feed is not None and state.root_id is None and not feed.relation_ids.isdisjoint(state.relation_ids):
+        return True
     if state.fed_by is not None or state.root_id is not None:
-        return feed is not None and state.root_id is None and not feed.relation_ids.isdisjoint(state.relation_ids)
+        return False
     # A renamed table is still published: apply says by name what to do about it.
-    plain = [of for name, of in published.items() if of.is_plain(name)]
-    return any(not of.relation_ids.isdisjoint(state.relation_ids) for of in [*plain, *([feed] if feed else [])])
+    return any(of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids) for name, of in published.items())
 
 
 def _to_be_copied(table_name: str, feed: Feed | None, life: Life, *, running: bool, policy: SchemaPolicy) -> Standing:
