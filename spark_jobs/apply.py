@@ -35,6 +35,7 @@ from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, Wa
 from waldelta.evolution import Evolution
 from waldelta.job import Job
 from waldelta.lake import remove_folder
+from waldelta.leaves import record_leaves
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
@@ -43,6 +44,7 @@ from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
 from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
 from waldelta.standing import states as due_states
+from waldelta.targets import Feed
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
@@ -58,14 +60,14 @@ BATCHES_PER_STEP = 2
 class Applied:
     """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
 
-    ``published`` are the oids of the tables that the publications had meanwhile, ``removed`` those that left since.
+    ``published`` is what fed the targets meanwhile, ``removed`` those that left since.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
     outdated: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    published: dict[str, int] = field(default_factory=dict)
+    published: dict[str, Feed] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
 
     @property
@@ -99,7 +101,8 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     with job.connect("apply") as connection:
         applied.published = read_published(connection, job)
         standings = read_standings(job, applied.published)
-        states = due_states(standings, Due.FEED)
+        known = {state.table_name: set(state.relation_ids) for state in due_states(standings, Due.FEED)}
+        states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         present, published = read_present(connection, states), read_published_now(connection, job, states)
     applied.removed = record_removed(job, standings)
@@ -107,7 +110,10 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     for state in states:
         try:
             applied.warnings += check_rewrite(job, state, present[state.table_name])
-            applied.warnings += check_drift(job, state, published.get(state.table_name))
+            # What came with its partition is no news; what a table had before it was attached was not sent.
+            attached = present[state.table_name].attached.keys() - known[state.table_name]
+            seen = replace(state, relation_ids=[oid for oid in state.relation_ids if oid not in attached])
+            applied.warnings += check_drift(job, seen, published.get(state.table_name))
         except WaldeltaError as err:
             _give_up(job, state, err, applied)
     if last is None:
@@ -136,6 +142,16 @@ def apply(spark: SparkSession, job: Job) -> Applied:
                 cuts.append(cut)
         applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     return applied
+
+
+def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied) -> list[TableState]:
+    found = []
+    for state in states:
+        try:
+            found.append(record_leaves(job, state, applied.published))
+        except WaldeltaError as err:
+            _give_up(job, state, err, applied)
+    return found
 
 
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
@@ -280,16 +296,21 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTa
     columns = [by_name[name] for name in names]
     found = {}
     if not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}:
-        counted = run.spark.sql(count_statement(uri, source, columns, metadata_columns=keep_metadata)).collect()
+        counted = run.spark.sql(
+            count_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=plan.truncated_leaves)
+        ).collect()
         by_action = {row["action"]: row["rows"] for row in counted}
         found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
         tag = replace(tag, counts=tag.counts | found)
-    if any(found.values()):
-        statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata)
-    elif plan.truncated or not plan.decode.shape.key:
-        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=plan.truncated)
+    empty, cut = plan.truncated and not plan.decode.gathers, plan.truncated_leaves
+    if any(found.values()) or (cut and not plan.decode.shape.key):
+        statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=cut)
+    elif empty or not plan.decode.shape.key:
+        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=empty)
     else:
-        statement = merge_statement(uri, source, names, plan.decode.shape, metadata_columns=keep_metadata)
+        statement = merge_statement(
+            uri, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
+        )
     with tagged(run.spark, tag):
         run.spark.sql(statement).collect()
     return tag

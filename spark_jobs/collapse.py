@@ -82,12 +82,15 @@ class EventShape:
         return [f"u{i}" for i in self.toastable]
 
 
-def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False) -> pa.Table:
+def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
     """Collapse events of a table with a key into net changes: columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``.
 
     ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
-    ``base_is_empty``: the target was truncated before the first event, so no chain can start at one of its rows.
+    ``base_is_empty``: the target was truncated before the first event, so no chain can start at one of its rows; for
+    each event, where only some of a target's leaves were.
     """
+    if not isinstance(base_is_empty, bool):
+        base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
@@ -98,12 +101,11 @@ def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False
 class Chains:
     """The chains of a batch as arrays over events; keys are integers, -1 stands for none."""
 
-    def __init__(self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool) -> None:
+    def __init__(self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool | Bools) -> None:
         self.op, self.source, self.destination = op, source, destination
         self._order_touches()
         self.parent = self._parents()
-        if base_is_empty:
-            self.parent[self.parent == Root.BASE] = Root.MISSING
+        self.parent[(self.parent == Root.BASE) & base_is_empty] = Root.MISSING
         self.root = follow(np.where(self.parent >= 0, self.parent, np.arange(len(op))))
         self.origin: Ints = self.parent[self.root]
 
@@ -245,8 +247,13 @@ def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
                 events = events if kind is None else events.set_column(at, n, events[n].cast(kind))
     position = events["ord"].to_numpy()
     if len(position) > 1 and not (position[1:] > position[:-1]).all():
-        events = events.take(np.argsort(position, kind="stable"))
+        events = events.take(in_order_of(events))
     return events.combine_chunks()
+
+
+def in_order_of(events: pa.Table) -> Ints:
+    """The events' row numbers by their place in the stream."""
+    return np.argsort(events["ord"].to_numpy(), kind="stable")
 
 
 def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:

@@ -24,12 +24,13 @@ from spark_jobs.collapse import (
     follow,
     identity_codes,
     in_order,
+    in_order_of,
 )
 
 PLACE = "place"
 
 
-def collapse_copies(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False) -> pa.Table:
+def collapse_copies(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
     """Collapse events of a table without a key; columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts, place``.
 
     Actions: ``insert`` a row; ``delete`` one copy of row ``b``; ``update`` one copy of row ``b`` to row ``c``; both do
@@ -37,14 +38,15 @@ def collapse_copies(events: pa.Table, shape: EventShape, *, base_is_empty: bool 
     ``skip``: the batch itself shows that there was none. Rows are equal where PostgreSQL's texts of all their columns
     are. ``base_is_empty`` as in collapse().
     """
+    if not isinstance(base_is_empty, bool):
+        base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     if (op == INSERT).all():
         return _rows(events, shape, ACTION_INSERT, None, np.arange(len(op)))
     old, new = identity_codes(events, shape)
     parent, is_consumed = _parents(np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new))
-    if base_is_empty:
-        parent[parent == Root.BASE] = Root.MISSING
+    parent[(parent == Root.BASE) & base_is_empty] = Root.MISSING
     root = follow(np.where(parent >= 0, parent, np.arange(len(op))))
     origin = parent[root]
     live = np.flatnonzero((op != DELETE) & ~is_consumed)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.target import VARIANT, as_stored
-from waldelta.catalog import PublishedTable, TableId, read_published_tables
+from waldelta.catalog import TableId
 from waldelta.column_names import RAW
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import SchemaChanged, StateError
@@ -25,6 +25,7 @@ from waldelta.ledger import TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.target_filter import filter_of
+from waldelta.targets import Target, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ def compare_target(
     """
     table_id = TableId.parse(state.table_name)
     with SnapshotHolder(conninfo, f"waldelta compare {table_id}"[:63]) as holder:
-        table = _published_as_of(holder, pipeline, table_id)
+        table = _fed_as_of(holder, pipeline, table_id).table
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         with_metadata = pipeline.target.metadata_columns
@@ -81,7 +82,7 @@ def compare_target(
         source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(reader, schema)
         source = as_stored(source, [(name, kind.spark) for name, kind in copy.columns])
         target = _read_target(spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version)
-        _check_columns(table, source, target)
+        _check_columns(table_id, source, target)
         names = [name for name, _ in copy.columns]
         if with_metadata:
             names.append(RAW)
@@ -152,12 +153,12 @@ def _some_keys(rows: DataFrame, columns: Sequence[str], names: Sequence[str]) ->
     return tuple(row[0] for row in found.collect())
 
 
-def _published_as_of(holder: SnapshotHolder, pipeline: PipelineFile, table_id: TableId) -> PublishedTable:
-    names = pipeline.source.publication_names
-    for table in read_published_tables(holder.connection, names):
-        if table.id == table_id:
-            return table
-    raise StateError(f"{table_id} isn't in the publications {', '.join(names)}: it can't be compared")
+def _fed_as_of(holder: SnapshotHolder, pipeline: PipelineFile, table_id: TableId) -> Target:
+    for target in read_targets(holder.connection, pipeline):
+        if target.id == table_id:
+            return target
+    names = ", ".join(pipeline.source.publication_names)
+    raise StateError(f"{table_id} isn't in the publications {names}: it can't be compared")
 
 
 def _read_target(spark: SparkSession, uri: str, version: int | None) -> DataFrame:
@@ -165,7 +166,7 @@ def _read_target(spark: SparkSession, uri: str, version: int | None) -> DataFram
     return (reader if version is None else reader.option("versionAsOf", version)).load(uri)
 
 
-def _check_columns(table: PublishedTable, source: DataFrame, target: DataFrame) -> None:
+def _check_columns(table: TableId, source: DataFrame, target: DataFrame) -> None:
     """Names and types: a union of int and bigint would be made equal in silence."""
     published, held = (
         {(name, kind) for name, kind in frame.dtypes if not name.startswith("_wd_")} for frame in (source, target)
@@ -174,7 +175,7 @@ def _check_columns(table: PublishedTable, source: DataFrame, target: DataFrame) 
         lacks, odd = (
             ", ".join(" ".join(pair) for pair in sorted(some)) for some in (published - held, held - published)
         )
-        raise SchemaChanged(f"{table.id}: its target lacks [{lacks}] and has [{odd}] instead: sync it again")
+        raise SchemaChanged(f"{table}: its target lacks [{lacks}] and has [{odd}] instead: sync it again")
 
 
 def _reader(

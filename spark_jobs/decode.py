@@ -9,8 +9,8 @@ less work, and no nested columns between tasks (Spark's writer of Arrow batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -52,13 +52,21 @@ class DecodePlan:
     fills: tuple[bytes | None, ...]
     snapshot: Snapshot
     segments: Segments
-    truncated_at: int = -1
+    # The place of each relation's last TRUNCATE that the copy doesn't reflect.
+    truncated_at: Mapping[int, int] = field(default_factory=dict)
     # What types the columns have in binary format, by wire_name().
     wire_names: tuple[str, ...] = ()
     # The target's own filter; events carry its columns, typed, up to route.
     routing: Routing | None = None
     # A column that a version hasn't: its rows say nothing of it (a replay), instead of giving it the fill.
     keeps_absent: bool = False
+    # Which column holds the relation's oid, in a target that gathers leaves.
+    relid: int | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the target gathers leaves, so that a TRUNCATE may concern some of its rows only."""
+        return self.relid is not None
 
     @property
     def event_schema(self) -> pa.Schema:
@@ -87,7 +95,9 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
     landed, is_streamed = (batch << SEQ_BITS) | seq, streamed_xid >= 0
     place = plan.segments.places(batch, seq, streamed_xid)
     relation_id, xid8 = changes["relation_id"].to_numpy(), changes["xid8"].to_numpy()
-    wanted = (place >= 0) & (place > plan.truncated_at) & ~plan.snapshot.sees(xid8)
+    wanted = (place >= 0) & ~plan.snapshot.sees(xid8)
+    for truncated, at in plan.truncated_at.items():
+        wanted &= (place > at) | (relation_id != truncated)
     described = np.zeros(len(place), np.bool_)
     for version, positions in zip(plan.versions, plan.positions, strict=True):
         chosen = wanted & (relation_id == version.relation.relation_id) & version.describes(landed, is_streamed, xid8)
@@ -152,14 +162,9 @@ def _decode_version(
     if not plan.shape.key:
         _check_whole_rows(rows)
     for k, i in enumerate(identity):
-        columns[f"o{k}"] = _identity_value(rows, plan, positions, i, _old_key)
+        columns[f"o{k}"] = _identity_value(rows, plan, described, i, _old_key)
     for i, name in enumerate(plan.shape.values):
-        if i in identity:
-            columns[name] = _identity_value(rows, plan, positions, i, _new_key)
-        elif (at := positions[i]) is None:
-            columns[name] = _filled(plan.fills[i], len(rows))
-        else:
-            columns[name] = rows.new[at]
+        columns[name] = _new_value(rows, plan, described, i)
     for i in plan.shape.toastable:
         at = positions[i]
         untold = np.full(len(rows), plan.keeps_absent and at is None and i not in identity)
@@ -211,9 +216,23 @@ def _whole_updates(
     return found
 
 
+def _new_value(rows: Rows, plan: DecodePlan, described: tuple[Relation, tuple[int | None, ...]], i: int) -> pa.Array:
+    if i == plan.relid or i in plan.shape.identity:
+        return _identity_value(rows, plan, described, i, _new_key)
+    at = described[1][i]
+    return _filled(plan.fills[i], len(rows)) if at is None else rows.new[at]
+
+
 def _identity_value(
-    rows: Rows, plan: DecodePlan, positions: tuple[int | None, ...], i: int, read: Callable[[Rows, int], pa.Array]
+    rows: Rows,
+    plan: DecodePlan,
+    described: tuple[Relation, tuple[int | None, ...]],
+    i: int,
+    read: Callable[[Rows, int], pa.Array],
 ) -> pa.Array:
+    relation, positions = described
+    if i == plan.relid:
+        return _filled(str(relation.relation_id).encode(), len(rows))
     at = positions[i]
     if at is not None:
         return read(rows, at)
@@ -276,14 +295,13 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
     return events
 
 
-def collapse_events(
-    events: pa.Table, plan: DecodePlan, *, base_is_empty: bool, fold: Callable[..., pa.Table] = collapse
-) -> pa.Table:
+def collapse_events(events: pa.Table, plan: DecodePlan, *, fold: Callable[..., pa.Table] = collapse) -> pa.Table:
     """Collapse events and bring what is left into the target's types; columns as in ``plan.net_schema``.
 
     ``fold`` is what becomes of the events of a table with a key: their net changes, or the states they end in. Raises
     ApplyError for a key that the target's type can't hold.
     """
+    base_is_empty = _base_is_empty(events, plan)
     events = with_typed_keys(events, plan)
     if not plan.shape.key:
         net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
@@ -292,6 +310,14 @@ def collapse_events(
         net = fold(events, plan.shape, base_is_empty=base_is_empty)
     texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
     return _typed(net, plan, texts, "raw").cast(plan.net_schema)
+
+
+def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.bool_]:
+    """Whether the target's rows were truncated before these events; of a target that gathers leaves, for each event."""
+    if plan.relid is None or not plan.truncated_at:
+        return bool(plan.truncated_at)
+    truncated = pa.array([str(oid).encode() for oid in plan.truncated_at], pa.binary())
+    return np.asarray(pc.is_in(events[f"c{plan.relid}"], value_set=truncated))
 
 
 def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: str) -> pa.Table:

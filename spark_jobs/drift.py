@@ -8,29 +8,32 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import PublishedTable, read_published_tables
 from waldelta.drift import find_drift
-from waldelta.errors import NeedsSync
+from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
 from waldelta.recopy import mark
+from waldelta.targets import Target, read_targets
 from waldelta.watermark import check_same_copy
 
 
 def read_published_now(
     connection: psycopg.Connection[Any], job: Job, states: Sequence[TableState]
-) -> dict[str, PublishedTable]:
-    """The tables as they are published now, by name; nothing is asked when nothing was copied."""
+) -> dict[str, Target]:
+    """The targets as they are fed now, by name; nothing is asked when nothing was copied."""
     if not states:
         return {}
-    tables = read_published_tables(connection, [p.name for p in job.pipeline.source.publications])
-    return {str(table.id): table for table in tables}
+    return {str(target.id): target for target in read_targets(connection, job.pipeline)}
 
 
-def check_drift(job: Job, state: TableState, table: PublishedTable | None) -> list[str]:
+def check_drift(job: Job, state: TableState, target: Target | None) -> list[str]:
     """What is to be told of a target's drift. Raises NeedsSync, and marks the target, where a new copy is to mend it."""
-    if table is None or (drift := find_drift(job.pipeline, state, table)) is None:
+    if target is None:
+        return []
+    if target.problem is not None:
+        raise ConfigError(target.problem)
+    if (drift := find_drift(job.pipeline, state, target.table, target.feed.constraint)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"

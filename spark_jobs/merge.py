@@ -19,7 +19,7 @@ from spark_jobs.collapse import (
     EventShape,
 )
 from spark_jobs.identifier import path, quote
-from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,9 +64,18 @@ class CommitTag:
 
 
 def merge_statement(
-    target: str, source: str, names: Sequence[str], shape: EventShape, *, metadata_columns: bool
+    target: str,
+    source: str,
+    names: Sequence[str],
+    shape: EventShape,
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
 ) -> str:
-    """The MERGE of net changes (columns as in collapse) from relation ``source`` into the table at ``target``."""
+    """The MERGE of net changes (columns as in collapse) from relation ``source`` into the table at ``target``.
+
+    ``truncated`` are the leaves whose rows go, by oid, but for those that the changes bring.
+    """
     on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
     updates = [f"t.{quote(name)} = {_new_value(i, name, shape)}" for i, name in enumerate(names)]
     inserts = [(quote(name), f"s.c{i}") for i, name in enumerate(names)]
@@ -81,7 +90,13 @@ def merge_statement(
         f"when matched then update set {', '.join(updates)}\n"
         f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPSERT}') then\n"
         f"  insert ({', '.join(n for n, _ in inserts)}) values ({', '.join(v for _, v in inserts)})"
+        + (f"\nwhen not matched by source and {of_leaves('t', truncated)} then delete" if truncated else "")
     )
+
+
+def of_leaves(alias: str, oids: Sequence[int]) -> str:
+    """The condition on a gathered target's row that it is of one of these leaves."""
+    return f"{alias}.{RELID} in ({', '.join(f'{oid:d}' for oid in oids)})"
 
 
 def insert_statement(target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool) -> str:

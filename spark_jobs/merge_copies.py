@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from spark_jobs.collapse_copies import PLACE
 from spark_jobs.identifier import path, quote
+from spark_jobs.merge import of_leaves
 from waldelta.column_names import COMMIT_TS, LSN, RAW
 
 _FLOATS = ("float", "double")
@@ -31,10 +32,17 @@ class CopiedColumn:
     type_name: str
 
 
-def count_statement(target: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+def count_statement(
+    target: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
+) -> str:
     """How many staged updates and deletes find their row: a row of ``action, rows`` for each action that has any."""
     return (
-        f"with {_chosen(path(target), source, columns, metadata_columns)}\n"
+        f"with {_chosen(path(target), source, columns, metadata_columns, truncated)}\n"
         "select r.action, count(*) as rows\n"
         "from chosen as t\n"
         "join numbered as r on t.alike = r.alike and t.n = r.n\n"
@@ -42,21 +50,38 @@ def count_statement(target: str, source: str, columns: Sequence[CopiedColumn], *
     )
 
 
-def rewrite_statement(target: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
-    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation ``source``."""
+def rewrite_statement(
+    target: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
+) -> str:
+    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation ``source``.
+
+    ``truncated`` are the leaves whose rows are gone before, by oid.
+    """
     names, _ = _named(columns, metadata_columns=metadata_columns)
-    rows = rewritten_rows(path(target), source, columns, metadata_columns=metadata_columns)
+    rows = rewritten_rows(path(target), source, columns, metadata_columns=metadata_columns, truncated=truncated)
     return f"insert overwrite {path(target)} ({', '.join(names)})\n{rows}"
 
 
-def rewritten_rows(base: str, source: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+def rewritten_rows(
+    base: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
+) -> str:
     """The SELECT of relation ``base`` with the net changes applied, in the order of the target's columns."""
     held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
     if metadata_columns:
         held, staged = [*held, "lsn", "commit_ts", "raw"], [*staged, "lsn", "commit_ts", "raw"]
     changed = [f"case when r.action is null then t.{v} else r.{c} end" for v, c in zip(held, staged, strict=True)]
     return (
-        f"with {_chosen(base, source, columns, metadata_columns)}\n"
+        f"with {_chosen(base, source, columns, metadata_columns, truncated)}\n"
         f"select {', '.join(f't.{v}' for v in held)}\n"
         "from held as t\n"
         "left anti join wanted as w on t.alike = w.alike\n"
@@ -99,7 +124,9 @@ def _named(columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> tuple[
     return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[1]
 
 
-def _chosen(base: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool) -> str:
+def _chosen(
+    base: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool, truncated: Sequence[int]
+) -> str:
     """Staged removals and the target's rows they may take, numbered within equal rows.
 
     The target's columns are renamed by position, since a source's column may have any name. Comparing structs, nulls
@@ -108,9 +135,10 @@ def _chosen(base: str, source: str, columns: Sequence[CopiedColumn], metadata_co
     held = [f"{quote(column.name)} as v{i}" for i, column in enumerate(columns)]
     if metadata_columns:
         held += [f"{LSN} as lsn", f"{COMMIT_TS} as commit_ts", f"{RAW} as raw"]
+    there = f" as o where not coalesce({of_leaves('o', truncated)}, false)" if truncated else ""
     raws = ("raw", "base_raw") if metadata_columns else (None, None)
     return (
-        f"plain as (select {', '.join(held)} from {base}),\n"
+        f"plain as (select {', '.join(held)} from {base}{there}),\n"
         f"held as (select *, {_forms('v', columns, raws[0])} from plain),\n"
         f"removals as (select *, {_forms('b', columns, raws[1])} from {source}"
         f" where action in ('{ACTION_UPDATE}', '{ACTION_DELETE}')),\n"

@@ -18,15 +18,16 @@ from spark_jobs.stretch import Stretch
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.change_log import Stream, Volume
+from waldelta.column_names import RELID
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, check_key, other_type, plan_evolution, plan_ignoring, unchanged
 from waldelta.ledger import TableState
-from waldelta.pgoutput.relation import Relation, read_relation
+from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.present import PresentTable
 from waldelta.target_filter import filter_of
-from waldelta.type_catalog import PgType, read_types
+from waldelta.type_catalog import INT8, PgType, read_types
 from waldelta.type_map import TargetType, column_types
 from waldelta.type_options import TypeOptions
 from waldelta.types.number import NumericAsDouble
@@ -55,6 +56,11 @@ class TargetPlan:
     # What has to happen to the target's columns first; None: nothing.
     evolution: Evolution | None
 
+    @property
+    def truncated_leaves(self) -> tuple[int, ...]:
+        """Of a target that gathers leaves: those whose rows were truncated."""
+        return tuple(sorted(self.decode.truncated_at)) if self.decode.gathers else ()
+
 
 def plan_target(
     connection: psycopg.Connection[Any],
@@ -74,15 +80,17 @@ def plan_target(
     snapshot = Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
     volume = stretch.volume(state)
-    _check_not_recreated(stream, state)
+    if state.root_id is None:  # a leaf that is another one has joined as a new one
+        _check_not_recreated(stream, state)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
-    evolution = _evolution(connection, state, [version.relation for version in versions], present, (policy, options))
-    truncated_at = last_truncate(stream, state, snapshot)
+    relations = [_as_fed(version.relation, state) for version in versions]
+    evolution = _evolution(connection, state, relations, present, (policy, options))
+    truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
     decode = replace(decode, truncated_at=truncated_at)
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
-        state, stretch.batches, volume, decode, truncated_at >= 0, stretch.rows_of(state), may_move,
+        state, stretch.batches, volume, decode, bool(truncated_at), stretch.rows_of(state), may_move,
         evolution if evolution.changes(state) else None,
     )  # fmt: skip
 
@@ -111,24 +119,40 @@ def plan_decode(
         key=tuple(names.index(name) for name in evolution.key_columns),
         toastable=tuple(i for i, kind in enumerate(targets.values()) if _may_be_toasted(kind)),
     )
+    relid = names.index(RELID) if state.root_id is not None else None
     return DecodePlan(
         shape,
         names,
         tuple(targets.values()),
         tuple(versions),
-        evolution.positions,
+        tuple(_without(places, relid) for places in evolution.positions),
         tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
         Snapshot.parse(state.snapshot),
         stretch.stream.segments,
         wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
         routing=plan_routing(row_filter, columns),
+        relid=relid,
     )
+
+
+def _as_fed(relation: Relation, state: TableState) -> Relation:
+    """A leaf as a relation of the target that gathers it: its oid is one column more, behind its own."""
+    if state.root_id is None:
+        return relation
+    is_key = any(column.is_key for column in relation.columns)
+    return replace(relation, columns=(*relation.columns, RelationColumn(RELID, INT8, -1, is_key)))
+
+
+def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | None, ...]:
+    """The places of columns in the rows as they are sent: the leaf isn't told there."""
+    return tuple(None if i == relid else at for i, at in enumerate(places))
 
 
 def bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
     """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
-    if len(versions) <= 1:
-        return list(versions)
+    # Of many leaves that are all alike, none needs to be looked for.
+    if len({frozenset(version.relation.columns) for version in versions}) <= 1:
+        return sorted(versions, key=attrgetter("since"))
     found = [
         version
         for version in versions
@@ -147,7 +171,8 @@ def _evolution(
     policy, options = rules
     if not relations:
         return unchanged(state)
-    _check_not_renamed(state, relations[-1])
+    if state.root_id is None:
+        _check_not_renamed(state, relations[-1])
     if policy == "ignore":
         check_key(state, present)
         return plan_ignoring(state, relations)
@@ -197,7 +222,12 @@ def refusal(state: TableState, what: str) -> SchemaChanged:
 
 def _check_not_renamed(state: TableState, relation: Relation) -> None:
     name = str(TableId(relation.schema, relation.name))
-    if name != state.table_name:
+    if state.fed_by is not None and name != state.fed_by:
+        raise SchemaChanged(
+            f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source now, and its changes wait in "
+            f"the change log: write from: {name} in the pipeline file, run setup and sync it"
+        )
+    if state.fed_by is None and name != state.table_name:
         raise SchemaChanged(
             f"{state.table_name} is called {name} on the source now, and its changes wait in the change log: name {name} in the "
             f"pipeline file, run setup and sync it, then remove the target of the old name"
@@ -214,15 +244,15 @@ def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> Non
             )
 
 
-def last_truncate(stream: Stream, state: TableState, snapshot: Snapshot) -> int:
-    """The place of the last TRUNCATE of this target that its copy doesn't reflect, or -1."""
-    found = -1
+def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot) -> dict[int, int]:
+    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't reflect."""
+    found: dict[int, int] = {}
     for row, place in stream.of_kind("T"):
-        if place <= found or snapshot.sees(np.array([row["xid8"]])).all():
+        if snapshot.sees(np.array([row["xid8"]])).all():
             continue
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
-        if set(truncated.relation_ids) & set(state.relation_ids):
-            found = place
+        for oid in set(truncated.relation_ids) & set(state.relation_ids):
+            found[oid] = max(place, found.get(oid, -1))
     return found
 
 
@@ -232,7 +262,7 @@ def _check_not_recreated(stream: Stream, state: TableState) -> None:
         if place < 0:
             continue
         relation = read_relation(row["data"], streamed=row["streamed_xid"] is not None)
-        same_name = str(TableId(relation.schema, relation.name)) == state.table_name
+        same_name = str(TableId(relation.schema, relation.name)) == (state.fed_by or state.table_name)
         if (
             same_name
             and relation.relation_id not in state.relation_ids

@@ -10,12 +10,13 @@ from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.recopy import read_table_bytes
 from waldelta.standing import Due, Standing, due, never_copied, read_standings
+from waldelta.targets import Feed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def recopy(spark: SparkSession, job: Job, result: RunResult, published: Mapping[str, int]) -> dict[str, WaldeltaError]:
+def recopy(spark: SparkSession, job: Job, result: RunResult, published: Mapping[str, Feed]) -> dict[str, WaldeltaError]:
     """Take up every target that waits for a new copy; returns what went wrong, by table.
 
     Where a sync follows, large tables are left to it: they are named in ``result.needs_sync``, and as a failure too when

@@ -12,7 +12,7 @@ from spark_jobs.plan import (
     TargetPlan,
     bringing_rows,
     check_prepared,
-    last_truncate,
+    last_truncates,
     plan_decode,
 )
 from spark_jobs.stretch import Stretch
@@ -57,6 +57,10 @@ def plan_replay(
     """
     if what := "; ".join(unsent_changes(state, present.storage)):
         raise NeedsSync(f"{state.table_name}: {what}")
+    if state.root_id is not None:
+        raise SchemaChanged(
+            f"{state.table_name} gathers leaves: a replay can't derive its rows anew, copy it again (initial sync with its name in tables)"
+        )
     stream, snapshot, target = stretch.stream, Snapshot.parse(state.snapshot), job.pipeline.target
     check_prepared(stream, state, snapshot)
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
@@ -67,13 +71,13 @@ def plan_replay(
     decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
     untold = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
     toastable = tuple(sorted({*decode.shape.toastable, *(untold - set(decode.shape.key))}))
-    truncated_at = last_truncate(stream, state, snapshot)
+    truncated_at = last_truncates(stream, state, snapshot)
     decode = replace(
         decode, shape=replace(decode.shape, toastable=toastable), truncated_at=truncated_at, keeps_absent=True
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     plan = TargetPlan(
-        state, stretch.batches, volume, decode, truncated_at >= 0, None, may_move or decode.routing is not None, None
+        state, stretch.batches, volume, decode, bool(truncated_at), None, may_move or decode.routing is not None, None
     )
     hides_origins = job.pipeline.source.options.origin != "any"
     first = history[0] if history else state

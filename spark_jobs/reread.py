@@ -25,6 +25,7 @@ from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
 from waldelta.arrow_columns import one_array
 from waldelta.change_log import ChangeLog
+from waldelta.column_names import RELID
 from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
@@ -55,7 +56,10 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged) ->
     if not staged.incomplete and not held:
         return staged
     work = _Work(job, change_log, plan, staged)
-    work.resolve(open_keys(row for row in held if row.batch <= after))
+    opened = open_keys(row for row in held if row.batch <= after)
+    emptied = opened & _truncated_keys(held, plan)
+    work.told += [work.row(RESOLVED, key) for key in sorted(emptied)]
+    work.resolve(opened - emptied)
     for rows in _chunks(staged, plan):
         work.complete(rows)
     if work.told or any(row.batch > after for row in held):
@@ -86,11 +90,8 @@ class _Work:
         """Say which quarantined rows this range of batches ends, and bring back those that it updates."""
         if not opened:
             return
-        if self.plan.truncated:
-            self.told += [self._row(RESOLVED, key) for key in sorted(opened)]
-            return
         touched = _touched(self.staged, self.plan, opened)
-        self.told += [self._row(RESOLVED, key) for key in sorted(set(_keys(touched, self.plan, "b")))]
+        self.told += [self.row(RESOLVED, key) for key in sorted(set(_keys(touched, self.plan, "b")))]
         updated = touched.filter(pc.equal(touched["action"], ACTION_UPDATE))
         if len(updated):
             # The target has no row at the base key; what stands at the new one is purged by a row of its own.
@@ -143,13 +144,22 @@ class _Work:
             status = QUARANTINED if values.missing[n] else REREAD
             sent = _sent(rows.slice(n, 1), self.plan, absent) if values.missing[n] else None
             self.told.append(
-                self._row(status, keys[n], columns=absent, sent=sent, lsn=row["lsn"], commit_ts=row["commit_ts"],
+                self.row(status, keys[n], columns=absent, sent=sent, lsn=row["lsn"], commit_ts=row["commit_ts"],
                           reason=values.reasons[n])
             )  # fmt: skip
 
-    def _row(self, status: str, key: str, **details: Any) -> IncompleteRow:
+    def row(self, status: str, key: str, **details: Any) -> IncompleteRow:
+        """What the table of quarantined rows is to say of one key."""
         state, (_, upto) = self.plan.state, self.plan.batches
         return IncompleteRow(now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details)
+
+
+def _truncated_keys(held: Sequence[IncompleteRow], plan: TargetPlan) -> set[str]:
+    """Keys of quarantined rows that a TRUNCATE took with the table, or with their leaf."""
+    if not plan.truncated:
+        return set()
+    leaves = {str(oid) for oid in plan.truncated_leaves}
+    return {row.key for row in held if not leaves or (row.sent and json.loads(row.sent).get(RELID) in leaves)}
 
 
 def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:

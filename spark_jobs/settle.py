@@ -53,20 +53,18 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
         events = events.join(_keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys)
     # Keys that rows moved between go together, so that no chain is torn.
     events = events.repartition(tasks, F.when(F.col(_MOVED), F.lit(0)).otherwise(F.hash(*keys)))
-    settling = _settling(decode_plan, base_is_empty=plan.truncated)
+    settling = _settling(decode_plan)
     states = events.select(*decode_plan.event_schema.names).mapInArrow(settling, ddl(decode_plan.net_schema))
     states.write.mode("overwrite").parquet(folder)
     return spark.read.parquet(folder).count()
 
 
-def _settling(
-    plan: DecodePlan, *, base_is_empty: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def settle_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batches = list(parts)
         if batches:
             events = pa.Table.from_batches(batches).cast(plan.event_schema)
-            states = collapse_events(events, plan, base_is_empty=base_is_empty, fold=final_states)
+            states = collapse_events(events, plan, fold=final_states)
             rows = min(ROWS_PER_BATCH, BATCH_BYTES * len(states) // max(states.nbytes, 1))
             yield from states.to_batches(max_chunksize=max(1, rows))
 

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ChangeLog
+from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.connection import describe
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable
 from waldelta.job import Job
@@ -82,8 +83,11 @@ def _lookup(
 ) -> _Lookup | None:
     """What can still be read of the table; rows that need more are missing."""
     state, names = plan.state, plan.decode.names
-    found = connection.execute(_TABLE, (state.relation_ids[0],)).fetchone()
-    held = {(n, oid, typmod) for n, oid, typmod in connection.execute(_COLUMNS, (state.relation_ids[0],))}
+    # Of gathered leaves, the partitioned table tells each row's leaf too.
+    relation_id = state.relation_ids[0] if state.root_id is None else state.root_id
+    found = connection.execute(_TABLE, (relation_id,)).fetchone()
+    held = {(n, oid, typmod) for n, oid, typmod in connection.execute(_COLUMNS, (relation_id,))}
+    held |= {(c.name, c.type_oid, c.typmod) for c in state.columns if c.attnum == RELID_ATTNUM}
     usable = {c.name for c in state.columns if (c.name, c.type_oid, c.typmod) in held}
     if found is None or not usable.issuperset(state.key_columns):
         what = "the table was dropped" if found is None else "its key was changed"
@@ -123,7 +127,7 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
     numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
     same = [
         # The type's name is PostgreSQL's own, quoted where it must be.
-        sql.SQL("t.{} = k.{}::{}").format(sql.Identifier(name), number, sql.SQL(type_name))
+        sql.SQL("t.{} = k.{}::{}").format(_column(name), number, sql.SQL(type_name))
         for number, (name, type_name) in zip(numbered, lookup.key, strict=True)
     ]
     return sql.SQL(
@@ -135,6 +139,10 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
         relation=lookup.relation,
         same=sql.SQL(" and ").join(same),
     )
+
+
+def _column(name: str) -> sql.Composable:
+    return sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name)
 
 
 def _give_up(values: SourceValues, rows: Mask, reason: str) -> None:

@@ -60,7 +60,7 @@ def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: s
     events = [e for part in rows.to_batches() for found in decode(part, plan.decode) for e in found.to_batches()]
     if plan.decode.routing is not None and events:
         events = route_here(spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed").to_batches()
-    batches = list(_collapse_all(events, plan.decode, plan.truncated))
+    batches = list(_collapse_all(events, plan.decode))
     net = pa.Table.from_batches(batches, plan.decode.net_schema)
     write_parquet(folder, net)
     counts = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
@@ -98,7 +98,7 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
 
     Chains of moved keys cross any partitioning by key, so a range with moves is collapsed by one task.
     """
-    decode_plan, shape, empty = plan.decode, plan.decode.shape, plan.truncated
+    decode_plan, shape = plan.decode, plan.decode.shape
     events_schema = ddl(decode_plan.decoded_schema)
     routing, names = decode_plan.routing, decode_plan.event_schema.names
     result_schema = ddl(decode_plan.net_schema)
@@ -109,10 +109,10 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
                 yield from events.to_batches()
 
     def collapse_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _collapse_all(list(parts), decode_plan, empty)
+        yield from _collapse_all(list(parts), decode_plan)
 
     def decode_and_collapse(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _collapse_all(list(decode_part(parts)), decode_plan, empty)
+        yield from _collapse_all(list(decode_part(parts)), decode_plan)
 
     def transform(changes: DataFrame) -> DataFrame:
         tasks = 1 if plan.volume.moves or plan.may_move else -(-plan.volume.rows // ROWS_PER_TASK)
@@ -129,9 +129,9 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
     return transform
 
 
-def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan, base_is_empty: bool) -> Iterator[pa.RecordBatch]:
+def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:
     if parts:
         events = pa.Table.from_batches(parts, plan.event_schema)
-        net = collapse_events(events, plan, base_is_empty=base_is_empty)
+        net = collapse_events(events, plan)
         rows = min(ROWS_PER_BATCH, BATCH_BYTES * len(net) // max(net.nbytes, 1))
         yield from net.to_batches(max_chunksize=max(1, rows))

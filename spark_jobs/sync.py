@@ -30,7 +30,7 @@ from spark_jobs.target import (
     target_schema,
 )
 from spark_jobs.task_error import first_line
-from waldelta.catalog import PublishedTable, TableId, read_published_tables
+from waldelta.catalog import PublishedTable, TableId
 from waldelta.connection import describe
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
@@ -39,12 +39,13 @@ from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.present import read_present_tables
+from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, read_standings
 from waldelta.target_filter import column_states, read_target_filter, to_text
+from waldelta.targets import Target, read_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,29 +92,28 @@ def sync(
     """
     job.slot_identity()
     with job.connect("sync") as connection:
-        published = _read_published(connection, job)
-        wanted = _choose(published, job, tables)
+        wanted = _choose(_read_targets(connection, job), job, tables)
         if not wanted:
             return []
         check_writable(job.pipeline.target.root)
         settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
-    log.info("copying %d tables: %s", len(wanted), ", ".join(str(table.id) for table in wanted))
+    log.info("copying %d tables: %s", len(wanted), ", ".join(str(found.id) for found in wanted))
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = {}
     ledger_lock = threading.Lock()
 
-    def one(table: PublishedTable) -> None:
+    def one(wanted: Target) -> None:
         try:
-            results.append(_sync_locked(spark, job, table.id, reason, ledger_lock, settled))
+            results.append(_sync_locked(spark, job, wanted.id, reason, ledger_lock, settled))
         except WaldeltaError as err:
-            failures[str(table.id)] = err
+            failures[str(wanted.id)] = err
         except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
-            log.exception("table=%s", table.id)
-            failures[str(table.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+            log.exception("table=%s", wanted.id)
+            failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
     # The largest first, so that the small ones fill the gaps at its end.
     with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
-        for future in [pool.submit(one, table) for table in sorted(wanted, key=lambda t: -t.size_bytes)]:
+        for future in [pool.submit(one, table) for table in sorted(wanted, key=lambda t: -t.table.size_bytes)]:
             future.result()
     if failures:
         raise SyncFailed(failures, results)
@@ -122,8 +122,8 @@ def sync(
 
 def sync_table(
     spark: SparkSession, job: Job, table_id: TableId, generation: int, attempt: int, settled: Settled
-) -> tuple[SyncResult, PublishedTable]:
-    """Copy one table from one snapshot of its own and replace its target with it, in one commit.
+) -> tuple[SyncResult, Target]:
+    """Copy what feeds one target from one snapshot of its own and replace the target with it, in one commit.
 
     Raises SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is committed
     then. Published columns, filter and leaves are those that the snapshot sees. SnapshotLost too when it sees
@@ -134,9 +134,10 @@ def sync_table(
     uri = target_uri(target.root, table_id.schema, table_id.name)
     with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
         check_settled(holder, settled)
-        table, storage = _published_as_of(holder, job, table_id)
-        membership = read_version_as_of(holder, settled, table.oid)
-        options, where = target.types_of(str(table_id)), _target_filter(job, table)
+        fed, storage = _fed_as_of(holder, job, table_id)
+        table = fed.table
+        membership = read_version_as_of(holder, settled, table.relation_ids)
+        options, where = target.types_of(str(table_id)), _target_filter(job, fed)
         columns = target_columns(table, options, target.metadata_columns)
         prepare_target(spark, uri, columns)
         marks, marked = target.deletion_vectors_of(str(table_id)), has_deletion_vectors(spark, uri)
@@ -163,7 +164,7 @@ def sync_table(
             written = replace_target(spark, uri, frame, txn, metadata)
         if marked and not marks:  # only now: there are none left
             set_deletion_vectors(spark, uri, wanted=False)
-        _check_unaltered(job, table, membership)
+        _check_unaltered(job, fed, membership)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
@@ -171,7 +172,7 @@ def sync_table(
                 table_id, generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
                 seconds, attempt, table.relation_ids, storage, to_text(where),
             ),
-            table,
+            fed,
         )  # fmt: skip
 
 
@@ -209,12 +210,13 @@ def _sync_locked(
                     if number > 1:
                         with job.connect("sync") as connection:
                             settled = settle_again(connection, settled)
-                    result, table = sync_table(spark, job, table_id, generation, number, settled)
+                    result, fed = sync_table(spark, job, table_id, generation, number, settled)
         except Exception as err:
             record(FAILED, generation, reason=f"{type(err).__name__}: {first_line(err)}")
             raise
         lock.check()
         _check_not_removed(job, name, generation)
+        table = fed.table
         record(
             SYNCED,
             generation,
@@ -232,6 +234,8 @@ def _sync_locked(
             target_filter=result.target_filter,
             publishes=sorted(table.publishes),
             unpublished=_unpublished(table, result.storage),
+            fed_by=fed.fed_by,
+            root_id=fed.feed.root_id,
         )
         return result
 
@@ -275,49 +279,55 @@ def _reader(
     return read
 
 
-def _read_published(connection: psycopg.Connection[Any], job: Job) -> list[PublishedTable]:
+def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]:
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
         raise NotPrimary(
             f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: copy from the primary"
         )
-    return read_published_tables(connection, job.pipeline.source.publication_names)
+    return read_targets(connection, job.pipeline)
 
 
-def _choose(published: Sequence[PublishedTable], job: Job, names: Sequence[str] | None) -> list[PublishedTable]:
+def _choose(targets: Sequence[Target], job: Job, names: Sequence[str] | None) -> list[Target]:
     if names is None:
-        standings = read_standings(job, {str(t.id): t.oid for t in published})
+        standings = read_standings(job, {str(t.id): t.feed for t in targets})
         fine = {found.table_name for found in due(standings, Due.FEED)}
-        return [t for t in published if str(t.id) not in fine]
+        return [t for t in targets if str(t.id) not in fine]
     try:
         asked = {TableId.parse(name) for name in names}
     except ValueError as err:
         raise ConfigError(str(err)) from None
-    if unknown := sorted(asked - {table.id for table in published}):
-        known = ", ".join(str(table.id) for table in published) or "none"
+    if unknown := sorted(asked - {target.id for target in targets}):
+        known = ", ".join(str(target.id) for target in targets) or "none"
         raise ConfigError(f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have: {known}")
-    return [table for table in published if table.id in asked]
+    return [target for target in targets if target.id in asked]
 
 
-def _published_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[PublishedTable, StorageState | None]:
-    """The table, and how its rows are stored, as the snapshot sees them."""
+def _fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Target, StorageState | None]:
+    """The target, and how the rows that feed it are stored, as the snapshot sees them."""
     try:
-        tables = read_published_tables(holder.connection, job.pipeline.source.publication_names)
-        present = read_present_tables(holder.connection, [t.oid for t in tables if t.id == table_id])
+        found = [target for target in read_targets(holder.connection, job.pipeline) if target.id == table_id]
+        present = read_present_tables(holder.connection, [target.table.oid for target in found])
     except psycopg.Error as err:
         raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
-    for table in tables:
-        if table.id == table_id:
-            return table, present[table.oid].storage if table.oid in present else None
+    for target in found:
+        if target.problem is not None:
+            raise ConfigError(target.problem)
+        now = present.get(target.table.oid)
+        return target, stored(now, target.table.relation_ids if target.feed.root_id else None)
     raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
 
 
-def _check_unaltered(job: Job, copied: PublishedTable, membership: str) -> None:
+def _check_unaltered(job: Job, copied: Target, membership: str) -> None:
     """Chunks name columns; whether these, and what is published, are still the same is asked once, when all are read."""
     with job.connect("sync") as connection:
-        present = {t.oid: t for t in _read_published(connection, job)}.get(copied.oid)
-        same = read_version(connection, job.pipeline.source.publication_names, copied.oid) == membership
-    then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.columns}
-    if present is None or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}:
+        present = {t.id: t.table for t in _read_targets(connection, job)}.get(copied.id)
+        same = read_version(connection, job.pipeline.source.publication_names, copied.table.relation_ids) == membership
+    then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.table.columns}
+    if (
+        present is None
+        or present.oid != copied.table.oid
+        or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}
+    ):
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
     if not same:
         raise SnapshotLost(
@@ -330,13 +340,14 @@ def _unpublished(table: PublishedTable, storage: StorageState | None) -> list[in
     return [a.attnum for a in storage.attributes if a.attnum not in published] if storage is not None else []
 
 
-def _target_filter(job: Job, table: PublishedTable) -> RowFilter | None:
+def _target_filter(job: Job, fed: Target) -> RowFilter | None:
     """Analysed on a connection of its own: the snapshot's may only read. Whether it can be translated is asked first."""
-    if job.pipeline.target.where_of(str(table.id)) is None:
+    if fed.feed.where is None:
         return None
+    name, table = str(fed.id), fed.table
     with job.connect("sync") as connection:
-        where = read_target_filter(connection, job.pipeline, table)
-    plan_routing(where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(str(table.id))))
+        where = read_target_filter(connection, name, fed.feed.where, table)
+    plan_routing(where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name)))
     return where
 
 

@@ -144,7 +144,8 @@ def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, in
         return {"inserted": int(metrics.get("numOutputRows", 0)), "skipped": counts.get(ACTION_SKIP, 0)}
     inserted = int(metrics.get("numTargetRowsInserted", 0))
     updated = int(metrics.get("numTargetRowsUpdated", 0))
-    deleted = int(metrics.get("numTargetRowsDeleted", 0))
+    # Rows of leaves that were truncated are deleted too, without being matched: they are told as truncated.
+    deleted = int(metrics.get("numTargetRowsMatchedDeleted", metrics.get("numTargetRowsDeleted", 0)))
     new_rows = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPSERT, 0)
     replaced = max(0, new_rows - inserted)
     skipped = counts.get(ACTION_SKIP, 0) + max(0, counts.get(ACTION_UPDATE, 0) - (updated - replaced))

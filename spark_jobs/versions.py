@@ -79,7 +79,8 @@ def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[RelationVersion]:
 def _bounded(versions: list[RelationVersion]) -> Iterator[RelationVersion]:
     """Versions of one relation, each up to where the next of its transaction begins."""
     if all(version.relation == versions[0].relation for version in versions):
-        yield RelationVersion(-1, versions[0].relation, everywhere=True)
+        # Where it was told first still orders it among the versions of a target's other relations.
+        yield RelationVersion(min(v.since for v in versions), versions[0].relation, everywhere=True)
         return
     for _, group in groupby(versions, key=attrgetter("transaction")):
         same = list(group)

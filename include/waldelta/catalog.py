@@ -101,11 +101,31 @@ class PublishedTable:
     relation_ids: tuple[int, ...]
     publishes: frozenset[str]
     publications: tuple[str, ...] = ()
+    ancestors: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the table's main storage, all leaves together."""
         return sum(leaf.size_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRelation:
+    """A published table by its oid, and the oids of the partitioned tables above it."""
+
+    id: TableId
+    oid: int
+    relkind: str = "r"
+    ancestors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A relation that may be a partition: the oids of the tables above it, and what every row of it meets (None: nothing)."""
+
+    oid: int
+    ancestors: tuple[int, ...] = ()
+    constraint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +179,17 @@ def read_published_tables(conn: Connection, publication_names: Sequence[str]) ->
     return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
 
 
-def read_published_oids(conn: Connection, publication_names: Sequence[str]) -> dict[str, int]:
-    """The oids of the tables that read_published_tables() would give, by name; one statement, for every run's look."""
+def read_published_relations(conn: Connection, publication_names: Sequence[str]) -> list[PublishedRelation]:
+    """The tables that read_published_tables() would give, in short; one statement, for every run's look."""
     rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
-    return {str(TableId(row.schema, row.name)): row.oid for row in rows}
+    return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors)) for r in rows]
+
+
+def read_partitions(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, Partition]:
+    """Those of these relations that exist, as partitions of whatever is above them."""
+    wanted = list(tables)
+    rows = fetch(conn, _PARTITIONS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]})
+    return {TableId(r.schema, r.name): Partition(r.oid, tuple(r.ancestors), r.partition_constraint) for r in rows}
 
 
 def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
@@ -260,6 +287,7 @@ def _published(relation: Relation, member: _Membership, leaves: tuple[Leaf, ...]
         relation_ids=(relation.oid,),
         publishes=frozenset(member.publishes),
         publications=tuple(member.publications),
+        ancestors=relation.ancestors,
     )
 
 
@@ -328,13 +356,14 @@ order by p.pubname, c.oid
 
 _PUBLISHED = """
 with member as (
-    select distinct c.oid, t.schemaname as schema, t.tablename as name
+    select distinct c.oid, t.schemaname as schema, t.tablename as name, c.relkind::text as relkind
     from pg_publication_tables t
     join pg_namespace n on n.nspname = t.schemaname
     join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
     where t.pubname = any(%(publications)s::name[])
 )
-select m.oid, m.schema, m.name
+select m.oid, m.schema, m.name, m.relkind,
+       array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid) as ancestors
 from member m
 where not exists (
     select from pg_partition_ancestors(m.oid) a
@@ -363,6 +392,16 @@ order by n.nspname, c.relname
 
 _OIDS = """
 select c.oid, n.nspname as schema, c.relname as name
+from unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
+join pg_namespace n on n.nspname = w.schema
+join pg_class c on c.relnamespace = n.oid and c.relname = w.name
+where c.relkind not in ('i', 'I', 't')
+"""
+
+_PARTITIONS = """
+select c.oid, n.nspname as schema, c.relname as name,
+       array(select a.relid::oid from pg_partition_ancestors(c.oid) a where a.relid <> c.oid) as ancestors,
+       pg_get_partition_constraintdef(c.oid) as partition_constraint
 from unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
 join pg_namespace n on n.nspname = w.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = w.name

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator
 
 # Position and time of the commit a row comes from, and PostgreSQL's text of values that a type can't hold.
 OURS = LSN, COMMIT_TS, RAW = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
+# Of targets that gather the leaves of a partitioned table: the oid of the row's leaf, PostgreSQL's tableoid.
+RELID = "_wd_relid"
+# And its number among a table's columns (TableOidAttributeNumber).
+RELID_ATTNUM = -6
 
 
 def clashes(names: Iterable[str], *, metadata_columns: bool) -> Iterator[str]:

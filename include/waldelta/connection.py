@@ -167,8 +167,7 @@ _REFUSALS: tuple[tuple[str, type[SourceUnreachable | AuthenticationFailed | Conf
     (
         r"alert (certificate|unknown ca|bad certificate|unsupported certificate)|requires a valid client certificate",
         ConfigError,
-        "the server doesn't accept the client certificate ({reason}): let the extra's sslcert and sslkey name one that the "
-        "server's authority signed",
+        "the server doesn't accept the client certificate ({reason}): name one that it trusts in the extra's sslcert, sslkey",
     ),
     (
         r"invalid \w+ value|invalid connection option",

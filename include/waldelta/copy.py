@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.arrow_columns import storage
 from waldelta.catalog import PublishedTable, TableId
-from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.connection import connect_arrow, describe
 from waldelta.errors import ApplyError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
 from waldelta.pgoutput.wire import ArrowArray
@@ -47,7 +47,7 @@ _NO_PRIVILEGE = "42501"
 class TableCopy:
     """What the readers of one table need to know; travels to the tasks.
 
-    ``relfilenodes`` are the files that the snapshot sees, by leaf; ``lsn`` is None for targets without metadata
+    ``gathers``: the first column is the row's leaf. ``relfilenodes`` are the files that the snapshot sees, by leaf; ``lsn`` is None for targets without metadata
     columns. ``where`` is the target's own filter, as PostgreSQL prints it.
     """
 
@@ -59,6 +59,7 @@ class TableCopy:
     lsn: int | None
     key_columns: tuple[str, ...] = ()
     where: str | None = None
+    gathers: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -78,7 +79,10 @@ def plan_copy(
     """Describe the copy of a published table: its published columns, the publications' ORed row filter, the target's own."""
     types = column_types({column.name: column.type for column in table.columns}, table.key_columns, options)
     keys, own = tuple(table.key_columns), None if where is None else where.analysed
-    return TableCopy(table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn, keys, own)
+    gathers = any(column.attnum == RELID_ATTNUM for column in table.columns)
+    return TableCopy(
+        table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn, keys, own, gathers
+    )
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
@@ -161,7 +165,7 @@ def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable |
 
     Of a very wide table such columns are selected as text alone, which costs more to read: PostgreSQL has a limit.
     """
-    chosen = [target.copy_expressions(sql.Identifier(name)) for name, target in copy.columns]
+    chosen = [target.copy_expressions(_column(copy, name)) for name, target in copy.columns]
     if sum(1 + (raw is not None) for _, raw in chosen) <= MOST_EXPRESSIONS:
         return chosen
     names = [name for name, _ in copy.columns]
@@ -169,6 +173,10 @@ def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable |
         pair if pair[1] is None else (printed(sql.Identifier(name)), None)
         for name, pair in zip(names, chosen, strict=True)
     ]
+
+
+def _column(copy: TableCopy, name: str) -> sql.Composable:
+    return sql.SQL("tableoid") if copy.gathers and name == RELID else sql.Identifier(name)
 
 
 def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.row_filter.parse import parse_analysed
-from waldelta.target_filter import filter_of
+from waldelta.target_filter import both, filter_of
 
 # A filter that lets everything through, among others.
 EVERYTHING = "true"
@@ -35,11 +35,16 @@ class Drift:
     is_new: bool = True
 
 
-def find_drift(pipeline: PipelineFile, state: TableState, table: PublishedTable) -> Drift | None:
-    """Compare a copied target with the table as it is published now; None when there is nothing to tell or record."""
+def find_drift(
+    pipeline: PipelineFile, state: TableState, table: PublishedTable, constraint: str | None = None
+) -> Drift | None:
+    """Compare a copied target with the table as it is published now; None when there is nothing to tell or record.
+
+    ``constraint`` is that of the partition which the target holds instead of the whole table.
+    """
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
-    own, published = list(_own_filter(pipeline, known)), list(_publication(known, table))
+    own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
     reasons = (*own, *published, *_partitions(known, table))
     recorded = _record(known, table)
     if not reasons and recorded == state:
@@ -51,8 +56,8 @@ def find_drift(pipeline: PipelineFile, state: TableState, table: PublishedTable)
     return Drift(reasons, recorded, mends, is_new=recorded != state)
 
 
-def _own_filter(pipeline: PipelineFile, state: TableState) -> Iterator[str]:
-    held, wanted = filter_of(state), pipeline.target.where_of(state.table_name)
+def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | None) -> Iterator[str]:
+    held, wanted = filter_of(state), both(constraint, pipeline.target.where_of(state.table_name))
     if (held.text if held else None) != wanted:
         before = held.text if held else "every row"
         yield f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by {before}"
@@ -77,7 +82,8 @@ def _partitions(state: TableState, table: PublishedTable) -> Iterator[str]:
         return
     held, present = {file.oid for file in state.storage.files}, {leaf.oid: leaf for leaf in table.leaves}
     held -= {table.oid}
-    if came := sorted(str(leaf.id) for oid, leaf in present.items() if oid not in held and leaf.relkind == "r"):
+    known = held.union(state.relation_ids)  # leaves that joined their target, made as partitions
+    if came := sorted(str(leaf.id) for oid, leaf in present.items() if oid not in known and leaf.relkind == "r"):
         yield f"partition {', '.join(came)} came; rows that it had when it was attached were not sent"
     if gone := held - set(present):
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"

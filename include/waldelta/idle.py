@@ -18,6 +18,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.errors import StateError
 from waldelta.job import Job
+from waldelta.leaves import with_leaves
 from waldelta.ledger import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
@@ -108,13 +109,14 @@ def _work_left(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, change_log: ChangeLog
 ) -> str | None:
     """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published any more."""
-    standings = read_standings(job, read_published(connection, job))
+    published = read_published(connection, job)
+    standings = read_standings(job, published)
     record_removed(job, standings)
     if notice := never_copied(job, standings):
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
-    fed = states(standings, Due.FEED)
+    fed = [with_leaves(state, published) for state in states(standings, Due.FEED)]
     if behind := _behind(job, identity, change_log, fed):
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := due(standings, Due.COPY):

@@ -161,6 +161,10 @@ class TableState:
     publishes: list[str] = field(default_factory=list)
     # Numbers of the columns that the table had when it was copied, and that weren't published.
     unpublished: list[int] = field(default_factory=list)
+    # The table that feeds it, when that isn't the one of its name.
+    fed_by: str | None = None
+    # Of a target that gathers the leaves of a partitioned table: that table's oid; relation_ids are the leaves'.
+    root_id: int | None = None
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -172,7 +176,7 @@ class TableState:
             ("bytes", pa.int64()), ("seconds", pa.float64()), ("reason", pa.string()),
             ("incarnation", pa.string()), ("storage", _STORAGE), ("target_filter", pa.string()),
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
-            ("unpublished", pa.list_(pa.int64())),
+            ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
         ]
     )  # fmt: skip
 

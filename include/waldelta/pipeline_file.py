@@ -142,8 +142,17 @@ class Source(_Model):
 
 
 class TargetTable(_Model):
-    """How one target table is kept."""
+    """What feeds one target, and how it is kept."""
 
+    source: TableName | None = Field(
+        None,
+        alias="from",
+        description="the published table that feeds this target; default: the one of its name. With the name of one of that "
+        "table's partitions, the target holds what the partition holds",
+    )
+    partition_root: bool = Field(
+        False, description="true: gather the published leaves of this partitioned table in one target"
+    )
     mode: Literal["mirror"] = "mirror"
     schema_changes: SchemaPolicy | None = Field(
         None, description="what to do when the source's columns change, for this table"
@@ -157,6 +166,19 @@ class TargetTable(_Model):
         min_length=1,
         description="filter of this target, evaluated in Spark as PostgreSQL would (PostgreSQL expression)",
     )
+
+    @field_validator("source")
+    @classmethod
+    def _qualified(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_table_name(value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.source is not None and self.partition_root:
+            raise ValueError("from and partition_root exclude each other: a gathered target is fed by its leaves")
+        return self
 
 
 class Target(_Model):
@@ -205,6 +227,13 @@ class Target(_Model):
             raise ValueError(
                 "types other than string need metadata_columns: true, since what they can't hold stands in _wd_raw"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_are_named(self) -> Self:
+        for name, table in self.tables.items():
+            if table.source is not None or table.partition_root:
+                split_table_name(name)
         return self
 
     def types_of(self, table_name: str) -> TypeOptions:

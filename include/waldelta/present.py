@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 
+from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.ledger import AttributeState, FileState, LabelState, StorageState, TableState
 from waldelta.type_catalog import fetch
 
@@ -55,9 +56,35 @@ def read_present(connection: psycopg.Connection[Any], states: Sequence[TableStat
     """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
     if not states:
         return {}
-    found = read_present_tables(connection, [oid for state in states for oid in state.relation_ids])
+    found = read_present_tables(connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid})
+    return {state.table_name: _present(state, found) for state in states}
+
+
+def _present(state: TableState, found: Mapping[int, PresentTable]) -> PresentTable:
     nothing = PresentTable()
-    return {s.table_name: next((found[o] for o in s.relation_ids if o in found), nothing) for s in states}
+    if state.root_id is None:
+        return next((found[oid] for oid in state.relation_ids if oid in found), nothing)
+    root = found.get(state.root_id, nothing)
+    root = replace(root, storage=stored(root, state.relation_ids))
+    leaves = [found[oid] for oid in state.relation_ids if oid in found]
+    return gathered(root, leaves) if RELID in state.key_columns else root
+
+
+def stored(table: PresentTable | None, leaves: Collection[int] | None = None) -> StorageState | None:
+    """How a table's rows are stored; of a partitioned one, those of these leaves."""
+    if table is None or table.storage is None or leaves is None:
+        return table.storage if table is not None else None
+    return replace(table.storage, files=[file for file in table.storage.files if file.oid in leaves])
+
+
+def gathered(root: PresentTable, leaves: Sequence[PresentTable]) -> PresentTable:
+    """A partitioned table whose rows are found by their leaf and the leaf's key; no key where the leaves' ones differ."""
+    keys = {
+        frozenset(root.columns[name].attnum for name, c in leaf.columns.items() if c.attnum in (leaf.key or ()))
+        for leaf in leaves
+    }
+    key = keys.pop() if len(keys) == 1 else frozenset()
+    return replace(root, key=key | {RELID_ATTNUM} if key else key)
 
 
 def _table(row: Any) -> PresentTable:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from waldelta.catalog import read_published_tables
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.standing import NEEDS_SYNC
+from waldelta.targets import read_targets
 from waldelta.type_catalog import fetch
 
 
@@ -23,14 +23,12 @@ def mark(job: Job, state: TableState, reason: str) -> None:
 
 
 def read_table_bytes(job: Job) -> dict[str, int]:
-    """How large each published table is, with what is TOASTed, by name."""
+    """How large what feeds each target is, with what is TOASTed, by the target's name."""
     with job.connect("sizes") as connection:
-        tables = read_published_tables(connection, job.pipeline.source.publication_names)
-        leaves = {leaf.oid: str(table.id) for table in tables for leaf in table.leaves}
-        sizes = {str(table.id): 0 for table in tables}
-        for row in fetch(connection, _SIZES, {"oids": list(leaves)}):
-            sizes[leaves[row.oid]] += row.bytes
-    return sizes
+        targets = read_targets(connection, job.pipeline)
+        oids = list({leaf.oid for target in targets for leaf in target.table.leaves})
+        sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": oids})}
+    return {str(target.id): sum(sizes[leaf.oid] for leaf in target.table.leaves) for target in targets}
 
 
 _SIZES = """

@@ -46,20 +46,22 @@ def check_settled(holder: SnapshotHolder, settled: Settled) -> None:
         raise SnapshotLost("the publications were altered before the snapshot was taken: the copy starts again")
 
 
-def read_version_as_of(holder: SnapshotHolder, settled: Settled, oid: int | None = None) -> str:
+def read_version_as_of(holder: SnapshotHolder, settled: Settled, oids: Sequence[int] | None = None) -> str:
     """As read_version(), as the snapshot sees it; raises SnapshotLost when its session has ended."""
     try:
-        return read_version(holder.connection, settled.publications, oid)
+        return read_version(holder.connection, settled.publications, oids)
     except psycopg.Error as err:
         raise SnapshotLost(f"the publications can't be read in the snapshot ({err}): the copy starts again") from None
 
 
-def read_version(connection: psycopg.Connection[Any], publications: Sequence[str], oid: int | None = None) -> str:
+def read_version(
+    connection: psycopg.Connection[Any], publications: Sequence[str], oids: Sequence[int] | None = None
+) -> str:
     """A text that is another one after any change of the publications, also after one that was taken back.
 
-    With the ``oid`` of a table: after any change of what they say of this table, which setting their options isn't.
+    With the ``oids`` of tables: after any change of what they say of these, which setting their options isn't.
     """
-    params = {"publications": list(publications), "oid": oid}
+    params = {"publications": list(publications), "oids": None if oids is None else list(oids)}
     ((version,),) = connection.execute(_VERSION.encode(), params).fetchall()
     return str(version)
 
@@ -68,26 +70,26 @@ def read_version(connection: psycopg.Connection[Any], publications: Sequence[str
 _VERSION = """
 with publication as (
     select oid, xmin from pg_publication where pubname = any(%(publications)s::name[])
+),
+named as (
+    select w.oid from unnest(%(oids)s::oid[]) as w (oid)
+    union
+    select a.relid from unnest(%(oids)s::oid[]) as w (oid), pg_partition_ancestors(w.oid) a
 )
 select md5(coalesce(string_agg(version, ' ' order by version), ''))
 from (
-    select format('p %%s %%s', oid, case when %(oid)s::oid is null then xmin::text end) as version
+    select format('p %%s %%s', oid, case when %(oids)s::oid[] is null then xmin::text end) as version
     from publication
     union all
     select format('r %%s %%s', r.oid, r.xmin)
     from pg_publication_rel r
     join publication p on p.oid = r.prpubid
-    where %(oid)s::oid is null
-       or r.prrelid = %(oid)s::oid
-       or r.prrelid in (select relid from pg_partition_ancestors(%(oid)s::oid))
+    where %(oids)s::oid[] is null or r.prrelid in (select oid from named)
     union all
     select format('n %%s %%s', n.oid, n.xmin)
     from pg_publication_namespace n
     join publication p on p.oid = n.pnpubid
-    where %(oid)s::oid is null
-       or n.pnnspid in (
-           select relnamespace from pg_class
-           where oid = %(oid)s::oid or oid in (select relid from pg_partition_ancestors(%(oid)s::oid))
-       )
+    where %(oids)s::oid[] is null
+       or n.pnnspid in (select relnamespace from pg_class where oid in (select oid from named))
 ) as v
 """

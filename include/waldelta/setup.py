@@ -39,6 +39,7 @@ from waldelta.setup_slot import copy_that_stays, ensure_slot, judge_history, mad
 from waldelta.slot import PLUGIN, check_ours, drop_slot, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standing import read_published, read_standings, record_removed
+from waldelta.target_preflight import plan_targets
 from waldelta.where_preflight import Translate, judge_wheres, resolvable
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class SetupPlan:
     create_slot: bool
     slot: str
     two_phase: bool = False
+    # What feeds the targets that aren't just the table of their name.
+    fed: tuple[str, ...] = ()
     lock_timeout_ms: int = LOCK_TIMEOUT_MS
 
     @property
@@ -98,7 +101,8 @@ class SetupPlan:
         """Findings and plan for people."""
         found = [f"  - {finding}" for finding in self.findings]
         script = self.as_sql() or "nothing to do: publications and slot are as the pipeline file wants them"
-        return "\n".join([*(["preflight:", *found] if found else ["preflight: no findings"]), "plan:", script])
+        fed = ["targets:", *(f"  - {line}" for line in self.fed)] if self.fed else []
+        return "\n".join([*(["preflight:", *found] if found else ["preflight: no findings"]), *fed, "plan:", script])
 
     def require(self) -> None:
         """Raises PreflightFailed with every problem."""
@@ -139,8 +143,11 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable) ->
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
     findings += _too_late(managed, facts)
+    fed: list[str] = []
     if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
-        findings += judge_wheres(conn, pipeline, in_force, facts, translate)
+        planned = plan_targets(conn, pipeline, in_force, facts)
+        findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
+        fed = planned.describe()
     findings += _forgotten(job, actual)
     findings += judge_history(job, slot)
     return SetupPlan(
@@ -149,6 +156,7 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable) ->
         create_slot=slot is None,
         slot=pipeline.source.slot,
         two_phase=pipeline.source.options.two_phase,
+        fed=tuple(fed),
     )
 
 

@@ -12,12 +12,12 @@ from enum import StrEnum
 
 import psycopg
 
-from waldelta.catalog import read_published_oids
 from waldelta.errors import LockHeld
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
 from waldelta.pipeline_file import SchemaPolicy
+from waldelta.targets import Feed, read_feeds
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ _AWAY = "it is no longer published, and its target stays as it is"
 _NEVER = "it was never copied"
 _RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
 _RECREATED = "it was dropped and created again on the source"
+_FED_ANEW = "other tables feed it than those that it was copied from"
 
 _MOST_NAMED = 10
 
@@ -72,7 +73,7 @@ class Standing:
 
 def standing(
     table_name: str,
-    published: Mapping[str, int],
+    published: Mapping[str, Feed],
     life: Life | None,
     *,
     running: bool = False,
@@ -80,14 +81,13 @@ def standing(
 ) -> Standing:
     """Where a table stands; pure.
 
-    ``published`` are oids by name, ``running`` says whether a run is at work on its copy, ``policy`` whether a copy that
+    ``published`` says what feeds each target now, ``running`` says whether a run is at work on its copy, ``policy`` whether a copy that
     only waldelta knows to be needed may be made without being asked for.
     """
     state = life.state if life else None
-    oid = published.get(table_name)
-    # A renamed table is still published: apply says by name what to do about it.
-    same = state is not None and not set(state.relation_ids).isdisjoint(published.values())
-    if oid is None and not (same and state is not None and state.status == SYNCED):
+    feed = published.get(table_name)
+    same = state is not None and _is_fed(state, feed, published)
+    if feed is None and not (same and state is not None and state.status == SYNCED):
         return Standing(table_name, Due.REMOVED, state, _AWAY)
     if life is None or state is None:
         return Standing(table_name, Due.FIRST, None, _NEVER)
@@ -95,12 +95,29 @@ def standing(
         return Standing(table_name, Due.FIRST, state, _RETURNED)
     if state.status == SYNCED and same:
         return Standing(table_name, Due.FEED, state)
-    return _to_be_copied(table_name, life, running=running, policy=policy)
+    return _to_be_copied(table_name, feed, life, running=running, policy=policy)
 
 
-def _to_be_copied(table_name: str, life: Life, *, running: bool, policy: SchemaPolicy) -> Standing:
+def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed]) -> bool:
+    """Whether changes still come from where the target was copied from."""
+    if feed is not None and feed.root_id is not None:
+        return state.root_id == feed.root_id  # leaves may come and go
+    if feed is not None and state.root_id is None and not feed.relation_ids.isdisjoint(state.relation_ids):
+        return True
+    if state.fed_by is not None or state.root_id is not None:
+        return False
+    # A renamed table is still published: apply says by name what to do about it.
+    return any(
+        of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids) for name, of in published.items()
+    )
+
+
+def _to_be_copied(table_name: str, feed: Feed | None, life: Life, *, running: bool, policy: SchemaPolicy) -> Standing:
     state = life.state
-    reason = _RECREATED if state.status == SYNCED else state.reason or ""
+    reason = state.reason or ""
+    if state.status == SYNCED:
+        was_plain = state.fed_by is None and state.root_id is None
+        reason = _RECREATED if was_plain and feed is not None and feed.is_plain(table_name) else _FED_ANEW
     failed = None
     if state.status == FAILED:
         failed, reason = f"failed ({reason})", ""
@@ -127,12 +144,12 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
     return found
 
 
-def read_published(connection: psycopg.Connection[tuple[object, ...]], job: Job) -> dict[str, int]:
-    """The oids of the tables that the pipeline's publications publish now, by name."""
-    return read_published_oids(connection, job.pipeline.source.publication_names)
+def read_published(connection: psycopg.Connection[tuple[object, ...]], job: Job) -> dict[str, Feed]:
+    """What of the pipeline's publications feeds each target now, by the target's name."""
+    return read_feeds(connection, job.pipeline)
 
 
-def read_standings(job: Job, published: Mapping[str, int]) -> list[Standing]:
+def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:
     """Every table that is published or was copied in the slot's present life, by name."""
     known = lives(job.table_rows())
     return [_read(job, name, published, known.get(name)) for name in sorted(known.keys() | published.keys())]
@@ -177,7 +194,7 @@ def states(standings: Iterable[Standing], *kinds: Due) -> list[TableState]:
     return [found.state for found in due(standings, *kinds) if found.state is not None]
 
 
-def _read(job: Job, name: str, published: Mapping[str, int], life: Life | None) -> Standing:
+def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None) -> Standing:
     running = life is not None and life.state.status == COPYING and name in published and _is_locked(job, name)
     return standing(name, published, life, running=running, policy=job.pipeline.target.policy_of(name))
 

@@ -14,7 +14,6 @@ import psycopg
 from waldelta.catalog import Column, PublishedTable
 from waldelta.errors import ConfigError, StateError
 from waldelta.ledger import ColumnState, TableState
-from waldelta.pipeline_file import PipelineFile
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
 from waldelta.type_map import column_types
 from waldelta.type_options import TypeOptions
@@ -22,18 +21,28 @@ from waldelta.type_options import TypeOptions
 Connection = psycopg.Connection[Any]
 
 
-def read_target_filter(conn: Connection, pipeline: PipelineFile, table: PublishedTable) -> RowFilter | None:
-    """The filter that the pipeline file gives a table's target, as the server understands it now; None without one.
+def read_target_filter(conn: Connection, target: str, where: str | None, table: PublishedTable) -> RowFilter | None:
+    """A target's filter over the table that feeds it, as the server understands it now; None without one.
 
     Raises ConfigError for a filter that the server doesn't take, or that uses columns which aren't published.
     """
-    text = pipeline.target.where_of(str(table.id))
-    if text is None:
+    if where is None:
         return None
-    row_filter = resolve_filter(conn, table.id, text)
+    row_filter = resolve_filter(conn, table.id, where)
     if absent := sorted(set(row_filter.columns) - {column.name for column in table.columns}):
-        raise ConfigError(unpublished(str(table.id), absent))
+        raise ConfigError(unpublished(target, absent))
     return row_filter
+
+
+def both(constraint: str | None, where: str | None) -> str | None:
+    """A partition's constraint and a filter as one filter.
+
+    >>> both("(a > 1)", "b or c")
+    '((a > 1)) and (b or c\\n)'
+    """
+    if constraint is None or where is None:
+        return constraint or where
+    return f"({constraint}) and ({where}\n)"  # the line break ends a comment
 
 
 def unpublished(table: str, columns: Sequence[str]) -> str:

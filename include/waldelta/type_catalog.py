@@ -10,6 +10,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 Connection = psycopg.Connection[Any]
+INT8 = 20  # bigint's oid
 TypeKind = Literal["base", "enum", "domain", "composite", "range", "multirange", "array"]
 
 _KINDS: dict[str, TypeKind] = {

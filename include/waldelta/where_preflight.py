@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from waldelta.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
-from waldelta.effective_publication import members
 from waldelta.errors import ConfigError
 from waldelta.finding import Finding, problem
 from waldelta.ledger import ColumnState
-from waldelta.pipeline_file import PipelineFile
-from waldelta.publication import PublicationState
+from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed import column_type
-from waldelta.source_facts import Facts
 from waldelta.target_filter import column_states, unpublished
+from waldelta.target_preflight import PlannedTargets
+from waldelta.targets import Feed
 from waldelta.type_options import TypeOptions
 
 Connection = psycopg.Connection[Any]
@@ -33,94 +32,87 @@ def resolvable(row_filter: RowFilter, columns: Sequence[ColumnState]) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
-    """A target with a filter, and the table that it is of."""
+class _Filtered:
+    """A target with a filter, the table that it is over, and how that is published."""
 
     name: str
     text: str
     relation: Relation
+    columns: frozenset[str]
+    updates: bool
     leaves: tuple[Leaf, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Published:
-    """How the publications in force publish one table, taken together."""
-
-    columns: frozenset[str]
-    updates: bool
-
-
 def judge_wheres(
-    conn: Connection,
-    pipeline: PipelineFile,
-    in_force: Mapping[str, PublicationState],
-    facts: Facts,
-    translate: Translate = resolvable,
+    conn: Connection, pipeline: PipelineFile, planned: PlannedTargets, translate: Translate = resolvable
 ) -> list[Finding]:
-    """Every target's filter: its table is one target, PostgreSQL takes it, it can be translated, old rows can be judged."""
+    """Every target's filter: something feeds the target, PostgreSQL takes it, it can be translated, old rows can be judged."""
     findings: list[Finding] = []
     for name in sorted(pipeline.target.tables):
-        text = pipeline.target.where_of(name)
-        if text is None:
-            continue
-        where = f"target.tables.{name}.where"
+        where, feed = pipeline.target.where_of(name), planned.feeds.get(name)
         try:
-            table = TableId.parse(name)
-        except ValueError as err:
-            findings.append(problem(f"{where}: {err}"))
-            continue
-        oid = read_table_oids(conn, [table]).get(table)
-        if oid is None:
-            findings.append(problem(f"{where}: {name} does not exist: check schema and spelling"))
-            continue
-        (relation,) = read_relations(conn, [oid])
-        found = _Target(name, text, relation, read_leaves(conn, [oid])[oid])
-        try:
-            published = _published(conn, relation, in_force, facts)
-            findings += _judge(conn, found, published, pipeline.target.types_of(name), translate)
+            if feed is None and where is not None and not _is_told(pipeline.target.tables[name], name, planned):
+                raise ConfigError(_why_unfed(conn, name, planned))
+            if feed is not None and feed.where is not None:
+                found = _filtered(conn, name, feed, planned)
+                findings += _judge(conn, found, pipeline.target.types_of(name), translate)
         except ConfigError as err:
-            findings.append(problem(f"{where}: {err}"))
+            findings.append(problem(f"target.tables.{name}.{'where' if where is not None else 'from'}: {err}"))
     return findings
 
 
-def _published(
-    conn: Connection, relation: Relation, in_force: Mapping[str, PublicationState], facts: Facts
-) -> _Published:
-    """Raises ConfigError for a table whose changes don't come under its own name."""
-    above = {r.id for r in read_relations(conn, relation.ancestors)} if relation.ancestors else set()
-    columns: set[str] = set()
-    updates, covered = False, False
-    for state in in_force.values():
-        for member in members(state, facts):
-            if member.id in above and state.via_root:
-                raise ConfigError(f"its changes are published as those of {member.id}: give that the filter")
-            if member.id != relation.id and member.id not in above:
-                continue
-            if relation.relkind == "p" and not state.via_root:
-                raise ConfigError(
-                    f"publication {state.name!r} publishes its partitions, each a target of its own: give them the filter, or "
-                    "set publish_via_partition_root: true"
-                )
-            covered, updates = True, updates or "update" in state.publish
-            every = [c.name for c in relation.columns if state.sends(c)]
-            columns |= set(every if member.columns is None or member.id != relation.id else member.columns)
-    if not covered:
-        raise ConfigError("no publication of this pipeline publishes the table: check its name")
-    return _Published(frozenset(columns), updates)
+def _is_told(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
+    """Whether a finding about what feeds the target says already why nothing does."""
+    return entry.source is not None or entry.partition_root or name in planned.published
 
 
-def _judge(
-    conn: Connection, found: _Target, published: _Published, options: TypeOptions, translate: Translate
-) -> Iterator[Finding]:
-    row_filter = resolve_filter(conn, found.relation.id, found.text)
-    if absent := sorted(set(row_filter.columns) - published.columns):
+def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
+    try:
+        table = TableId.parse(name)
+    except ValueError as err:
+        return str(err)
+    oid = read_table_oids(conn, [table]).get(table)
+    if oid is None:
+        return f"{name} does not exist: check schema and spelling"
+    (relation,) = read_relations(conn, [oid])
+    published = {planned.relation.oid: planned.relation for planned in planned.published.values()}
+    if above := [published[a] for a in relation.ancestors if a in published]:
+        return (
+            f"its changes are published as those of {above[0].id}: give that the filter, or write from: {above[0].id} here, "
+            "for what this partition holds"
+        )
+    if any(oid in below.ancestors for below in published.values()):
+        return (
+            "its publication publishes its partitions, each a target of its own: give them the filter, gather them with "
+            "partition_root: true, or set publish_via_partition_root: true"
+        )
+    return "no publication of this pipeline publishes the table: check its name"
+
+
+def _filtered(conn: Connection, name: str, feed: Feed, planned: PlannedTargets) -> _Filtered:
+    fed = planned.fed(name)
+    relation = fed[0].relation if feed.root_id is None else read_relations(conn, [feed.root_id])[0]
+    leaves = read_leaves(conn, [part.relation.oid for part in fed])
+    return _Filtered(
+        name,
+        feed.where or "",
+        relation,
+        frozenset.intersection(*(frozenset(part.columns) for part in fed)),
+        any("update" in part.publishes for part in fed),
+        tuple(leaf for part in fed for leaf in leaves[part.relation.oid]),
+    )
+
+
+def _judge(conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate) -> Iterator[Finding]:
+    relation = found.relation
+    row_filter = resolve_filter(conn, relation.id, found.text)
+    if absent := sorted(set(row_filter.columns) - found.columns):
         yield problem(unpublished(found.name, absent))
         return
-    columns = [c for c in found.relation.columns if c.name in published.columns]
-    relation = found.relation
+    columns = [c for c in relation.columns if c.name in found.columns]
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
     translate(row_filter, column_states(columns, key, options))
-    if published.updates:
+    if found.updates:
         yield from _identity(found.name, row_filter, found.leaves)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.catalog import TableId, read_published_oids, read_published_tables
+from waldelta.catalog import TableId, read_published_relations, read_published_tables
 from waldelta.connection import connect
 from waldelta.errors import SourceError
 
@@ -14,7 +14,8 @@ pytestmark = pytest.mark.pg
 def published(conn, *publications):
     """Read both ways: by all that is known of the tables, and by the short question for their oids."""
     tables = {str(t.id): t for t in read_published_tables(conn, publications)}
-    assert read_published_oids(conn, publications) == {name: table.oid for name, table in tables.items()}
+    short = [(r.id, r.oid, r.relkind, r.ancestors) for r in read_published_relations(conn, publications)]
+    assert sorted(short) == [(t.id, t.oid, t.relkind, t.ancestors) for t in tables.values()]
     return tables
 
 

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
+from waldelta.catalog import TableId
 from waldelta.ledger import TableState
 from waldelta.standing import Due, Life, Standing, lives, standing
+from waldelta.targets import Feed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-HERE = {"public.t": 7}
-ELSEWHERE = {"public.other": 9}
-RENAMED = {"public.new_name": 7}
-RECREATED = {"public.t": 8}
-SWAPPED = {"public.t": 8, "public.old_t": 7}
 
 
-def state(status: str, reason: str | None = None, generation: int = 1) -> TableState:
-    return TableState(NOON, "r", "public.t", generation, status, relation_ids=[7], reason=reason)
+def plain(**oids: int) -> dict[str, Feed]:
+    return {f"public.{name}": Feed(TableId("public", name), frozenset([oid])) for name, oid in oids.items()}
 
 
-def life(status: str, reason: str | None = None, *, copied: bool = True) -> Life:
-    return Life(state(status, reason), copied)
+HERE = plain(t=7)
+ELSEWHERE = plain(other=9)
+RENAMED = plain(new_name=7)
+RECREATED = plain(t=8)
+SWAPPED = plain(t=8, old_t=7)
+# Another target takes what was this one, or its place; leaves of partitioned table 1; table 7 under another name.
+FED_TO_ANOTHER = {"public.part": Feed(TableId("public", "t"), frozenset([7]))}
+GATHERED = {"public.t": Feed(TableId("public", "t"), frozenset([8, 9]), root_id=1)}
+FROM_OTHER = {"public.t": Feed(TableId("public", "other"), frozenset([7]))}
+
+
+def state(status: str, reason: str | None = None, generation: int = 1, **fed: Any) -> TableState:
+    return TableState(NOON, "r", "public.t", generation, status, relation_ids=[7], reason=reason, **fed)
+
+
+def life(status: str, reason: str | None = None, *, copied: bool = True, **fed: Any) -> Life:
+    return Life(state(status, reason, **fed), copied)
 
 
 AWAY = "it is no longer published, and its target stays as it is"
 NEVER = "it was never copied"
 RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
 AGAIN = "it was dropped and created again on the source"
+ANEW = "other tables feed it than those that it was copied from"
 
 # What is published, the table's life, whether a run is at work on its copy, the policy for what the stream doesn't tell.
 CASES = {
@@ -57,6 +71,15 @@ CASES = {
     "copied again, failed": (HERE, life("failed", "full"), False, "evolve", (Due.COPY, "", "failed (full)")),
     "copied again, failed, by hand only": (HERE, life("failed", "full"), False, "fail",
                                            (Due.BROKEN, "", "failed (full)")),
+    "copied, then it feeds others alone": (FED_TO_ANOTHER, life("synced"), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "copied, then gathered": (GATHERED, life("synced"), False, "evolve", (Due.COPY, ANEW, None)),
+    "gathered": (GATHERED, life("synced", root_id=1), False, "evolve", (Due.FEED, "", None)),
+    "gathered, then another root": (GATHERED, life("synced", root_id=2), False, "evolve", (Due.COPY, ANEW, None)),
+    "gathered, then published by its root": (RECREATED, life("synced", root_id=1), False, "evolve", (Due.COPY, ANEW, None)),
+    "gathered, then no leaves": (HERE | ELSEWHERE, life("synced", root_id=1), False, "evolve", (Due.COPY, ANEW, None)),
+    "gathered, then away": (ELSEWHERE, life("synced", root_id=1), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "fed by another table": (FROM_OTHER, life("synced", fed_by="public.other"), False, "evolve", (Due.FEED, "", None)),
+    "fed by another table, then not": (RENAMED, life("synced", fed_by="public.other"), False, "evolve", (Due.REMOVED, AWAY, None)),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -34,7 +35,10 @@ def net_rows(net: pa.Table) -> list[tuple]:
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_collapse_cases(case):
     """Each case's events become exactly its net changes, in the schema that the merge expects."""
-    net = collapse(events_table(case["events"]), SHAPE, base_is_empty=case.get("base_is_empty", False))
+    empty = case.get("base_is_empty", False)
+    net = collapse(
+        events_table(case["events"]), SHAPE, base_is_empty=empty if isinstance(empty, bool) else np.array(empty)
+    )
     assert net.schema.equals(net_schema(SHAPE, TYPES))
     by_text = repr
     assert sorted(net_rows(net), key=by_text) == sorted((tuple(row) for row in case["net"]), key=by_text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -66,6 +67,12 @@ def test_after_a_truncate_only_new_rows_count():
     """Changes of rows that were truncated are skipped."""
     events = [("U", A, B), ("I", None, A), ("D", C, None)]
     assert net_rows(events, base_is_empty=True) == [("skip", None, None), ("insert", None, A), ("skip", None, None)]
+    of_one_leaf = np.array([True, True, False])
+    assert net_rows(events, base_is_empty=of_one_leaf) == [
+        ("skip", None, None),
+        ("insert", None, A),
+        ("delete", C, None),
+    ]
 
 
 def apply_one_by_one(target: Counter, events) -> Counter:

@@ -49,10 +49,10 @@ def test_the_result_is_the_same(monkeypatch, key):
     rng, plan = random.Random(seed), plan_of(key)
     for _ in range(50):
         events = events_of(rng, plan)
-        expected = collapse_events(events, plan, base_is_empty=False)
+        expected = collapse_events(events, plan)
         with monkeypatch.context() as limits:
             limits.setattr("spark_jobs.collapse._MOST_BYTES", 10)
             limits.setattr("spark_jobs.decode._PIECE_BYTES", 20)
-            found = collapse_events(events, plan, base_is_empty=False)
+            found = collapse_events(events, plan)
         assert found.schema == plan.net_schema
         assert found.to_pylist() == expected.to_pylist()

@@ -25,6 +25,15 @@ def test_merge_statement():
     )
 
 
+def test_truncated_leaves():
+    """Rows of a truncated leaf go unless a change brings them back; without a key they aren't there any more."""
+    cut = {"metadata_columns": False, "truncated": (7, 9)}
+    merged = merge_statement("u", "src", NAMES, SHAPE, **cut)
+    assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
+    rewritten = rewrite_statement("u", "src", [CopiedColumn("_wd_relid", "bigint", "bigint")], **cut)
+    assert "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9), false))" in rewritten
+
+
 def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
     """_wd_raw is what came now, and what stood there for the columns that stay."""
     statement = merge_statement("u", "src", NAMES, SHAPE, metadata_columns=True)

@@ -1,0 +1,216 @@
+"""Targets: what feeds each of them. Whoever wants to know which tables there are asks here, not the publications.
+
+Mostly a target is one published table, by its name. It may also gather the published leaves of a partitioned table
+(``partition_root``), or take another table's rows through a filter of its own (``from``): a ``where``, what a partition of
+that table holds, or both. Pure but for read_feeds() and read_targets().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from waldelta.catalog import (
+    Column,
+    Partition,
+    PublishedRelation,
+    PublishedTable,
+    Relation,
+    TableId,
+    read_partitions,
+    read_published_relations,
+    read_published_tables,
+    read_relations,
+    read_table_oids,
+)
+from waldelta.column_names import RELID, RELID_ATTNUM
+from waldelta.pipeline_file import PipelineFile, TargetTable
+from waldelta.target_filter import both
+from waldelta.type_catalog import INT8, PgType
+
+Connection = psycopg.Connection[Any]
+
+_BIGINT = PgType(INT8, -1, "bigint", type_name="int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What feeds a target: the relations whose changes are its changes, and the filter that they pass.
+
+    ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are gathered. ``where`` is the
+    target's own filter as PostgreSQL reads it, of a partition's target with the partition's ``constraint``.
+    """
+
+    source: TableId
+    relation_ids: frozenset[int]
+    root_id: int | None = None
+    where: str | None = None
+    constraint: str | None = None
+
+    def is_plain(self, target: str) -> bool:
+        """Whether the target is the published table of its own name."""
+        return self.root_id is None and str(self.source) == target
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target: its name, what feeds it, and that as one table (columns, key, filter, leaves) as the target takes it.
+
+    ``problem`` says why it can't be copied as things are.
+    """
+
+    id: TableId
+    feed: Feed
+    table: PublishedTable
+    problem: str | None = None
+
+    @property
+    def fed_by(self) -> str | None:
+        """The table that feeds it, when that isn't the one of its name."""
+        return None if self.feed.source == self.id else str(self.feed.source)
+
+
+def read_feeds(conn: Connection, pipeline: PipelineFile) -> dict[str, Feed]:
+    """What feeds each target now, by the target's name; one statement when every target is a table of its own."""
+    published = read_published_relations(conn, pipeline.source.publication_names)
+    return _read_feeds(conn, pipeline, published)
+
+
+def read_targets(conn: Connection, pipeline: PipelineFile) -> list[Target]:
+    """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables()."""
+    tables = {table.oid: table for table in read_published_tables(conn, pipeline.source.publication_names)}
+    published = [PublishedRelation(t.id, t.oid, t.relkind, t.ancestors) for t in tables.values()]
+    feeds = _read_feeds(conn, pipeline, published)
+    roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in feeds.values() if f.root_id is not None])}
+    return sorted(
+        (_target(TableId.parse(name), feed, tables, roots) for name, feed in feeds.items()), key=lambda t: t.id
+    )
+
+
+def feeds(
+    entries: Mapping[str, TargetTable],
+    published: Sequence[PublishedRelation],
+    roots: Mapping[TableId, int],
+    partitions: Mapping[TableId, Partition],
+) -> dict[str, Feed]:
+    """What feeds each target; pure. ``roots`` are oids of tables to gather, ``partitions`` what has the name of a target.
+
+    A leaf that is gathered is no target itself; nor is a table that ``from`` names, unless it has an entry of its own.
+    An entry that nothing feeds is left out: preflight says why.
+    """
+    by_name = {str(relation.id): relation for relation in published}
+    found = dict(_gathered(entries, published, roots))
+    taken = {oid for feed in found.values() for oid in feed.relation_ids}
+    fed = dict(_fed(entries, {n: r for n, r in by_name.items() if r.oid not in taken}, partitions))
+    sources = {str(feed.source) for feed in fed.values()} - entries.keys()
+    for name, relation in by_name.items():
+        if relation.oid not in taken and name not in fed and name not in sources:
+            own = entries.get(name)
+            found[name] = Feed(relation.id, frozenset([relation.oid]), where=own.where if own else None)
+    return found | fed
+
+
+def gathered_roots(entries: Mapping[str, TargetTable]) -> list[str]:
+    """The names of the targets that gather leaves."""
+    return [name for name, entry in entries.items() if entry.partition_root]
+
+
+def sources(entries: Mapping[str, TargetTable]) -> dict[str, str]:
+    """The targets that another table feeds, with that table's name."""
+    return {name: e.source for name, e in entries.items() if e.source is not None and e.source != name}
+
+
+def differing(leaves: Sequence[PublishedTable]) -> str | None:
+    """What leaves that are to be gathered in one target don't have in common; None when they fit."""
+    for what, of in (
+        ("column lists", lambda t: frozenset(c.name for c in t.columns)),
+        ("row filters", lambda t: t.row_filter),
+        ("keys", lambda t: frozenset(t.key_columns)),
+    ):
+        if len({of(leaf) for leaf in leaves}) > 1:
+            return what
+    return None
+
+
+def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
+    """The leaves as one table: the root's columns that all of them publish, after each row's leaf.
+
+    The key is the root's primary key when the leaves' rows are found by it, else the leaf with the leaf's key.
+    """
+    names = frozenset.intersection(*(frozenset(c.name for c in leaf.columns) for leaf in leaves))
+    columns = [Column(RELID, RELID_ATTNUM, _BIGINT, not_null=True), *(c for c in root.columns if c.name in names)]
+    key = leaves[0].key_columns if all(set(t.key_columns) == set(leaves[0].key_columns) for t in leaves) else ()
+    if key and set(key) == set(root.primary_key):
+        key = root.primary_key
+    elif key:
+        key = (RELID, *key)
+    identities = {leaf.replica_identity for leaf in leaves}
+    return PublishedTable(
+        id=root.id,
+        oid=root.oid,
+        relkind=root.relkind,
+        replica_identity=identities.pop() if len(identities) == 1 else "d",
+        columns=tuple(columns),
+        key_columns=key,
+        primary_key=root.primary_key,
+        identity_columns=(),
+        row_filter=leaves[0].row_filter,
+        leaves=tuple(of for leaf in leaves for of in leaf.leaves),
+        relation_ids=tuple(leaf.oid for leaf in leaves),
+        publishes=frozenset().union(*(leaf.publishes for leaf in leaves)),
+        publications=tuple(sorted({name for leaf in leaves for name in leaf.publications})),
+        ancestors=root.ancestors,
+    )
+
+
+def _read_feeds(conn: Connection, pipeline: PipelineFile, published: Sequence[PublishedRelation]) -> dict[str, Feed]:
+    entries = pipeline.target.tables
+    wanted, fed = gathered_roots(entries), sources(entries)
+    roots = read_table_oids(conn, _ids(wanted)) if wanted else {}
+    return feeds(entries, published, roots, read_partitions(conn, _ids(fed)) if fed else {})
+
+
+def _ids(names: Iterable[str]) -> list[TableId]:
+    return [TableId.parse(name) for name in names]
+
+
+def _gathered(
+    entries: Mapping[str, TargetTable], published: Sequence[PublishedRelation], roots: Mapping[TableId, int]
+) -> Iterator[tuple[str, Feed]]:
+    for name in gathered_roots(entries):
+        root = roots.get(TableId.parse(name))
+        # What is published by its root comes as one table already.
+        leaves = frozenset(r.oid for r in published if root in r.ancestors and r.relkind != "p")
+        if root is not None and leaves:
+            yield name, Feed(TableId.parse(name), leaves, root, entries[name].where)
+
+
+def _fed(
+    entries: Mapping[str, TargetTable],
+    published: Mapping[str, PublishedRelation],
+    partitions: Mapping[TableId, Partition],
+) -> Iterator[tuple[str, Feed]]:
+    for name, source in sources(entries).items():
+        relation, where = published.get(source), entries[name].where
+        there = partitions.get(TableId.parse(name))
+        # A partition that was detached is a table as any other, whose rows the source no longer has.
+        if relation is None or name in published or (there is None and where is None):
+            continue
+        if there is not None and relation.oid not in there.ancestors:
+            continue
+        constraint = there.constraint if there is not None else None
+        yield name, Feed(relation.id, frozenset([relation.oid]), where=both(constraint, where), constraint=constraint)
+
+
+def _target(
+    table_id: TableId, feed: Feed, tables: Mapping[int, PublishedTable], roots: Mapping[int, Relation]
+) -> Target:
+    found = sorted((tables[oid] for oid in feed.relation_ids), key=lambda table: table.id)
+    if feed.root_id is None:
+        return Target(table_id, feed, found[0])
+    what = differing(found)
+    problem = f"{table_id}: its partitions are published with different {what}: give them the same" if what else None
+    return Target(table_id, feed, gather(roots[feed.root_id], found), problem)
