@@ -221,7 +221,7 @@ SPLIT_CHANGES = [
 SPLIT_THEN = [
     "alter table f add column more int default 7; insert into f values (30, 'LAX', 'm', null, 8), (31, 'SFO', 'm', null, 9)",
     "truncate r; insert into r values (1, 'r'), (11, 'r'), (16, 'r'), (30, 'r')",
-    "create table l_3 partition of l for values in ('d'); alter table l_3 replica identity full; insert into l values (40, 'd'), (41, 'a', null, 'x')",
+    "create table l_3 partition of l for values in ('d'); alter table l_3 replica identity full; insert into l values (40, 'd', null, null), (41, 'a', null, 'x')",
 ]
 
 
