@@ -160,7 +160,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     # Clearing a run does the same: it has ended well, so it consumes no more. Its row stands in the log, but for
     # the column that came later.
     damage(spark, job, ["t"])
-    cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled"))
+    cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled", again=True))
     assert (cleared.verb, list(cleared.tables)) == ("replay", ["public.t"])
     found = cleared.tables["public.t"]
     assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 1)
