@@ -95,6 +95,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--hand-over", action="store_true", help="consume: a sync follows, leave large tables to be copied again to it"
     )
+    parser.add_argument(
+        "--again", action="store_true", help="consume: these stages ran before; of a run that ended well they replay"
+    )
     parser.add_argument("--result", type=Path, help="write the result as JSON to this file")
     parser.add_argument(
         "--orphans",
@@ -163,7 +166,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     from spark_jobs.result import RunFailed
     from spark_jobs.session import open_session
 
-    details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end", "hand_over")}
+    details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end", "hand_over", "again")}
     job = pipeline.job(options.run_id, **details)
     if options.verb == REPLAY:
         job = replace(job, run_type="backfill")

@@ -215,12 +215,11 @@ def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, done: Replayed) -> tu
     """Stage what differs; returns the counts of it, the number of keys looked at, and the statement that commits it."""
     job, state, decode = run.job, plan.target.state, plan.target.decode
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
-    change_log, watermark = run.stretches.change_log, plan.target.batches[1]
+    change_log = run.stretches.change_log
     keys = settle(run.spark, change_log, plan, f"{folder}-states")
     changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
     done.warnings += _told_skipped(state, changes)
-    # Entered as of the watermark: what quarantine says of earlier batches stays.
-    changes = reread(job, change_log, replace(plan.target, batches=(watermark, watermark)), changes)
+    changes = reread(job, change_log, plan.target, changes, replays=True)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
 

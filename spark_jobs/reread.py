@@ -41,16 +41,17 @@ ROWS_PER_READ = 1000
 _FRESH = (ACTION_INSERT, ACTION_UPSERT)
 
 
-def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged) -> Staged:
+def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *, replays: bool = False) -> Staged:
     """Complete the staged rows that lack values; returns what to merge instead, with its counts.
 
+    What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
     A quarantined row's later update takes the row out of quarantine, whatever its key is by then. Raises
     TransactionsStillOpen (retryable) while a change isn't visible on the source yet, SourceUnreachable,
     PrivilegeMissing.
     """
     if not plan.decode.shape.key:
         return staged
-    state, after = plan.state, plan.batches[0]
+    state, after = plan.state, plan.batches[1] if replays else plan.batches[0]
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     held = quarantine.rows(state.table_name, state.generation)
     if not staged.incomplete and not held:
@@ -62,7 +63,10 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged) ->
     work.resolve(opened - emptied)
     for rows in _chunks(staged, plan):
         work.complete(rows)
-    if work.told or any(row.batch > after for row in held):
+    if replays:
+        if work.told:
+            quarantine.add(work.told)
+    elif work.told or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.told)
     if quarantined := work.counts[QUARANTINED_ROWS]:
         log.warning(

@@ -24,7 +24,8 @@ _STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 class Job:
     """A verb's run: the pipeline, its source, its ledger, and who asked.
 
-    ``hand_over``: whoever asked has a sync follow, so large copies are left to that.
+    ``hand_over``: whoever asked has a sync follow, so large copies are left to that. ``again``: this part of the run ran
+    before, and was tried again or cleared.
     """
 
     pipeline: PipelineFile
@@ -34,6 +35,7 @@ class Job:
     interval_start: datetime | None = None
     interval_end: datetime | None = None
     hand_over: bool = False
+    again: bool = False
 
     @property
     def storage_options(self) -> dict[str, str] | None:

@@ -45,24 +45,28 @@ class LedgerTable:
         self.uri, self.schema = uri, schema
         self._options = storage_options
 
-    @_again_when_changed
     def append(self, row: dict[str, Any]) -> None:
         """Add a row behind all others, creating the table with the first; durable when it returns.
 
         A row whose ``at`` isn't later than the newest row's gets one that is.
         """
+        self.extend([row])
+
+    @_again_when_changed
+    def extend(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``."""
         table = self._open()
         if table is None:
-            self._create(pa.Table.from_pylist([row], schema=self.schema))
+            self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
             return
         newest = self._newest_at(table)
-        if newest is not None and row["at"] < newest + _STATISTIC:
-            row = row | {"at": newest + _STATISTIC}
+        if newest is not None and (early := newest + _STATISTIC - rows[0]["at"]) > timedelta(0):
+            rows = [row | {"at": row["at"] + early} for row in rows]
         held: pa.Schema = pa.schema(table.schema().to_arrow())
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         write_deltalake(
             table,
-            pa.Table.from_pylist([row], schema=self.schema),
+            pa.Table.from_pylist(list(rows), schema=self.schema),
             mode="append",
             schema_mode=None if known else "merge",
             commit_properties=_ONLY_IF_UNCHANGED,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -77,10 +77,13 @@ class Quarantine:
 
     def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit."""
-        # In this order: the first column by which rows are read back in order.
-        told = [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
+        told = _in_order(rows)
         name = table_name.replace("'", "''")
         self._table.replace(told, f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}")
+
+    def add(self, rows: Sequence[IncompleteRow]) -> None:
+        """Add rows behind all others, in one commit."""
+        self._table.extend(_in_order(rows))
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest`` but those of open keys, and leave one file; returns how many were dropped."""
@@ -88,6 +91,11 @@ class Quarantine:
 
     def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
         return [IncompleteRow(**row) for row in self._table.read(chosen)]
+
+
+def _in_order(rows: Sequence[IncompleteRow]) -> list[dict[str, Any]]:
+    """As the table takes them; ``at`` is the column by which rows are read back in order."""
+    return [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
 
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:

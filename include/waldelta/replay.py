@@ -1,6 +1,6 @@
 """Replay: which runs derive keys anew from the change log instead of consuming the slot, and from which part of it.
 
-A run replays when Airflow calls it a backfill, or when a run of its name has ended well before (a cleared one). The ledger
+A run replays when Airflow calls it a backfill, or when it has ended well before (a cleared one). The ledger
 of runs turns its interval, or the run itself, into a range of WAL, and the change log that into batches. Pure but for
 ``read_span`` and ``is_replay``, which read the ledger and the log's file statistics; no Spark, no source.
 """
@@ -60,6 +60,8 @@ def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
     """
     if job.run_type == "backfill":
         return True
+    if not job.again:
+        return False
     consumed = job.ledger.run_result(job.run_id, CONSUME)
     if consumed is None or consumed.status != "succeeded":
         return False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
-_FLAGS = ("dry-run", "sql", "hand-over")
+_FLAGS = ("dry-run", "sql", "hand-over", "again")
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT = "check", "report"
 
@@ -155,6 +155,7 @@ class WaldeltaJobOperator(BaseOperator):
             "run-id": run.run_id,
             "run-type": _run_type(run),
             "stage": ",".join(stages),
+            "again": str(self.verb == "consume" and _try_number(context) > 1),
             "result": str(result),
         }
         if run.data_interval_start and run.data_interval_end:
@@ -246,7 +247,8 @@ def job_of(context: Context, pipeline: PipelineFile, conninfo: str = "") -> Job:
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)
-    return Job(pipeline, conninfo, run.run_id, _run_type(run), *(bounds if all(bounds) else (None, None)))
+    start, end = bounds if all(bounds) else (None, None)
+    return Job(pipeline, conninfo, run.run_id, _run_type(run), start, end, again=_try_number(context) > 1)
 
 
 def _run_type(run: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +17,7 @@ from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.locks import target_lock
+from waldelta.quarantine import Quarantine
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -155,12 +157,16 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     # The large values of two weren't sent within the range, and a column of the third came later.
     assert done.tables["public.t"].reread == 3
 
-    # Clearing a run does the same: it has ended well, so it consumes no more. All of its row stands in the log.
+    # Clearing a run does the same: it has ended well, so it consumes no more. Its row stands in the log, but for
+    # the column that came later.
     damage(spark, job, ["t"])
-    cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled"))
+    cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled", again=True))
     assert (cleared.verb, list(cleared.tables)) == ("replay", ["public.t"])
     found = cleared.tables["public.t"]
-    assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 0)
+    assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 1)
+    told = Quarantine(job.pipeline.target.root).rows("public.t", 1)
+    assert [(json.loads(row.key)["id"], row.columns) for row in told if row.run_id == "run 0"] == [("20", ["late"])]
+    assert len(told) == 4
     assert sum("'touched'" in row for row in rows(spark, job, "t")) == 1
     assert stands(database) == slot
 

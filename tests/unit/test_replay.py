@@ -115,7 +115,8 @@ def test_which_runs_replay(job, case):
     entries, stages, expected = ENTRIES[case]
     for entry in entries:
         job.ledger.append(entry)
-    assert is_replay(job, stages) is expected
+    assert is_replay(replace(job, again=True), stages) is expected
+    assert not is_replay(job, stages)
     assert is_replay(replace(job, run_type="backfill"), stages)
 
 
