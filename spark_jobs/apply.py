@@ -42,6 +42,7 @@ from waldelta.locks import target_lock
 from waldelta.present import PresentTable, read_present
 from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
+from waldelta.repair import Repair
 from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
 from waldelta.standing import states as due_states
 from waldelta.targets import Feed
@@ -60,12 +61,14 @@ BATCHES_PER_STEP = 2
 class Applied:
     """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
 
-    ``published`` is what fed the targets meanwhile, ``removed`` those that left since.
+    ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
+    targets meanwhile, ``removed`` those that left since.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
     outdated: dict[str, str] = field(default_factory=dict)
+    drifted: dict[str, Repair] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     published: dict[str, Feed] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
@@ -109,11 +112,15 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in states:
         try:
-            applied.warnings += check_rewrite(job, state, present[state.table_name])
+            told = check_rewrite(job, state, present[state.table_name])
             # What came with its partition is no news; what a table had before it was attached was not sent.
             attached = present[state.table_name].attached.keys() - known[state.table_name]
             seen = replace(state, relation_ids=[oid for oid in state.relation_ids if oid not in attached])
-            applied.warnings += check_drift(job, seen, published.get(state.table_name))
+            try:
+                told += check_drift(job, seen, published.get(state.table_name), applied.drifted)
+            finally:
+                # Partitions that moved are told of where their rows aren't mended.
+                applied.warnings += [] if state.table_name in applied.drifted else told
         except WaldeltaError as err:
             _give_up(job, state, err, applied)
     if last is None:

@@ -291,7 +291,7 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
         for name, present in ((f"o{k}", op != INSERT), (f"c{i}", op != DELETE)):
             at = events.schema.get_field_index(name)
             field = pa.field(name, plan.types[i].arrow)
-            events = events.set_column(at, field, _typed_key(events[name], plan.types[i], plan.names[i], present))
+            events = events.set_column(at, field, typed_key(events[name], plan.types[i], plan.names[i], present))
     return events
 
 
@@ -349,7 +349,8 @@ def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
     return pieces
 
 
-def _typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:
+def typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:
+    """A key column as its type; raises ApplyError for a key that it can't hold, NeedsSync for none where ``present``."""
     value, raw = kind.from_text(one_array(texts))
     if raw is not None and raw.null_count < len(raw):
         raise ApplyError(unheld_key(name, kind))

@@ -13,7 +13,9 @@ from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
+from waldelta.moving_rows import describe_moving
 from waldelta.recopy import mark
+from waldelta.repair import Repair
 from waldelta.targets import Target, read_targets
 from waldelta.watermark import check_same_copy
 
@@ -27,8 +29,11 @@ def read_published_now(
     return {str(target.id): target for target in read_targets(connection, job.pipeline)}
 
 
-def check_drift(job: Job, state: TableState, target: Target | None) -> list[str]:
-    """What is to be told of a target's drift. Raises NeedsSync, and marks the target, where a new copy is to mend it."""
+def check_drift(job: Job, state: TableState, target: Target | None, drifted: dict[str, Repair]) -> list[str]:
+    """What is to be told of a target's drift.
+
+    Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be mended.
+    """
     if target is None:
         return []
     if target.problem is not None:
@@ -42,12 +47,21 @@ def check_drift(job: Job, state: TableState, target: Target | None) -> list[str]
             held = check_same_copy(job, state)
             if drift.mends and evolves:
                 mark(job, held, f"{name}: {reasons}")
-            elif drift.state.row_filter != held.row_filter or drift.state.later_filters != held.later_filters:
-                known = replace(held, row_filter=drift.state.row_filter, later_filters=drift.state.later_filters)
+                drifted[name] = drift.repair
+            elif (known := _recorded(held, drift.state)) != held:
                 job.ledger.append(replace(known, at=now(), run_id=job.run_id))
     if drift.mends:
         raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
     if not reasons:
         return []
+    with job.connect("drift") as connection:
+        moving = describe_moving(connection, job.pipeline, drift.repair)
     told = f"{name} drifted from its source: {reasons}; the target stays as a subscriber of PostgreSQL's would have it"
-    return [f"{told}; to mend it: python -m spark_jobs sync FILE --tables {name}"]
+    return [f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE --tables {name}"]
+
+
+def _recorded(held: TableState, known: TableState) -> TableState:
+    """The latest state with what is now known of the drift."""
+    return replace(
+        held, row_filter=known.row_filter, later_filters=known.later_filters, unmended_leaves=known.unmended_leaves
+    )

@@ -90,7 +90,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 "name such columns under types.text"
             )
     result.warnings += [f"{name} {_LEFT}" for name in applied.removed]
-    failures = applied.failures | recopy(spark, job, result, applied.published)
+    failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
     result.not_applied = sorted({*failures, *result.not_applied})
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
     if failures:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from spark_jobs.result import RunResult, TableResult
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
+from waldelta.lsn import Lsn
 from waldelta.recopy import read_table_bytes
+from waldelta.repair import Repair
 from waldelta.standing import Due, Standing, due, never_copied, read_standings
 from waldelta.targets import Feed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
 
-def recopy(spark: SparkSession, job: Job, result: RunResult, published: Mapping[str, Feed]) -> dict[str, WaldeltaError]:
+
+def recopy(
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    published: Mapping[str, Feed],
+    drifted: Mapping[str, Repair] | None = None,
+) -> dict[str, WaldeltaError]:
     """Take up every target that waits for a new copy; returns what went wrong, by table.
 
+    Those whose drift this run has found (``drifted``) are repaired, however large, if that is exact and cheaper.
     Where a sync follows, large tables are left to it: they are named in ``result.needs_sync``, and as a failure too when
     the copy before failed, so that the run is red until one succeeds. Each run tries a copy of its own once. Published
     tables that were never copied are the initial sync's: they are named in ``result.never_copied``.
@@ -33,6 +45,8 @@ def recopy(spark: SparkSession, job: Job, result: RunResult, published: Mapping[
         result.not_applied.append(copy.table_name)
     for copy in pending:
         try:
+            if (drift := (drifted or {}).get(copy.table_name)) and _repair(spark, job, result, copy, drift):
+                continue
             if sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20:
                 _hand_over(job, result, copy)
             else:
@@ -43,6 +57,28 @@ def recopy(spark: SparkSession, job: Job, result: RunResult, published: Mapping[
     if notice := never_copied(job, standings):
         result.warnings.append(notice)
     return failures
+
+
+def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, drift: Repair) -> bool:
+    """Whether the drift is mended; why not is told, and a copy mends it."""
+    from spark_jobs.repair import repair
+
+    try:
+        done = repair(spark, job, drift)
+    except WaldeltaError as err:
+        log.warning("table=%s is to be copied as a whole: %s", copy.table_name, err)
+        result.warnings.append(f"{copy.table_name} is to be copied as a whole: {err}")
+        return False
+    result.changes += done.drained.changes
+    if result.end_lsn is None or Lsn.parse(result.end_lsn) < done.drained.end:
+        result.end_lsn = str(done.drained.end)
+    cut = done.cut
+    result.tables[copy.table_name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
+    result.warnings.append(
+        f"{_told(copy)}: it was repaired as of {done.lsn}: {done.entered:,} rows entered, {done.left:,} left, "
+        f"{done.reread:,} that changed meanwhile were read again"
+    )
+    return True
 
 
 def _hand_over(job: Job, result: RunResult, copy: Standing) -> None:

@@ -134,7 +134,7 @@ def sync_table(
     uri = target_uri(target.root, table_id.schema, table_id.name)
     with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
         check_settled(holder, settled)
-        fed, storage = _fed_as_of(holder, job, table_id)
+        fed, storage = fed_as_of(holder, job, table_id)
         table = fed.table
         membership = read_version_as_of(holder, settled, table.relation_ids)
         options, where = target.types_of(str(table_id)), _target_filter(job, fed)
@@ -164,7 +164,7 @@ def sync_table(
             written = replace_target(spark, uri, frame, txn, metadata)
         if marked and not marks:  # only now: there are none left
             set_deletion_vectors(spark, uri, wanted=False)
-        _check_unaltered(job, fed, membership)
+        check_unaltered(job, fed, membership)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
@@ -233,7 +233,7 @@ def _sync_locked(
             storage=result.storage,
             target_filter=result.target_filter,
             publishes=sorted(table.publishes),
-            unpublished=_unpublished(table, result.storage),
+            unpublished=unpublished_columns(table, result.storage),
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,
         )
@@ -302,7 +302,7 @@ def _choose(targets: Sequence[Target], job: Job, names: Sequence[str] | None) ->
     return [target for target in targets if target.id in asked]
 
 
-def _fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Target, StorageState | None]:
+def fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Target, StorageState | None]:
     """The target, and how the rows that feed it are stored, as the snapshot sees them."""
     try:
         found = [target for target in read_targets(holder.connection, job.pipeline) if target.id == table_id]
@@ -317,8 +317,11 @@ def _fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Tar
     raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
 
 
-def _check_unaltered(job: Job, copied: Target, membership: str) -> None:
-    """Chunks name columns; whether these, and what is published, are still the same is asked once, when all are read."""
+def check_unaltered(job: Job, copied: Target, membership: str) -> None:
+    """Chunks name columns; whether these, and what is published, are still the same is asked once, when all are read.
+
+    Raises SnapshotLost when they aren't.
+    """
     with job.connect("sync") as connection:
         present = {t.id: t.table for t in _read_targets(connection, job)}.get(copied.id)
         same = read_version(connection, job.pipeline.source.publication_names, copied.table.relation_ids) == membership
@@ -335,7 +338,8 @@ def _check_unaltered(job: Job, copied: Target, membership: str) -> None:
         )
 
 
-def _unpublished(table: PublishedTable, storage: StorageState | None) -> list[int]:
+def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
+    """Numbers of the columns that the table has and that aren't published."""
     published = {column.attnum for column in table.columns}
     return [a.attnum for a in storage.attributes if a.attnum not in published] if storage is not None else []
 

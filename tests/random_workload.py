@@ -41,7 +41,7 @@ class Workload:
         self, connection: psycopg.Connection, seed: int, tables: list[str], kinds: tuple[str, ...] = KINDS
     ) -> None:
         self.random = random.Random(seed)
-        self.connection, self.kinds = connection, kinds
+        self.connection, self.kinds, self.truncates = connection, kinds, True
         # Whoever shall have the same columns: gets each ALTER too.
         self.followers: list[psycopg.Connection] = []
         self.tables = [Table(name) for name in tables]
@@ -128,7 +128,7 @@ class Workload:
                           f" (select from {table.name} o where o.id between {low + 1000} and {high + 1000})")  # fmt: skip
         elif chosen == "delete":
             self._execute(f"delete from {table.name} where id between {low} and {high}")
-        elif chosen == "truncate" and self.random.random() < 0.15:
+        elif chosen == "truncate" and self.truncates and self.random.random() < 0.15:
             self._execute(f"truncate {table.name}")
 
     def _execute(self, statement: str) -> None:

@@ -91,7 +91,6 @@ def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
     ONLY, since a table that others inherit from is published without them. The filter is PostgreSQL's own deparsed
     text, read and evaluated with the same search_path.
     """
-    expressions = [e for pair in _expressions(copy) for e in pair if e is not None]
     conditions = []
     if chunk.first_block > 0 or chunk.last_block is not None:
         conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)")))
@@ -99,14 +98,20 @@ def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
         conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last_block},0)")))
     if (row_filter := _row_filter(copy)) is not None:
         conditions.append(sql.SQL("(" + row_filter + ")"))  # type: ignore[arg-type]
+    return select_statement(copy, sql.SQL("only {}").format(chunk.leaf.id.identifier), conditions)
+
+
+def select_statement(copy: TableCopy, relation: sql.Composable, conditions: Sequence[sql.Composable]) -> str:
+    """The SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
+    selected = [e for pair in _expressions(copy) for e in pair if e is not None]
     where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
     return sql.Composed(
         [
             sql.SQL("select "),
             # Numbered, for a column may have any name, and values and raw texts stand side by side.
-            sql.SQL(", ").join(e + sql.SQL(f" as c{n}") for n, e in enumerate(expressions)),
-            sql.SQL(" from only "),
-            chunk.leaf.id.identifier,
+            sql.SQL(", ").join(e + sql.SQL(f" as c{n}") for n, e in enumerate(selected)),
+            sql.SQL(" from "),
+            relation,
             where,
         ]
     ).as_string(None)
@@ -127,14 +132,13 @@ def read_chunks(
     Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that it sees, ApplyError for
     a key that its type in the lake can't hold.
     """
-    with closing(connect_arrow(conninfo, application_name)) as connection, _named_errors(connection, conninfo, copy):
+    with closing(connect_arrow(conninfo, application_name)) as connection, named_errors(connection, conninfo, copy):
         for chunk in chunks:
             yield from _read_chunk(connection, copy, chunk)
 
 
 def _read_chunk(connection: adbc.Connection, copy: TableCopy, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    _run(connection, "begin isolation level repeatable read read only")
-    _run(connection, sql.SQL("set transaction snapshot {}").format(sql.Literal(copy.snapshot_id)).as_string(None))
+    begin_snapshot(connection, copy)
     # The first touch takes the lock that SELECT takes anyway; under it the file can't change until the transaction
     # ends. Without the comparison a TRUNCATE or rewriting ALTER would show an older snapshot an empty table, silently.
     found = _scalar(connection, _filenode_query(chunk))
@@ -143,14 +147,27 @@ def _read_chunk(connection: adbc.Connection, copy: TableCopy, chunk: Chunk) -> I
             f"{chunk.leaf.id} was truncated or rewritten while it was copied (VACUUM FULL, CLUSTER, TRUNCATE or"
             f" ALTER TABLE): its copy starts again"
         )
+    yield from fetch_rows(connection, copy, chunk_query(copy, chunk))
+    run_statement(connection, "commit")
+
+
+def fetch_rows(connection: adbc.Connection, copy: TableCopy, query: str) -> Iterator[pa.RecordBatch]:
+    """What a select_statement() finds, as the target's columns."""
     with connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)})
-        cursor.execute(chunk_query(copy, chunk))
+        cursor.execute(query)
         has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield _typed(copy, has_raw, batch)
-    _run(connection, "commit")
+
+
+def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
+    """Begin a transaction that sees what the copy's snapshot sees."""
+    run_statement(connection, "begin isolation level repeatable read read only")
+    run_statement(
+        connection, sql.SQL("set transaction snapshot {}").format(sql.Literal(copy.snapshot_id)).as_string(None)
+    )
 
 
 def _filenode_query(chunk: Chunk) -> str:
@@ -234,7 +251,8 @@ def _indexes(values: npt.NDArray[np.integer[Any]]) -> ArrowArray:
     return pa.array(values)
 
 
-def _run(connection: adbc.Connection, statement: str) -> None:
+def run_statement(connection: adbc.Connection, statement: str) -> None:
+    """Run a statement that returns nothing."""
     with connection.cursor() as cursor:
         cursor.execute(statement)
 
@@ -246,7 +264,8 @@ def _scalar(connection: adbc.Connection, query: str) -> Any:
 
 
 @contextmanager
-def _named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) -> Iterator[None]:
+def named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) -> Iterator[None]:
+    """The driver's errors by name, in one line and without credentials."""
     try:
         yield
     except WaldeltaError:
@@ -282,7 +301,7 @@ def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: Tab
 
 def _is_alive(connection: adbc.Connection) -> bool:
     try:
-        _run(connection, "rollback")
+        run_statement(connection, "rollback")
     except (adbc.Error, OSError):
         return False
     return True

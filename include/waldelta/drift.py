@@ -15,6 +15,7 @@ from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import TableState
 from waldelta.pipeline_file import PipelineFile
+from waldelta.repair import Repair, moved_leaves
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
 
@@ -24,15 +25,16 @@ EVERYTHING = "true"
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What drifted, in words; the state to record so that it is known; whether a new copy is to mend it.
+    """What drifted, in words; the state to record so that it is known; whether it is to be mended.
 
-    ``is_new`` is False while nothing has changed since it was recorded.
+    ``is_new`` is False while nothing has changed since it was recorded. ``repair`` is what it takes to mend it.
     """
 
     reasons: tuple[str, ...]
     state: TableState
     mends: bool
-    is_new: bool = True
+    is_new: bool
+    repair: Repair
 
 
 def find_drift(
@@ -47,13 +49,14 @@ def find_drift(
     own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
     reasons = (*own, *published, *_partitions(known, table))
     recorded = _record(known, table)
+    repair = Repair(known, table)
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
     if pipeline.target.drift is None:
         managed = {entry.name for entry in pipeline.source.publications if entry.manage}
         mends = bool(own) or (bool(published) and managed.issuperset(table.publications))
-    return Drift(reasons, recorded, mends, is_new=recorded != state)
+    return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
 def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | None) -> Iterator[str]:
@@ -78,20 +81,19 @@ def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
 
 def _partitions(state: TableState, table: PublishedTable) -> Iterator[str]:
     """Leaves that came or went since the files were last recorded: told once."""
-    if table.relkind != "p" or state.storage is None or not state.storage.files:
-        return
-    held, present = {file.oid for file in state.storage.files}, {leaf.oid: leaf for leaf in table.leaves}
-    held -= {table.oid}
-    known = held.union(state.relation_ids)  # leaves that joined their target, made as partitions
-    if came := sorted(str(leaf.id) for oid, leaf in present.items() if oid not in known and leaf.relkind == "r"):
-        yield f"partition {', '.join(came)} came; rows that it had when it was attached were not sent"
-    if gone := held - set(present):
+    came, gone = moved_leaves(state, table)
+    if came:
+        names = sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in came)
+        yield f"partition {', '.join(names)} came; rows that it had when it was attached were not sent"
+    if gone:
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
 
 
 def _record(state: TableState, table: PublishedTable) -> TableState:
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
     present = table.row_filter or EVERYTHING
+    if moved := frozenset().union(*moved_leaves(state, table)):
+        state = replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}))
     return state if filters[-1] == present else replace(state, later_filters=[*state.later_filters, present])
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import psycopg
 
+from waldelta.catalog import read_published_tables
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
+from waldelta.drift import find_drift
 from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.leaves import with_leaves
@@ -123,6 +125,8 @@ def _work_left(
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
     if written_anew := _written_anew(connection, fed):
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
+    if drifted := _drifted(connection, job, fed):
+        return f"drifted from their source: {', '.join(drifted)}"
     return None
 
 
@@ -130,6 +134,20 @@ def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], fed: Sequence
     """Targets whose source was rewritten in a way that no change in the slot tells."""
     present = read_present(connection, fed)
     return [state.table_name for state in fed if unsent_changes(state, present[state.table_name].storage)]
+
+
+def _drifted(connection: psycopg.Connection[tuple[Any, ...]], job: Job, fed: Sequence[TableState]) -> list[str]:
+    """Targets whose drift a run would mend, or hasn't told yet."""
+    tables = {
+        str(table.id): table for table in read_published_tables(connection, job.pipeline.source.publication_names)
+    }
+    found = []
+    for state in fed:
+        if (table := tables.get(state.table_name)) and (drift := find_drift(job.pipeline, state, table)):
+            evolves = job.pipeline.target.policy_of(state.table_name) == "evolve"
+            if (drift.mends and evolves) or (drift.is_new and drift.reasons):
+                found.append(state.table_name)
+    return found
 
 
 def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog, fed: Sequence[TableState]) -> list[str]:

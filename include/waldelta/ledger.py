@@ -165,6 +165,8 @@ class TableState:
     fed_by: str | None = None
     # Of a target that gathers the leaves of a partitioned table: that table's oid; relation_ids are the leaves'.
     root_id: int | None = None
+    # Leaves that came or went since the copy, which was told and left as it is.
+    unmended_leaves: list[int] = field(default_factory=list)
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -177,6 +179,7 @@ class TableState:
             ("incarnation", pa.string()), ("storage", _STORAGE), ("target_filter", pa.string()),
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
             ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
+            ("unmended_leaves", pa.list_(pa.int64())),
         ]
     )  # fmt: skip
 
@@ -351,7 +354,7 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             # So may a struct inside of one, whose field is null then.
             items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
             values[name] = [of(**item) for item in items]
-    for name in ("later_filters", "publishes", "unpublished"):
+    for name in ("later_filters", "publishes", "unpublished", "unmended_leaves"):
         if name in values:
             values[name] = values[name] or []
     if (storage := values.get("storage")) is not None:

@@ -198,7 +198,7 @@ class Target(_Model):
     )
     drift: Literal["repair", "report"] | None = Field(
         None,
-        description="when a filter, a column list or the partitions changed: repair copies the table again, report tells; "
+        description="when a filter, a column list or the partitions changed: repair mends the table, report tells; "
         "default: repair what the pipeline file changed, report what changed in publications with manage: false",
     )
     metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")

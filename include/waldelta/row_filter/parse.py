@@ -43,7 +43,7 @@ def parse_analysed(text: str) -> Node:
 def walk(node: Node) -> Iterator[Node]:
     """A node and all below it, in the order of the text."""
     yield node
-    for child in _children(node):
+    for child in children(node):
         yield from walk(child)
 
 
@@ -52,7 +52,8 @@ def column_names(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.name for n in walk(node) if isinstance(n, Column)))
 
 
-def _children(node: Node) -> tuple[Node, ...]:
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes right below a node."""
     match node:
         case Column() | Literal():
             return ()

@@ -1,0 +1,183 @@
+"""Repair: which rows enter a drifted target and which leave it, and when only a new copy of the whole table is exact.
+
+Pure. Why it is enough to look at filters: the stream tells of every change to a row that the filter of that moment admits
+before or after it. Let the filter change once, from ``before`` to ``after``, while changes wait in the log. A row with a
+change among them is *touched*, and read again. Any other row was changed only where neither filter of the moment let the
+change through: under ``before`` it was then not in the target, under ``after`` it doesn't belong there now. So the rows to add
+are those that ``after`` admits and ``before`` didn't, and the rows to take away are those whose content in the target ``after``
+doesn't admit. Two changes of the filter between two looks at the catalogs break this, and can't be told from one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from waldelta.catalog import PublishedTable
+from waldelta.errors import FilterNotTranslatable
+from waldelta.ledger import TableState
+from waldelta.row_filter.parse import children, parse_analysed, walk
+from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
+
+_EVERY_CHANGE = frozenset({"insert", "update", "delete"})
+# A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
+FEW_ROWS = 10_000
+MOST_OF_TABLE = 0.3
+_PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A drifted target, as it was copied and fed, and the table as it is published now."""
+
+    state: TableState
+    table: PublishedTable
+
+    @property
+    def attached(self) -> frozenset[int]:
+        """Leaves that came since the copy: none of their rows was sent unless it changed."""
+        came, _ = moved_leaves(self.state, self.table)
+        left = set(self.state.unmended_leaves)
+        return came | {leaf.oid for leaf in self.table.leaves if leaf.oid in left}
+
+    @property
+    def detached(self) -> frozenset[int]:
+        """Leaves that went since the copy."""
+        _, went = moved_leaves(self.state, self.table)
+        return went | (set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a target takes: rows that its publications' filter and its own admit, both as PostgreSQL prints them."""
+
+    published: str | None = None
+    own: str | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The filters that there are."""
+        return tuple(part for part in (self.published, self.own) if part is not None)
+
+    @property
+    def condition(self) -> str:
+        """As one SQL condition.
+
+        >>> Rule("(a > 1)", "(b > 2)").condition
+        '((a > 1)) and ((b > 2))'
+        """
+        return _all(self.parts)
+
+
+def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[int], frozenset[int]]:
+    """Oids of the leaves that came, and of those that went, since the files were last recorded."""
+    if table.relkind != "p" or state.storage is None or not state.storage.files:
+        return frozenset(), frozenset()
+    held = {file.oid for file in state.storage.files} - {table.oid}
+    known = held.union(state.relation_ids)  # leaves that joined their target, made as partitions
+    came = frozenset(leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in known)
+    return came, frozenset(held - {leaf.oid for leaf in table.leaves})
+
+
+def is_fed_otherwise(repair: Repair) -> bool:
+    """Whether the target isn't just the published table of its name."""
+    state = repair.state
+    return state.fed_by is not None or state.root_id is not None or str(repair.table.id) != state.table_name
+
+
+def obstacle(repair: Repair) -> str | None:
+    """Why only a whole copy is exact; None when the rows that enter and leave can be told."""
+    state, table = repair.state, repair.table
+    held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
+    present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
+    checks = [
+        (is_fed_otherwise(repair), "it gathers leaves, or is fed by a table of another name"),
+        (not table.key_columns or state.key_columns != list(table.key_columns), "it has no key, or another one than its copy"),
+        (held != present, "its columns are others than its copy's"),
+        (not state.snapshot or set(state.relation_ids) != set(table.relation_ids), "it isn't the relation that was copied"),
+        (bool(state.later_filters), "its filter changed before, and what was told of it since isn't all that happened"),
+        (len(table.publications) != 1, "several publications publish it, each by a filter of its own"),
+        (not table.publishes >= _EVERY_CHANGE, "not every kind of change is published"),
+        (state.publishes != sorted(table.publishes), "other operations are published than when it was copied"),
+        (bool(repair.detached and repair.attached), "partitions came and went, perhaps with the same bounds"),
+    ]  # fmt: skip
+    return next((why for found, why in checks if found), None)
+
+
+def is_dear(entering: float, rows: float) -> bool:
+    """Whether so much of the table enters that a whole copy costs no more.
+
+    >>> is_dear(9_000, 10_000), is_dear(500_000, 1_000_000), is_dear(200_000, 1_000_000)
+    (False, True, False)
+    """
+    return entering > max(FEW_ROWS, MOST_OF_TABLE * rows)
+
+
+def entering(before: Rule, after: Rule, nullable: Iterable[str]) -> tuple[str, ...]:
+    """SQL conditions, no row true of two, for the rows that ``after`` admits and ``before`` didn't.
+
+    PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``: they differ where a filter is NULL,
+    which one made of comparisons is only where one of its columns is. ``nullable`` are the columns that may be.
+
+    >>> entering(Rule("(a > 5)"), Rule("(a > 3)"), ())
+    ('((a > 3)) and not (((a > 5)))',)
+    >>> entering(Rule("(a > 5)"), Rule(), {"a"})
+    ('not (((a > 5)))', '("a" is null) and (((a > 5))) is null')
+    >>> entering(Rule(), Rule("(a > 5)"), ())
+    ()
+    """
+    common = set(after.parts)
+    gone = tuple(part for part in before.parts if part not in common)
+    if not gone:
+        return ()
+    old = _all(gone)
+    admitted = list(after.parts)
+    columns = _null_only_with_columns(gone)
+    if columns is None:
+        return (_joined(admitted, f"({old}) is not true"),)
+    found = [_joined(admitted, f"not ({old})")]
+    if absent := sorted(columns & set(nullable)):
+        names = " or ".join(f"{sql.Identifier(name).as_string(None)} is null" for name in absent)
+        found.append(_joined(admitted, f"({names}) and ({old}) is null"))
+    return tuple(found)
+
+
+def _joined(parts: Iterable[str], last: str) -> str:
+    return " and ".join([*(f"({part})" for part in parts), last])
+
+
+def _all(parts: Iterable[str]) -> str:
+    return " and ".join(f"({part})" for part in parts) or "true"
+
+
+def _null_only_with_columns(filters: Iterable[str]) -> frozenset[str] | None:
+    """The columns of filters that are NULL only where one of these is; None when that isn't certain."""
+    columns: set[str] = set()
+    for text in filters:
+        try:
+            tree = parse_analysed(text)
+        except FilterNotTranslatable:
+            return None
+        if not _is_plain(tree):
+            return None
+        columns |= {node.name for node in walk(tree) if isinstance(node, Column)}
+    return frozenset(columns)
+
+
+def _is_plain(node: Node) -> bool:
+    """Comparisons of columns and constants, put together by AND, OR and NOT: all built-in ones are strict, none makes NULL."""
+    match node:
+        case Column() | Test():
+            return True
+        case Literal():
+            return node.kind != "null"
+        case Cast(operand=Literal(), type=kind) if kind.is_array:
+            return False  # its text may hold NULL
+        case Call() | Quantified():
+            name = node.name if isinstance(node, Call) else node.operator
+            return name in _PLAIN and all(map(_is_plain, children(node)))
+        case Cast() | Array():
+            return all(map(_is_plain, children(node)))
+    return False

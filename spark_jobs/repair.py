@@ -1,0 +1,283 @@
+"""Repair: mend a drifted target by the rows that enter it and leave it, in one MERGE, instead of copying it again.
+
+1. Settle the publications and take a snapshot, as for a copy.
+2. Land on until everything that the snapshot sees is in the change log. Each key of the table that is touched there,
+   after what the target holds, is to be read again: such rows can't be judged by comparing filters.
+3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and those of touched keys.
+4. Find the rows in the target that its filter doesn't admit any more.
+5. Enter a new generation into the ledger, commit, enter that it is done, with the snapshot: the stream goes on from there as
+   after a copy. Killed in between, the table is copied as a whole.
+
+Why that is exact: waldelta.repair. Whatever it can't be exact for is left to a copy, before anything is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import tenacity
+
+from spark_jobs.collapse import EventShape
+from spark_jobs.drain import Drained, drain
+from spark_jobs.merge import CommitTag, merge_statement, tagged, with_variants
+from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.repair_rows import ENTERS, LEAVES, RepairRows, check_cost, plan_rows, stage_net, stage_rows
+from spark_jobs.stretch import Stretches
+from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of, unpublished_columns
+from spark_jobs.target import VARIANT
+from spark_jobs.target_commit import read_commit, read_untouched
+from spark_jobs.task_error import first_line, named_error
+from spark_jobs.touched import stage_touched
+from waldelta.catalog import PublishedTable, TableId
+from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, WaldeltaError
+from waldelta.job import Job
+from waldelta.lake import remove_folder
+from waldelta.ledger import StorageState, TableState, TargetCut, now
+from waldelta.leftovers import staging_folder
+from waldelta.locks import AdvisoryLock, slot_lock, target_lock
+from waldelta.lsn import Lsn
+from waldelta.present import read_present
+from waldelta.quarantine import Quarantine, open_keys
+from waldelta.recopy import mark
+from waldelta.repair import Repair, is_dear, obstacle
+from waldelta.rewrite import unsent_changes
+from waldelta.row_filter import RowFilter
+from waldelta.settled import check_settled, read_version_as_of, settle
+from waldelta.snapshot import SnapshotHolder
+from waldelta.standing import COPYING, NEEDS_SYNC, SYNCED
+from waldelta.target_filter import column_states, read_target_filter, to_text
+from waldelta.watermark import Watermarks, uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 30.0
+# WAL positions right behind a page's header, which nothing was written to yet.
+_WAL_PAGE_BYTES, _WAL_HEADER_BYTES = 8192, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did: rows that entered and left the target by its rule, and touched ones that were read again."""
+
+    cut: TargetCut
+    lsn: Lsn
+    entered: int
+    left: int
+    reread: int
+    drained: Drained
+
+
+def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
+    """Mend a target that is marked ``needs_sync`` because of this drift, under its lock.
+
+    Raises NeedsSync when only a whole copy is exact, or costs no more; other WaldeltaErrors when it didn't succeed. The table
+    is in need of a copy then, and nothing was fed twice: a copy makes it whole.
+    """
+    if (why := obstacle(drifted)) is not None:
+        raise NeedsSync(why)
+    name, began = drifted.state.table_name, time.monotonic()
+    with target_lock(job, name) as lock:
+        _check_marked(job, drifted.state)
+        try:
+            done = _repair(spark, job, drifted, lock.check)
+        except WaldeltaError:
+            raise
+        except Exception as err:
+            raise named_error(err) or ApplyError(f"{name}: {first_line(err)}") from err
+    log.info(
+        "table=%s repaired lsn=%s: %d rows entered, %d left, %d were read again, %.1f s",
+        name, done.lsn, done.entered, done.left, done.reread, time.monotonic() - began,
+    )  # fmt: skip
+    return done
+
+
+def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None]) -> Repaired:
+    name, publications = drifted.state.table_name, job.pipeline.source.publication_names
+    generation = drifted.state.generation + 1
+    with job.connect("repair") as connection:
+        own = read_target_filter(connection, name, job.pipeline.target.where_of(name), drifted.table)
+        settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
+    staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
+    try:
+        with SnapshotHolder(job.conninfo, f"waldelta repair {name}"[:63]) as holder:
+            check_settled(holder, settled)
+            fed, storage = fed_as_of(holder, job, TableId.parse(name))
+            membership = read_version_as_of(holder, settled, fed.table.relation_ids)
+            drifted = _as_seen(job, drifted, fed.table, storage)
+            with job.connect("repair") as connection:
+                rows = plan_rows(job, drifted, own, holder, connection)
+                size = check_cost(connection, rows)
+            drained = _land_through(spark, job, holder.lsn)
+            touched = _stage_touched(spark, job, drifted, f"{staged}/touched")
+            if is_dear(touched, size):
+                raise NeedsSync(f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more")
+            stage_rows(spark, job, rows, holder, staged, touched)
+            check_unaltered(job, fed, membership)
+        counts = stage_net(spark, job, drifted, rows, staged, touched)
+        state = _synced_state(job, drifted, own, (holder, storage), generation)
+        cut = _commit(spark, job, rows, (state, drifted.state), (f"{staged}/net", counts), check)
+    finally:
+        remove_folder(staged)
+    return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
+
+
+def _check_marked(job: Job, state: TableState) -> None:
+    present = job.table_states().get(state.table_name)
+    if present is None or (present.generation, present.status) != (state.generation, NEEDS_SYNC):
+        raise LateWriter(f"{state.table_name} was synced again meanwhile")
+
+
+def _as_seen(job: Job, drifted: Repair, table: PublishedTable, storage: StorageState | None) -> Repair:
+    """The drift as the snapshot sees it, which must be the one that was found."""
+    seen, state = replace(drifted, table=table), drifted.state
+    if (why := obstacle(seen)) is not None:
+        raise NeedsSync(why)
+    then, leaves = drifted.table, {leaf.oid for leaf in table.leaves}
+    if table.row_filter != then.row_filter or leaves != {leaf.oid for leaf in then.leaves}:
+        raise NeedsSync("what is published of it changed once more meanwhile")
+    if told := unsent_changes(state, storage):
+        raise NeedsSync("; ".join(told))
+    present = column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name))
+    if {c.name: c.spark_type for c in present} != {c.name: c.spark_type for c in state.columns}:
+        raise NeedsSync("its columns have other types in the lake now")
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    if open_keys(quarantine.rows(state.table_name, state.generation)):
+        raise NeedsSync("rows of it are in quarantine")
+    return seen
+
+
+def _land_through(spark: SparkSession, job: Job, lsn: Lsn) -> Drained:
+    """Land until the change log holds everything that a snapshot taken at ``lsn`` sees."""
+    header = lsn.value % _WAL_PAGE_BYTES
+    needed = lsn.value - (header if header <= _WAL_HEADER_BYTES else 0)
+    deadline = time.monotonic() + FLUSH_TIMEOUT_S
+    with _slot_lock(job) as lock:
+        drained = drain(spark, job, lock.check)
+        while drained.end.value < needed:
+            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded.
+            if time.monotonic() > deadline:
+                raise SnapshotLost(f"WAL up to {lsn} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
+            time.sleep(0.2)
+            further = drain(spark, job, lock.check)
+            drained = replace(further, start=drained.start, batches=[*drained.batches, *further.batches])
+    return drained
+
+
+@contextmanager
+def _slot_lock(job: Job) -> Iterator[AdvisoryLock]:
+    """The slot's lock, which a look or maintenance may have for a moment."""
+    patient = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LockHeld),
+        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        wait=tenacity.wait_fixed(0.5),
+        reraise=True,
+    )
+    with ExitStack() as stack:
+        yield patient(lambda: stack.enter_context(slot_lock(job)))
+
+
+def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) -> int:
+    """Write the keys of all changes behind what the target holds; raises NeedsSync for changes that aren't of rows alone."""
+    state, identity = drifted.state, job.slot_identity()
+    change_log = job.change_log(identity)
+    after, last = Watermarks(job, identity).of(state), change_log.last_batch()
+    if last is None or last <= after:
+        return 0
+    stretch = Stretches(change_log, change_log.sizes(after, last)).between(after, last)
+    target = job.pipeline.target
+    with job.connect("repair") as connection:
+        present = read_present(connection, [state])[state.table_name]
+        policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+        plan: TargetPlan = plan_target(connection, stretch, state, present, policy, options)
+    if plan.truncated or plan.evolution is not None:
+        raise NeedsSync("it was truncated or altered meanwhile")
+    return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
+
+
+def _synced_state(
+    job: Job,
+    drifted: Repair,
+    own: RowFilter | None,
+    seen: tuple[SnapshotHolder, StorageState | None],
+    generation: int,
+) -> TableState:
+    """The new generation's row in the ledger: as after a copy from that snapshot, but for what it took."""
+    state, table, (holder, storage) = drifted.state, drifted.table, seen
+    return replace(
+        state,
+        generation=generation,
+        status=SYNCED,
+        snapshot=holder.snapshot,
+        snapshot_lsn=holder.lsn.value,
+        columns=column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)),
+        row_filter=table.row_filter,
+        storage=storage,
+        target_filter=to_text(own),
+        later_filters=[],
+        publishes=sorted(table.publishes),
+        unpublished=unpublished_columns(table, storage),
+        unmended_leaves=[],
+    )
+
+
+def _commit(
+    spark: SparkSession,
+    job: Job,
+    rows: RepairRows,
+    states: tuple[TableState, TableState],
+    net: tuple[str, dict[str, int]],
+    check: Callable[[], None],
+) -> TargetCut:
+    """Commit the net changes between two rows of the ledger: whoever finds only the first copies the table as a whole."""
+    (synced, before), (folder, counts), began = states, net, now()
+    name, generation = synced.table_name, synced.generation
+    reason = job.table_states()[name].reason
+    check()
+    job.ledger.append(
+        TableState(began, job.run_id, name, generation, COPYING, reason=reason, incarnation=synced.incarnation)
+    )
+    try:
+        cut = _merge(spark, job, rows, synced, folder, counts) if counts else read_untouched(job, synced)
+        check()
+        present = job.table_states()[name]
+        if (present.generation, present.status) != (generation, COPYING):
+            raise LateWriter(f"{name} left the publications while it was repaired: sync it again once it is published")
+        held = spark.read.format("delta").load(uri_of(job, name)).count()
+        seconds = (now() - began).total_seconds()
+        job.ledger.append(
+            replace(synced, at=now(), run_id=job.run_id, rows=held, bytes=0, seconds=seconds, reason=reason)
+        )
+    except LateWriter:
+        raise
+    except Exception:
+        mark(job, replace(before, generation=generation), reason or name)
+        raise
+    return cut
+
+
+def _merge(
+    spark: SparkSession, job: Job, rows: RepairRows, state: TableState, folder: str, counts: dict[str, int]
+) -> TargetCut:
+    names = [name for name, _ in rows.copy.columns]
+    shape = EventShape(len(names), tuple(names.index(column) for column, _ in rows.key), ())
+    variants = [f"c{i}" for i, (_, kind) in enumerate(rows.copy.columns) if kind.spark == VARIANT]
+    source = with_variants(f"parquet.`{folder}`", variants)
+    # An application of its own, since Delta would skip a second commit under one version.
+    app_id = f"{job.slot_identity().app_id}:repair:{state.table_name}:{state.generation}"
+    tag = CommitTag(app_id, 1, job.run_id, counts=counts)
+    statement = merge_statement(
+        uri_of(job, state.table_name), source, names, shape, metadata_columns=job.pipeline.target.metadata_columns
+    )
+    with tagged(spark, tag):
+        spark.sql(statement).collect()
+    # A touched key that the target never had isn't a change that was skipped.
+    return replace(read_commit(job, state, tag), skipped=0)

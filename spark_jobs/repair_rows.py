@@ -1,0 +1,203 @@
+"""Repair's rows: which a snapshot of the source gives a drifted target, which the target gives up, and both as one MERGE's source.
+
+Before the commit of ``repair``: what is planned and staged here changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
+from spark_jobs.identifier import ddl, quote
+from spark_jobs.row_filter import spark_condition
+from waldelta.catalog import PublishedTable
+from waldelta.copy import TableCopy, plan_copy
+from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
+from waldelta.errors import NeedsSync
+from waldelta.job import Job
+from waldelta.ledger import TableState
+from waldelta.moving_rows import moving_rows
+from waldelta.repair import Repair, is_dear
+from waldelta.row_filter import RowFilter
+from waldelta.row_filter.analysed import published_filter
+from waldelta.snapshot import SnapshotHolder, reader_name
+from waldelta.watermark import uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Why a row is among a repair's net changes.
+ENTERS, LEAVES, TOUCHED = "enters", "leaves", "touched"
+# Leaves are read by so many tasks at most.
+_MOST_TASKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRows:
+    """What the snapshot shows, and what to do with it."""
+
+    copy: TableCopy
+    choices: tuple[Choice, ...]
+    again: Choice
+    key: tuple[tuple[str, str], ...]
+    # Rows of the target for which this is true leave; None: none do.
+    leaves: str | None
+
+
+def plan_rows(
+    job: Job, drifted: Repair, own: RowFilter | None, holder: SnapshotHolder, connection: psycopg.Connection[Any]
+) -> RepairRows:
+    """Which rows to read and which to take away; raises FilterNotTranslatable when Spark can't tell the latter.
+
+    What locks a relation is asked on ``connection``: the holder's transaction would keep the lock, and whoever truncates or
+    alters the table would wait for it, with all writers behind.
+    """
+    state, table = drifted.state, drifted.table
+    moving = moving_rows(drifted, own)
+    leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
+    files = holder.relfilenodes([leaf.oid for leaf in leaves])
+    with_metadata = job.pipeline.target.metadata_columns
+    copy = plan_copy(
+        table, holder.snapshot_id, files, holder.lsn.value if with_metadata else None,
+        job.pipeline.target.types_of(state.table_name), own,
+    )  # fmt: skip
+    choices = tuple(Choice(relation, condition, {oid: files[oid]}) for relation, condition, oid in moving.enter)
+    types = {column.name: column.type_name for column in state.columns}
+    key = tuple((column, types[column]) for column in state.key_columns)
+    stay = []
+    if set(moving.after.parts) - set(moving.before.parts):
+        stay.append(_spark_rule(state, table.row_filter, own, with_metadata=with_metadata))
+    if drifted.detached:
+        stay.append(_spark_bounds(state, table, connection, with_metadata=with_metadata))
+    leaves_it = " or ".join(f"not coalesce({condition}, false)" for condition in stay) or None
+    again = Choice(whole_relation(table), moving.after.condition, files)
+    return RepairRows(copy, choices, again, key, leaves_it)
+
+
+def _spark_rule(state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool) -> str:
+    """What the target takes, as Spark's condition on its rows."""
+    filters = [*([published_filter(published)] if published is not None else []), *([own] if own is not None else [])]
+    # Without metadata columns there is no map of the values that stand verbatim.
+    names: dict[str, str] | None = None if with_metadata else {}
+    conditions = [spark_condition(one, state.columns, names) for one in filters]
+    if len(conditions) < 2:
+        return conditions[0] if conditions else "true"
+    return f"(case when {conditions[0]} then {conditions[1]} else false end)"
+
+
+def _spark_bounds(
+    state: TableState, table: PublishedTable, connection: psycopg.Connection[Any], *, with_metadata: bool
+) -> str:
+    """Whether a row belongs to a partition that there is, as Spark's condition.
+
+    Bounds never change while a partition is attached, and don't overlap, so that rows of those that went meet none. But a
+    default partition takes what no other does: raises NeedsSync.
+    """
+    found = connection.execute(_BOUNDS, (table.oid,)).fetchall()
+    if any(is_default for *_, is_default in found):
+        raise NeedsSync("partitions went, and the default partition's bounds are theirs now")
+    if {oid for oid, is_leaf, *_ in found if is_leaf} != {leaf.oid for leaf in table.leaves}:
+        raise NeedsSync("its partitions changed once more meanwhile")
+    names: dict[str, str] | None = None if with_metadata else {}
+    bounds = [spark_condition(published_filter(text), state.columns, names) for _, leaf, text, _ in found if leaf]
+    return f"({' or '.join(bounds)})" if bounds else "false"
+
+
+_BOUNDS = """
+select c.oid::bigint, t.isleaf, pg_get_partition_constraintdef(c.oid), pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
+from pg_partition_tree(%s::oid) t
+join pg_class c on c.oid = t.relid
+where c.relispartition
+  and t.level > 0
+"""
+
+
+def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
+    """How many rows the table has, as the planner estimates; raises NeedsSync when too many of them enter."""
+    entering_rows = sum(_estimate(connection, choice.statement(rows.copy)) for choice in rows.choices)
+    size = _estimate(connection, replace(rows.again, condition="true").statement(rows.copy))
+    if is_dear(entering_rows, size):
+        raise NeedsSync(f"about {entering_rows:,.0f} of {size:,.0f} rows enter, so that a whole copy costs no more")
+    return size
+
+
+def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
+    ((plan,),) = connection.execute(f"explain (format json) {statement}".encode()).fetchall()
+    return float(plan[0]["Plan"]["Plan Rows"])
+
+
+def stage_rows(
+    spark: SparkSession, job: Job, rows: RepairRows, holder: SnapshotHolder, staged: str, touched: int
+) -> None:
+    """Write the rows that enter, and those of touched keys, as the snapshot has them; columns ``c<i>`` and ours."""
+    conninfo, copy, pid, count = job.conninfo, rows.copy, holder.pid, min(len(rows.choices), _MOST_TASKS)
+    names = _staged_names(copy)
+    tasks = [rows.choices[n::count] for n in range(count)]
+    again, key = rows.again, rows.key
+
+    def read_entering(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                name = reader_name(pid, number, copy.table)
+                for found in read_choices(conninfo, copy, tasks[number], name):
+                    yield found.rename_columns(names)
+
+    def read_again(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for found in read_keys(conninfo, copy, again, key, batches, reader_name(pid, 0, copy.table)):
+            yield found.rename_columns(names)
+
+    schema = ddl(pa.schema([field.with_name(name) for field, name in zip(copy.schema, names, strict=True)]))
+    numbers = spark.range(0, count, 1, max(1, count))
+    numbers.mapInArrow(read_entering, schema).write.mode("overwrite").parquet(f"{staged}/entering")
+    if touched:
+        keys = spark.read.parquet(f"{staged}/touched")
+        keys.mapInArrow(read_again, schema).write.mode("overwrite").parquet(f"{staged}/again")
+
+
+def _staged_names(copy: TableCopy) -> list[str]:
+    metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
+    return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
+
+
+def stage_net(
+    spark: SparkSession, job: Job, drifted: Repair, rows: RepairRows, staged: str, touched: int
+) -> dict[str, int]:
+    """Write what the MERGE is to do, one row per key; returns how many rows by why they are there, and by action."""
+    names = [name for name, _ in rows.copy.columns]
+    places = [names.index(column) for column, _ in rows.key]
+    key = [f"b{k}" for k in range(len(places))]
+    bases = [F.col(f"c{i}").alias(base) for base, i in zip(key, places, strict=True)]
+
+    def read(part: str, why: str) -> DataFrame:
+        return spark.read.parquet(f"{staged}/{part}").select(F.lit(why).alias("why"), *bases, "*")
+
+    new, gone = read("entering", ENTERS), []
+    if touched:
+        numbered = [F.col(f"k{k}").alias(base) for k, base in enumerate(key)]
+        touched_keys = spark.read.parquet(f"{staged}/touched").select(F.lit(TOUCHED).alias("why"), *numbered)
+        # Equal keys may be printed differently, and were read twice then.
+        gone.append(touched_keys.dropDuplicates(key))
+        again = read("again", TOUCHED).dropDuplicates(key)
+        new = new.join(gone[0], key, "left_anti").unionByName(again)
+    if rows.leaves is not None:
+        held = spark.read.format("delta").load(uri_of(job, drifted.state.table_name)).where(rows.leaves)
+        columns = [F.col(quote(column)).alias(base) for (column, _), base in zip(rows.key, key, strict=True)]
+        leaving = held.select(F.lit(LEAVES).alias("why"), *columns)
+        gone.append(leaving.join(gone[0], key, "left_anti") if touched else leaving)
+    net = new.withColumn("action", F.lit(ACTION_UPSERT))
+    for keys in gone:
+        deletes = keys.join(new, key, "left_anti").withColumn("action", F.lit(ACTION_DELETE))
+        net = net.unionByName(deletes, allowMissingColumns=True)
+    net.write.mode("overwrite").parquet(f"{staged}/net")
+    counts: Counter[str] = Counter()
+    for row in spark.read.parquet(f"{staged}/net").groupBy("why", "action").count().collect():
+        counts[row["why"]] += row["count"]
+        counts[row["action"]] += row["count"]
+    return dict(counts)

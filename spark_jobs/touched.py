@@ -1,0 +1,74 @@
+"""Touched keys: every key that a range of landed batches takes a row from or leaves one at, as files for a repair to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from spark_jobs.changes import read_changes
+from spark_jobs.collapse import DELETE, INSERT
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode, typed_key
+from spark_jobs.identifier import ddl
+from spark_jobs.plan import TargetPlan
+from waldelta.change_log import ROW_KINDS, ChangeLog
+from waldelta.lake import write_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:
+    """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many there are.
+
+    The target's own filter is not asked: what an event says of a row is no longer needed once the row is read again.
+    """
+    everything = replace(plan.decode, routing=None)
+    if plan.rows is not None:
+        keys = touched_keys(plan.rows.to_batches(), everything)
+        write_parquet(folder, keys)
+        return len(keys)
+
+    def keys_of(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            yield from touched_keys([part], everything).to_batches()
+
+    changes = (
+        read_changes(spark, change_log, everything.segments)
+        .where(F.col("relation_id").isin(plan.state.relation_ids) & F.col("kind").isin(*ROW_KINDS))
+        .where(F.col("xid8") >= everything.snapshot.xmin)
+        .select(*CHANGE_COLUMNS)
+    )
+    found = changes.mapInArrow(keys_of, ddl(touched_schema(everything)))
+    found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode("overwrite").parquet(folder)
+    return spark.read.parquet(folder).count()
+
+
+def touched_schema(plan: DecodePlan) -> pa.Schema:
+    """``t<k>``, the key's columns as PostgreSQL prints them, then ``k<k>``, as the target has them."""
+    key = plan.shape.key
+    texts = [(f"t{k}", pa.string()) for k in range(len(key))]
+    return pa.schema([*texts, *((f"k{k}", plan.types[i].arrow) for k, i in enumerate(key))])
+
+
+def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
+    """The keys, old and new, of the events among ``changes`` (CHANGE_COLUMNS), each once as it is printed."""
+    names = [f"t{k}" for k in range(len(plan.shape.key))]
+    found = [pa.schema([(name, pa.string()) for name in names]).empty_table()]
+    for events in (events for part in changes for events in decode(part, plan)):
+        op = events["op"].to_numpy()
+        for columns, chosen in (
+            (plan.shape.old_keys, op != INSERT),
+            ([f"c{i}" for i in plan.shape.key], op != DELETE),
+        ):
+            rows = events.select(columns).filter(pa.array(chosen)).rename_columns(names)
+            found.append(rows.cast(found[0].schema))
+    keys = pa.concat_tables(found).group_by(names).aggregate([])
+    present = np.ones(len(keys), np.bool_)
+    for k, i in enumerate(plan.shape.key):
+        keys = keys.append_column(f"k{k}", typed_key(keys[f"t{k}"], plan.types[i], plan.names[i], present))
+    return keys.cast(touched_schema(plan))

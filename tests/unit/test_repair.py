@@ -1,0 +1,96 @@
+"""Which rows enter a drifted target, and when only a whole copy is exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.test_drift import state as drift_state
+from tests.unit.test_drift import table as drift_table
+from waldelta.moving_rows import moving_rows
+from waldelta.repair import Repair, Rule, entering, is_dear, obstacle
+from waldelta.row_filter import RowFilter
+
+EVERY = ["delete", "insert", "update"]
+ALL = frozenset(EVERY)
+
+
+def state(**changes):
+    options = {k: changes.pop(k) for k in ("row_filter", "own", "later", "leaves") if k in changes}
+    made = drift_state(publishes=EVERY, **options)
+    return replace(made, **{"snapshot": "1:1:", "key_columns": ["id"], "relation_ids": [1]} | changes)
+
+
+def table(**changes):
+    options = {k: changes.pop(k) for k in ("columns", "row_filter", "leaves") if k in changes}
+    return replace(drift_table(**options), **{"publishes": ALL} | changes)
+
+
+OBSTACLES = [
+    ("a filter alone", state(), table(row_filter="(a > 1)"), None),
+    ("a partition came", state(leaves=[2]), table(leaves=[2, 3]), None),
+    ("no key", state(key_columns=[]), table(key_columns=()), "no key"),
+    ("another key", state(), table(key_columns=("a",)), "another one"),
+    ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),
+    ("recreated", state(), table(relation_ids=(2,)), "isn't the relation"),
+    ("told for a while", state(later=["(a > 2)"]), table(row_filter="(a > 2)"), "filter changed before"),
+    ("two publications", state(), table(publications=("p", "q")), "several"),
+    ("inserts alone", state(publishes=["insert"]), table(publishes=frozenset({"insert"})), "not every kind"),
+    ("truncate since", state(), table(publishes=ALL | {"truncate"}), "other operations"),
+    ("a partition went", state(leaves=[2, 3]), table(leaves=[2]), None),
+    ("another took its place", state(leaves=[2, 3]), table(leaves=[2, 4]), "came and went"),
+    ("another took its place later", state(leaves=[2], unmended_leaves=[3]), table(leaves=[2, 4]), "came and went"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("held", "present", "expected"), [case[1:] for case in OBSTACLES], ids=[c[0] for c in OBSTACLES]
+)
+def test_obstacle(held, present, expected):
+    found = obstacle(Repair(held, present))
+    assert found is None if expected is None else expected in found
+
+
+ENTERING = [
+    # before, after, columns that may be NULL, conditions
+    (Rule("(a > 5)"), Rule("(a > 3)"), [], ["((a > 3)) and not (((a > 5)))"]),
+    (Rule("(a > 5)"), Rule("(a > 3)"), ["a"], ["((a > 3)) and not (((a > 5)))", '((a > 3)) and ("a" is null) and (((a > 5))) is null']),
+    (Rule("(a > 5)"), Rule("(a > 3)"), ["b"], ["((a > 3)) and not (((a > 5)))"]),
+    (Rule("(a > 5)"), Rule(), [], ["not (((a > 5)))"]),
+    (Rule(), Rule("(a > 5)"), ["a"], []),
+    (Rule("(a > 5)", "(b > 1)"), Rule("(a > 5)", "(b > 0)"), [], ["((a > 5)) and ((b > 0)) and not (((b > 1)))"]),
+    (Rule("(a > 5)", "(b > 1)"), Rule("(a > 5)"), [], ["((a > 5)) and not (((b > 1)))"]),
+    (Rule("(a > 5)", "(b > 1)"), Rule("(a > 4)", "(b > 0)"), [], ["((a > 4)) and ((b > 0)) and not (((a > 5)) and ((b > 1)))"]),
+    # NULL without a column that is.
+    (Rule("((a % 2) = 0)"), Rule(), [], ["((((a % 2) = 0))) is not true"]),
+    (Rule("(a = ANY ('{1,NULL}'::integer[]))"), Rule(), [], ["(((a = ANY ('{1,NULL}'::integer[])))) is not true"]),
+    (Rule("(a = ANY (ARRAY[1, 2]))"), Rule(), [], ["not (((a = ANY (ARRAY[1, 2]))))"]),
+    (Rule("((a > 1) IS TRUE)"), Rule(), ["a"], ["not ((((a > 1) IS TRUE)))", '("a" is null) and ((((a > 1) IS TRUE))) is null']),
+    (Rule("(a > NULL::integer)"), Rule(), [], ["(((a > NULL::integer))) is not true"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "nullable", "expected"), ENTERING)
+def test_entering(before, after, nullable, expected):
+    assert list(entering(before, after, nullable)) == expected
+
+
+def test_an_attached_partition_enters_whole():
+    """The others are asked for what the change of the filter lets in; one told of earlier has been waiting since."""
+    held = state(row_filter="(a > 5)", leaves=[2], unmended_leaves=[4])
+    own = RowFilter("a < 9", "(a < 9)", ("a",))
+    found = moving_rows(Repair(held, table(row_filter="(a > 3)", leaves=[2, 3, 4])), own)
+    whole = "((a > 3)) and ((a < 9))"
+    enters = f"{whole} and not (((a > 5)))"
+    leaf = 'only "public"."t_{}"'.format
+    nulls = [(leaf(2), f'{whole} and ("a" is null) and (((a > 5))) is null', 2)]
+    assert list(found.enter) == [(leaf(2), enters, 2), *nulls, (leaf(3), whole, 3), (leaf(4), whole, 4)]
+    assert {relation for relation, _ in found.leave} == {'"public"."t"'}
+
+
+@pytest.mark.parametrize(
+    ("rows", "of", "dear"), [(10_000, 10, False), (30_001, 100_000, True), (30_000, 100_000, False)]
+)
+def test_a_copy_of_everything_may_cost_less(rows, of, dear):
+    assert is_dear(rows, of) is dear
