@@ -33,6 +33,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
 from waldelta.errors import ApplyError, LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
 from waldelta.evolution import Evolution
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
@@ -194,7 +195,9 @@ def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetC
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
     newest = last_cut(job)
     if complete and cuts and (newest is None or _members(newest) != _members(cut) or newest.batch != batch):
+        fault_point("apply.cutting")
         job.ledger.append(cut)
+        fault_point("apply.cut")
     return cut
 
 
@@ -221,6 +224,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
             if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
                 mark(run.job, present, str(named))
             raise named from err
+    fault_point("apply.applied")
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
         state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
@@ -252,8 +256,11 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
             plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         changes = reread(job, run.stretches.change_log, plan, changes)
+        fault_point("apply.staged")
         check()
+        fault_point("apply.merging")
         tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
+        fault_point("apply.merged")
     except WaldeltaError:
         raise
     except Exception as err:

@@ -34,6 +34,7 @@ from waldelta.catalog import PublishedTable, TableId, read_published_tables
 from waldelta.connection import describe
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import StorageState, TableState, now
@@ -159,6 +160,7 @@ def sync_table(
         }  # fmt: skip
         # The attempt counts up: Delta would skip a second commit under one version in silence.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}:{generation}", attempt)
+        fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
             written = replace_target(spark, uri, frame, txn, metadata)
         if marked and not marks:  # only now: there are none left
@@ -201,6 +203,7 @@ def _sync_locked(
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
         record(COPYING, generation, reason=reason)
+        fault_point("sync.begun")
         try:
             for attempt in _attempts(name):
                 with attempt:
@@ -213,6 +216,7 @@ def _sync_locked(
         except Exception as err:
             record(FAILED, generation, reason=f"{type(err).__name__}: {first_line(err)}")
             raise
+        fault_point("sync.committed")
         lock.check()
         _check_not_removed(job, name, generation)
         record(
@@ -233,6 +237,7 @@ def _sync_locked(
             publishes=sorted(table.publishes),
             unpublished=_unpublished(table, result.storage),
         )
+        fault_point("sync.recorded")
         return result
 
 

@@ -17,6 +17,7 @@ import tenacity
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from waldelta.fault import fault_point
 from waldelta.lake import sync_commit
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class LedgerTable:
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
             write_deltalake(table, kept, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED)
+            fault_point("maintain.pruned")
             sync_commit(self.uri, table.version())
         elif len(table.file_uris()) > 1:
             self._compact(table)
