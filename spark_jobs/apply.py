@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -194,9 +195,13 @@ def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetC
     landed = change_log.landed(batch)
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
     newest = last_cut(job)
-    if complete and cuts and (newest is None or _members(newest) != _members(cut) or newest.batch != batch):
+    told = newest is not None and (newest.batch > batch or (newest.batch, _members(newest)) == (batch, _members(cut)))
+    if complete and cuts and not told:
         fault_point("apply.cutting")
-        job.ledger.append(cut)
+        try:
+            job.ledger.append_cut(cut, newest)
+        except LateWriter as err:  # readers take the newest row: it must never be of an older batch
+            log.warning("no cut of batch %d: %s", batch, err)
         fault_point("apply.cut")
     return cut
 
@@ -244,7 +249,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     if not plan.volume.rows and not plan.truncated:
         return read_untouched(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
-    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
+    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, f"{job.run_id} {uuid.uuid4()}")
     try:
         check()
         if plan.evolution is not None:

@@ -41,7 +41,7 @@ def check_drift(job: Job, state: TableState, table: PublishedTable | None) -> li
                 mark(job, held, f"{name}: {reasons}")
             elif drift.state.row_filter != held.row_filter or drift.state.later_filters != held.later_filters:
                 known = replace(held, row_filter=drift.state.row_filter, later_filters=drift.state.later_filters)
-                job.ledger.append(replace(known, at=now(), run_id=job.run_id))
+                job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
     if drift.mends:
         raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
     if not reasons:

@@ -67,7 +67,7 @@ def reshape(
         state, at=now(), run_id=job.run_id, columns=[c.state for c in evolution.columns],
         key_columns=list(evolution.key_columns), reason=f"columns changed: {evolution.describe()}",
     )  # fmt: skip
-    job.ledger.append(evolved)
+    job.ledger.append_state(evolved, state)
     fault_point("reshape.recorded")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.errors import ConsumeMismatch, NoFreeSlot, SlotStuck
+from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotStuck
 from waldelta.fault import fault_point
 from waldelta.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
@@ -130,6 +130,8 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
 
 
 def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
+    if confirmed_lsn(connection, source.slot).value >= move.lsn:
+        raise LateWriter(f"slot {source.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
     keep = _copy_slot(connection, source.slot)
     fault_point("consume.copied")
     # Without streaming: what is counted is the same whatever the peek's chunks looked like.

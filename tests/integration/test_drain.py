@@ -125,6 +125,17 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
 
 
+def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, job):
+    """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every later run."""
+    database.execute("insert into t values (1, 'a')")
+    landed = land_only(spark, job, 1).landed(1)
+    late = slot_move(job.slot_identity(), "late", landed.end_lsn, 1)
+    drain(spark, job)
+    with job.connect("test") as connection, pytest.raises(LateWriter, match="by another run meanwhile"):
+        consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)
+    drain(spark, job)
+
+
 def wrongly_counted(monkeypatch):
     """What has landed as if one insert more had."""
     real = ChangeLog.landed
