@@ -13,7 +13,6 @@ import os
 import random
 import resource
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +25,8 @@ import psycopg
 from pyspark.sql import SparkSession
 
 import spark_jobs.maintain
-from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.result import RunFailed
-from tests.soak.scene import OLD_AGE, Fault, Scene, family, kill_driver, kill_jvm, kill_process, wait_until
+from tests.soak.scene import OLD_AGE, Fault, Scene, family, kill_driver, kill_jvm, kill_process, new_scene, wait_until
 from waldelta.errors import WaldeltaError
 from waldelta.ledger import now
 
@@ -295,20 +293,11 @@ def main() -> None:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     kept = json.loads(options.results.read_text()) if options.results.exists() else {}
-    with tempfile.TemporaryDirectory(prefix="waldelta-faults-") as folder:
-        server = EmbeddedPostgres(
-            Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), settings={"fsync": "off"}
-        ).start()
-        scene = Scene(server, Path(folder), options.seed)
-        try:
-            scene.set_up()
-            for cell in Matrix(scene).run(cells(options.steps, options.faults)):
-                print(cell, flush=True)
-                kept[f"{cell.step} | {cell.fault}"] = asdict(cell) | {"seed": options.seed, "at": f"{now():%Y-%m-%d}"}
-                options.results.write_text(json.dumps(kept, indent=1))
-        finally:
-            scene.close()
-            server.delete()
+    with new_scene(options.seed) as scene:
+        for cell in Matrix(scene).run(cells(options.steps, options.faults)):
+            print(cell, flush=True)
+            kept[f"{cell.step} | {cell.fault}"] = asdict(cell) | {"seed": options.seed, "at": f"{now():%Y-%m-%d}"}
+            options.results.write_text(json.dumps(kept, indent=1))
     if bad := [key for key, cell in kept.items() if cell["problems"]]:
         raise SystemExit(f"{len(bad)} cells aren't well: {bad}")
 

@@ -10,8 +10,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,21 @@ class Scene:
         with psycopg.connect(self.server.conninfo(database), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def new_scene(seed: int) -> Iterator[Scene]:
+    """A server of its own, and a pipeline set up on it."""
+    with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as folder:
+        data = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
+        server = EmbeddedPostgres(data, settings={"fsync": "off"}).start()
+        scene = Scene(server, Path(folder), seed)
+        try:
+            scene.set_up()
+            yield scene
+        finally:
+            scene.close()
+            server.delete()
 
 
 _OURS = "from pg_stat_activity where application_name like 'waldelta%' and pid <> pg_backend_pid()"
