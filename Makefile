@@ -80,8 +80,13 @@ e2e: setup ## tests on the whole stack: real scheduler, real Spark Connect serve
 	@$(PYTEST) tests/e2e $(ARGS)
 
 ROUNDS ?= 50
+SOAK := .waldelta/soak
 .PHONY: soak
-soak: setup ## the random tests, ROUNDS=50 of each, and all of the cross product
+soak: setup ## every fault at every step, four random kills a round, and the random tests: ROUNDS=50 of each
+	@mkdir -p $(SOAK); failed=0; run() { ( $(RUN) $(PYTHON) -m "$$@" ) || failed=1; }; rm -f $(SOAK)/*.json; \
+	  run tests.soak.fault_matrix $(SOAK)/matrix.json; \
+	  run tests.soak.random_kills $(SOAK)/kills.json --kills $$((4 * $(ROUNDS))); \
+	  run tests.soak.page $(SOAK)/matrix.json $(SOAK)/kills.json docs/faults.md; exit $$failed
 	@export WALDELTA_ROUNDS=$(ROUNDS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
 	  tests/integration/test_row_filter_engine.py $(ARGS)
 

@@ -1,9 +1,10 @@
 """Random kills under load: runs are killed at random moments, over and over, and at the end nothing is lost or doubled.
 
-    python -m tests.soak.random_kills RESULTS.json --kills 200 [--minutes 30] [--seed N]
+    python -m tests.soak.random_kills RESULTS.json --kills 200 [--connect] [--minutes 30] [--seed N]
 
-A writer commits all the time. Each run is killed (kill -9 of its Python, of its JVM, of both) or loses the server, at a random
-moment of its work; after a few kills an ordinary run follows, and the targets are compared.
+A writer commits all the time. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
+server goes on with what it was told) at a random moment of its work; after a few kills, and perhaps an immediate stop of
+PostgreSQL, an ordinary run follows, and the targets are compared.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.ledger import now
 
 KILLS = {"driver": kill_driver, "python": kill_process, "jvm": kill_jvm}
+CLIENT = {"client": kill_process}  # of a Spark Connect server, which lives on
 KILLS_BETWEEN_COMPARISONS = 4
 
 
@@ -65,7 +67,7 @@ def kill_one(scene: Scene, ready: Any, how: str, longest_s: float) -> str | None
         time.sleep(0.005)
     if ready.poll() is not None:
         return None
-    KILLS[how](scene, ready.pid)
+    (KILLS | CLIENT)[how](scene, ready.pid)
     ready.wait()
     reached = list(scene.listener.reached)
     return reached[-1] if reached else "start"
@@ -81,15 +83,17 @@ class Soak:
         self.said: dict[str, Any] = {"seed": scene.seed, "at": f"{now():%Y-%m-%d}", "problems": [], "comparisons": 0}
         # As long as a run's work takes here and now; a kill comes at any moment of it.
         self._longest_s = 10.0
-        self._ready = scene.start("consume")
+        # Over Connect a run has its session's lock from the start, so the next one can't wait beside it.
+        self._ready = None if scene.remote else scene.start("consume")
 
     def round(self) -> None:
         """Kill some runs while the source is written to, perhaps the server too; then see what an ordinary run makes of it."""
         scene = self.scene
         self.load.start()
         for _ in range(KILLS_BETWEEN_COMPARISONS):
-            run, self._ready = self._ready, scene.start("consume")
-            how = scene.random.choice(list(KILLS))
+            run = self._ready or scene.start("consume")
+            self._ready = None if scene.remote else scene.start("consume")
+            how = "client" if scene.remote else scene.random.choice(list(KILLS))
             if (step := kill_one(scene, run, how, self._longest_s)) is not None:
                 self.kills[how] += 1
                 self.where[step] += 1
@@ -98,12 +102,10 @@ class Soak:
             scene.restart_server()
             self.kills["server"] += 1
         scene.settle()
-        began = time.monotonic()
         try:
-            scene.run("consume")
+            self._longest_s = scene.run("consume")
         except (RunFailed, WaldeltaError) as err:
             self.said["problems"].append(f"{type(err).__name__}: {err.__cause__ or err}")
-        self._longest_s = time.monotonic() - began
         self.said["problems"] += scene.differences()
         self.said["comparisons"] += 1
         self.said |= {"kills": dict(self.kills), "where": dict(self.where), "transactions": self.load.transactions}
@@ -111,7 +113,8 @@ class Soak:
     def close(self) -> None:
         """End what still runs."""
         self.load.pause()
-        kill_driver(self.scene, self._ready.pid)
+        if self._ready is not None:
+            kill_driver(self.scene, self._ready.pid)
 
 
 def main() -> None:
@@ -119,12 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--connect", action="store_true", help="clients of a Spark Connect server that lives on")
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     deadline = time.monotonic() + 60 * options.minutes
-    with new_scene(options.seed) as scene:
+    with new_scene(options.seed, connect=options.connect) as scene:
         soak = Soak(scene)
         try:
             while soak.kills.total() < options.kills and time.monotonic() < deadline and not soak.said["problems"]:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,14 @@ import pyarrow.compute as pc
 import yaml
 from deltalake import DeltaTable
 
-from demo.embedded_postgres import EmbeddedPostgres
+from demo.embedded_postgres import EmbeddedPostgres, free_port
+from demo.stack.processes import stop
+from demo.stack.spark_connect_server import SparkConnectServer
 from spark_jobs.pipeline import Pipeline
 from tests.random_workload import Workload
 from tests.soak.listener import Listener
 from tests.soak.network import Network
+from waldelta.errors import WaldeltaError
 from waldelta.lake import CHANGES, bookkeeping_uri, local_path
 
 KEYED = ["w1", "w2"]
@@ -39,13 +42,14 @@ Rows = Counter[tuple[Any, ...]]
 class Scene:
     """A pipeline over two tables with a key, one of them behind a row filter, and one without, whose doubles would show."""
 
-    def __init__(self, server: EmbeddedPostgres, folder: Path, seed: int) -> None:
-        self.server, self.folder, self.seed = server, folder, seed
+    def __init__(self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None) -> None:
+        self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
         self.random = random.Random(seed)
         self.network = Network("127.0.0.1", server.port)
         self.listener = Listener(Path(tempfile.mkdtemp(prefix="waldelta-fault-")) / "socket")
         self.name = f"soak_{os.getpid()}"
         self.runs = 0
+        self.log = folder / "runs.log"
         self._execute("postgres", f"create database {self.name}")
         self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
         self.workload = Workload(self.connection, seed, KEYED)
@@ -100,15 +104,25 @@ class Scene:
         self.workload.alter()
         self.write(4)
 
-    def run(self, verb: str, spark: Any = None, *, checked: bool = False, **details: Any) -> Any:
-        """A verb in this process; raises what it ended with."""
+    def run(self, verb: str, spark: Any = None, *, checked: bool = False, **details: Any) -> float:
+        """A verb in this process, or through the Connect server by one of its own; raises what it ended with, else its seconds."""
         self.runs += 1
-        pipeline = Pipeline.load(self.files[checked])
-        return getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **details)
+        if self.remote is not None:
+            process = self.start(verb, checked=checked)
+            self.release(process)
+            began = time.monotonic()
+            if process.wait(TIMEOUT_S):
+                raise WaldeltaError(f"{verb} failed: {self.log.read_text().splitlines()[-1]}")
+            return time.monotonic() - began
+        began, pipeline = time.monotonic(), Pipeline.load(self.files[checked])
+        getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **details)
+        return time.monotonic() - began
 
     def start(self, verb: str, *arguments: str, checked: bool = False, **environment: str) -> subprocess.Popen[bytes]:
         """The verb as a process of its own, with a JVM of its own, held where its work begins (`release`)."""
-        log = (self.folder / "runs.log").open("ab")
+        log = self.log.open("ab")
+        if self.remote is not None:
+            environment["SPARK_REMOTE"] = self.remote
         command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[checked]), *arguments]
         process = subprocess.Popen(
             command, env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2]"} | environment,
@@ -207,18 +221,28 @@ class Scene:
 
 
 @contextmanager
-def new_scene(seed: int) -> Iterator[Scene]:
-    """A server of its own, and a pipeline set up on it."""
-    with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as folder:
-        data = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-        server = EmbeddedPostgres(data, settings={"fsync": "off"}).start()
-        scene = Scene(server, Path(folder), seed)
-        try:
-            scene.set_up()
-            yield scene
-        finally:
-            scene.close()
-            server.delete()
+def new_scene(seed: int, *, connect: bool = False) -> Iterator[Scene]:
+    """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on it."""
+    with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
+        folder = Path(name)
+        remote = ending.enter_context(_spark_connect(folder)) if connect else None
+        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), settings={"fsync": "off"})
+        ending.callback(server.delete)
+        scene = Scene(server.start(), folder, seed, remote)
+        ending.callback(scene.close)
+        scene.set_up()
+        yield scene
+
+
+@contextmanager
+def _spark_connect(folder: Path) -> Iterator[str]:
+    server = SparkConnectServer(folder, free_port(), "soak-token", folder / "spark.log", memory="2g")
+    part = server.start(os.environ)
+    try:
+        wait_until(server.is_listening)
+        yield server.remote
+    finally:
+        stop([part], grace_s=5)
 
 
 _OURS = "from pg_stat_activity where application_name like 'waldelta%' and pid <> pg_backend_pid()"
