@@ -28,9 +28,7 @@ def volatile(root: Path, synced: dict[str, float], tables: str) -> list[str]:
         for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):
             needed.setdefault(folder, 0.0)
         for path in table.rglob("*"):
-            if path.is_dir():
-                needed.setdefault(path, 0.0)
-            elif path.suffix in (".parquet", ".json"):  # what readers need; checksums and the like they can do without
+            if path.suffix in (".parquet", ".json"):  # what readers need; checksums and the like they can do without
                 changed = path.stat().st_ctime  # also by being renamed
                 needed[path] = path.stat().st_mtime
                 needed[path.parent] = max(changed, needed.get(path.parent, 0.0))

@@ -56,7 +56,8 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
         for number in (1, 2):  # in two batches: not only the last one counts
             with connected(server) as database:
                 database.execute(
-                    "insert into t select g, 'lost' from generate_series(%s::int, %s) g", (number * 100, number * 100 + 9)
+                    "insert into t select g, 'lost' from generate_series(%s::int, %s) g",
+                    (number * 100, number * 100 + 9),
                 )
             drain(spark, job)
         server.stop()

@@ -1,14 +1,15 @@
 """Every fault at every step: the run it meets dies, the ordinary next one puts everything right.
 
-    python -m tests.soak.fault_matrix RESULTS.json [--steps land,consume] [--faults driver,server] [--seed N]
+    python -m tests.soak.fault_matrix RESULTS.json [--steps land,consume] [--faults driver,server] [--minutes N] [--seed N]
 
-Cells go into the results as they are done; docs/faults.md is written from them (tests.soak.page).
+Cells go into the results as they are done, and aren't tried again; docs/faults.md is written from them (tests.soak.page).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import resource
@@ -289,15 +290,22 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--steps", type=lambda text: text.split(","), default=[])
     parser.add_argument("--faults", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--minutes", type=float, default=0, help="as many cells, in random order, as this time allows")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     kept = json.loads(options.results.read_text()) if options.results.exists() else {}
+    wanted = [c for c in cells(options.steps, options.faults) if f"{c[0].name} | {c[1]}" not in kept]
+    deadline = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
+    if options.minutes:
+        random.Random(options.seed).shuffle(wanted)
     with new_scene(options.seed) as scene:
-        for cell in Matrix(scene).run(cells(options.steps, options.faults)):
+        for cell in Matrix(scene).run(wanted):
             print(cell, flush=True)
             kept[f"{cell.step} | {cell.fault}"] = asdict(cell) | {"seed": options.seed, "at": f"{now():%Y-%m-%d}"}
             options.results.write_text(json.dumps(kept, indent=1))
+            if time.monotonic() > deadline:
+                break
     if bad := [key for key, cell in kept.items() if cell["problems"]]:
         raise SystemExit(f"{len(bad)} cells aren't well: {bad}")
 
