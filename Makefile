@@ -85,8 +85,9 @@ SOAK := .waldelta/soak
 soak: setup ## every fault at every step, four random kills a round, and the random tests: ROUNDS=50 of each
 	@mkdir -p $(SOAK); failed=0; run() { ( $(RUN) $(PYTHON) -m "$$@" ) || failed=1; }; rm -f $(SOAK)/*.json; \
 	  run tests.soak.fault_matrix $(SOAK)/matrix.json; \
-	  run tests.soak.random_kills $(SOAK)/kills.json --kills $$((4 * $(ROUNDS))); \
-	  run tests.soak.page $(SOAK)/matrix.json $(SOAK)/kills.json docs/faults.md; exit $$failed
+	  run tests.soak.random_kills $(SOAK)/kills.json --kills $$((2 * $(ROUNDS))); \
+	  run tests.soak.random_kills $(SOAK)/kills_connect.json --connect --kills $$((2 * $(ROUNDS))); \
+	  run tests.soak.page docs/faults.md $(SOAK)/{matrix,kills,kills_connect}.json; exit $$failed
 	@export WALDELTA_ROUNDS=$(ROUNDS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
 	  tests/integration/test_row_filter_engine.py $(ARGS)
 

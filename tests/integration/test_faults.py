@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 CELLS = [
     ("land.committed", "driver"),
-    ("consume.intended", "network"),
     ("consume.got", "server"),
-    ("apply.merged", "driver"),
     ("apply.merging", "zombie"),
     ("sync: sync.planned", "zombie"),
 ]

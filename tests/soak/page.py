@@ -1,6 +1,6 @@
 """Write docs/faults.md from the results of the fault matrix and the random kills.
 
-    python -m tests.soak.page MATRIX.json KILLS.json PAGE.md
+    python -m tests.soak.page PAGE.md MATRIX.json [KILLS.json ...]
 
 What is said about steps and faults is in faults_page.md beside this file; tables and figures come from the results.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
@@ -40,36 +41,39 @@ def _mark(cell: dict[str, Any] | None) -> str:
     return "–" if cell["ended"].startswith("not reached") else "✓"
 
 
-def figures(matrix: dict[str, Any], kills: dict[str, Any]) -> dict[str, str]:
+def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
     """What the page's placeholders stand for."""
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
     seconds = [cell["seconds"] for cell in run if cell["step"].split(".")[0] not in ("check", "maintain")]
-    done = kills["kills"]
-    where = sorted(kills["where"].items(), key=lambda pair: -pair[1])
     return {
         "matrix": matrix_table(matrix),
         "cells": str(len(run)),
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
-        "days": " and ".join(sorted({cell["at"] for cell in run} | {kills["at"]})),
+        "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
         "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
         "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
-        "kills": str(sum(done.values())),
-        "how": ", ".join(f"{how} {count}" for how, count in sorted(done.items())),
-        "where": ", ".join(f"`{step}` {count}" for step, count in where),
-        "transactions": str(kills["transactions"]),
-        "comparisons": str(kills["comparisons"]),
-        "problems": str(len(kills["problems"])),
-        "seed": str(kills["seed"]),
+        "kills": "\n\n".join(_kills(told) for told in kills) or "Not run this time.",
     }
+
+
+def _kills(told: dict[str, Any]) -> str:
+    how = ", ".join(f"{name} {count}" for name, count in sorted(told["kills"].items()))
+    where = ", ".join(f"`{step}` {count}" for step, count in sorted(told["where"].items(), key=lambda pair: -pair[1]))
+    return (
+        f"**{sum(told['kills'].values())} kills** ({how}) under {told['transactions']} transactions; {told['comparisons']} "
+        f"comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); seed "
+        f"{told['seed']}. What the runs had reached when they died: {where}."
+    )
 
 
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("matrix", "kills", "page"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("matrix", type=Path)
+    parser.add_argument("kills", type=Path, nargs="*")
     options = parser.parse_args()
-    matrix, kills = (json.loads(path.read_text()) for path in (options.matrix, options.kills))
+    matrix, *kills = (json.loads(path.read_text()) for path in (options.matrix, *options.kills))
     options.page.write_text(Template(_DRAFT.read_text()).substitute(figures(matrix, kills)))
 
 
