@@ -227,7 +227,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
-                mark(run.job, present, str(named))
+                mark(run.job, check_same_copy(run.job, present), str(named))  # its columns may have been recorded meanwhile
             raise named from err
     fault_point("apply.applied")
     log.info(
