@@ -182,7 +182,7 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
 
 
-@pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
+@pytest.mark.parametrize("acknowledge", ["get", "advance"])
 def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
     """A run that had something to consume, and after which the slot stands where it stood, never ends well."""
     database.execute("create table t(id int primary key, v text)")
