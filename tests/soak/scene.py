@@ -245,7 +245,10 @@ def _spark_connect(folder: Path) -> Iterator[str]:
         stop([part], grace_s=5)
 
 
-_OURS = "from pg_stat_activity where application_name like 'waldelta%' and pid <> pg_backend_pid()"
+_OURS = (
+    "from pg_stat_activity where application_name like 'waldelta%' and datname = current_database() "
+    "and pid <> pg_backend_pid()"
+)
 Fault = Callable[[Scene, int], None]
 
 
