@@ -42,11 +42,14 @@ def _mark(cell: dict[str, Any] | None) -> str:
 
 
 def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What the page's placeholders stand for."""
+    """What the page's placeholders stand for; a ``note`` among the cells says what is to be known of the results."""
+    note = matrix.pop("note", "")
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
     seconds = [cell["seconds"] for cell in run if cell["step"].split(".")[0] not in ("check", "maintain")]
     return {
         "matrix": matrix_table(matrix),
+        "note": note,
+        "possible": str(len(cells([], []))),
         "cells": str(len(run)),
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
         "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
