@@ -195,8 +195,7 @@ def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetC
     landed = change_log.landed(batch)
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
     newest = last_cut(job)
-    told = newest is not None and (newest.batch > batch or (newest.batch, _members(newest)) == (batch, _members(cut)))
-    if complete and cuts and not told:
+    if complete and cuts and (newest is None or not _is_told(cut, newest)):
         fault_point("apply.cutting")
         try:
             job.ledger.append_cut(cut, newest)
@@ -204,6 +203,17 @@ def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetC
             log.warning("no cut of batch %d: %s", batch, err)
         fault_point("apply.cut")
     return cut
+
+
+def _is_told(cut: BatchCut, newest: BatchCut) -> bool:
+    """Whether the newest cut is this one, or of a later batch of the same copies.
+
+    In another life of the slot, whose copies are of later generations, batches may be numbered anew.
+    """
+    if newest.batch <= cut.batch:
+        return (newest.batch, _members(newest)) == (cut.batch, _members(cut))
+    generations = dict(_members(newest))
+    return any(generations.get(name, 0) >= generation for name, generation in _members(cut))
 
 
 def _members(cut: BatchCut) -> set[tuple[str, int]]:
@@ -227,7 +237,9 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
-                mark(run.job, check_same_copy(run.job, present), str(named))  # its columns may have been recorded meanwhile
+                mark(
+                    run.job, check_same_copy(run.job, present), str(named)
+                )  # its columns may have been recorded meanwhile
             raise named from err
     fault_point("apply.applied")
     log.info(
