@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
 from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
 from waldelta.evolution import Evolution
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.leaves import record_leaves
@@ -218,9 +220,25 @@ def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetC
     landed = change_log.landed(batch)
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
     newest = last_cut(job)
-    if complete and cuts and (newest is None or _members(newest) != _members(cut) or newest.batch != batch):
-        job.ledger.append(cut)
+    if complete and cuts and (newest is None or not _is_told(cut, newest)):
+        fault_point("apply.cutting")
+        try:
+            job.ledger.append_cut(cut, newest)
+        except LateWriter as err:  # readers take the newest row: it must never be of an older batch
+            log.warning("no cut of batch %d: %s", batch, err)
+        fault_point("apply.cut")
     return cut
+
+
+def _is_told(cut: BatchCut, newest: BatchCut) -> bool:
+    """Whether the newest cut is this one, or of a later batch of the same copies.
+
+    In another life of the slot, whose copies are of later generations, batches may be numbered anew.
+    """
+    if newest.batch <= cut.batch:
+        return (newest.batch, _members(newest)) == (cut.batch, _members(cut))
+    generations = dict(_members(newest))
+    return any(generations.get(name, 0) >= generation for name, generation in _members(cut))
 
 
 def _members(cut: BatchCut) -> set[tuple[str, int]]:
@@ -244,8 +262,11 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
-                mark(run.job, present, str(named))
+                mark(
+                    run.job, check_same_copy(run.job, present), str(named)
+                )  # its columns may have been recorded meanwhile
             raise named from err
+    fault_point("apply.applied")
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
         state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
@@ -265,7 +286,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     if not plan.volume.rows and not plan.truncated:
         return read_untouched(job, state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
-    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
+    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, f"{job.run_id} {uuid.uuid4()}")
     try:
         check()
         if plan.evolution is not None:
@@ -277,8 +298,11 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
             plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         changes = reread(job, run.stretches.change_log, plan, changes)
+        fault_point("apply.staged")
         check()
+        fault_point("apply.merging")
         tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
+        fault_point("apply.merged")
     except WaldeltaError:
         raise
     except Exception as err:

@@ -49,7 +49,7 @@ def check_drift(job: Job, state: TableState, target: Target | None, drifted: dic
                 mark(job, held, f"{name}: {reasons}")
                 drifted[name] = drift.repair
             elif (known := _recorded(held, drift.state)) != held:
-                job.ledger.append(replace(known, at=now(), run_id=job.run_id))
+                job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
     if drift.mends:
         raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
     if not reasons:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
 from waldelta.ledger import BatchCut, now
@@ -105,6 +106,7 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult, tables: Sequence[str]) -> None:
     from spark_jobs.quality import check
 
+    fault_point("check.begun")
     result.passed = []
     fine = set(result.tables) - set(result.not_applied)
     if not job.pipeline.quality.enabled:
@@ -116,6 +118,7 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult,
     result.report, result.failed_expectations = report.location, list(report.failures)
     result.passed = sorted(fine - set(report.failed_tables))
     stage.detail = report.summary
+    fault_point("check.ended")
     report.raise_if_critical()
 
 
@@ -242,6 +245,7 @@ def run_stages(
     """
     if unknown := sorted(set(only or ()) - set(stages)):
         raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+    fault_point("run.begun")
     failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
     for name in chosen:
@@ -262,6 +266,7 @@ def run_stages(
         result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
     if result.error is not None:
         result.status = "failed"
+    fault_point("run.ended")
     result.record(job)
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))

@@ -14,6 +14,7 @@ from spark_jobs.task_error import named_error
 from spark_jobs.writable import write_error
 from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter
+from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, peek
 from waldelta.pipeline_file import Source
 
@@ -85,6 +86,7 @@ def land(
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
         raise named_error(err) or write_error(change_log.uri, err) or err from err
+    fault_point("land.committed")
     change_log.make_durable()
     if not change_log.has_commit(metadata):
         raise LateWriter(f"batch {batch} of slot {source.slot!r} was landed by another run: run again")

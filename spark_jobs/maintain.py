@@ -13,6 +13,7 @@ from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.target import has_deletion_vectors, set_deletion_vectors
 from waldelta.errors import LockHeld
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder
 from waldelta.ledger import now
@@ -90,6 +91,7 @@ def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> No
 def _compact(spark: SparkSession, uri: str, hours: int) -> None:
     with session_settings(spark, _FILE_SIZES):
         spark.sql(f"optimize {path(uri)}").collect()
+    fault_point("maintain.compacted")
     spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
 
 
@@ -130,7 +132,9 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
+    fault_point("maintain.forgetting")
     spark.sql(forget_statement(uri, expired)).collect()
+    fault_point("maintain.forgotten")
     spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
     stage.detail = f"batches up to {expired} removed"
 

@@ -240,10 +240,11 @@ def _commit(
     """Commit the net changes between two rows of the ledger: whoever finds only the first copies the table as a whole."""
     (synced, before), (folder, counts), began = states, net, now()
     name, generation = synced.table_name, synced.generation
-    reason = job.table_states()[name].reason
+    marked = job.table_states()[name]
+    reason = marked.reason
     check()
-    job.ledger.append(
-        TableState(began, job.run_id, name, generation, COPYING, reason=reason, incarnation=synced.incarnation)
+    copying = job.ledger.append_state(
+        TableState(began, job.run_id, name, generation, COPYING, reason=reason, incarnation=synced.incarnation), marked
     )
     try:
         cut = _merge(spark, job, rows, synced, folder, counts) if counts else read_untouched(job, synced)
@@ -253,13 +254,12 @@ def _commit(
             raise LateWriter(f"{name} left the publications while it was repaired: sync it again once it is published")
         held = spark.read.format("delta").load(uri_of(job, name)).count()
         seconds = (now() - began).total_seconds()
-        job.ledger.append(
-            replace(synced, at=now(), run_id=job.run_id, rows=held, bytes=0, seconds=seconds, reason=reason)
-        )
+        done = replace(synced, at=now(), run_id=job.run_id, rows=held, bytes=0, seconds=seconds, reason=reason)
+        job.ledger.append_state(done, copying)
     except LateWriter:
         raise
     except Exception:
-        mark(job, replace(before, generation=generation), reason or name)
+        mark(job, replace(before, generation=generation, at=copying.at), reason or name)
         raise
     return cut
 

@@ -17,6 +17,7 @@ from spark_jobs.target_commit import read_metadata
 from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder, write_parquet
 from waldelta.ledger import TableState, now
@@ -43,6 +44,7 @@ def reshape(
     values in. Columns without a value for the rows that exist cost a change of metadata; anything else writes the table
     anew, so that no reader sees a half state. A run killed in between finds its commit and only records the state.
     """
+    fault_point("reshape.begun")
     uri = uri_of(job, state.table_name)
     types = {column.state.name: kind for column, kind in zip(evolution.columns, column_types, strict=True)}
     app_id, batch, staged = commit
@@ -59,12 +61,14 @@ def reshape(
             replace_target(spark, uri, frame, (f"{app_id}:reshape", batch), metadata)
         finally:
             remove_folder(staged)
+    fault_point("reshape.committed")
     log.info("table=%s columns changed: %s", state.table_name, evolution.describe())
     evolved = replace(
         state, at=now(), run_id=job.run_id, columns=[c.state for c in evolution.columns],
         key_columns=list(evolution.key_columns), reason=f"columns changed: {evolution.describe()}",
     )  # fmt: skip
-    job.ledger.append(evolved)
+    job.ledger.append_state(evolved, state)
+    fault_point("reshape.recorded")
 
 
 def _target_column(column: NewColumn, evolution: Evolution, types: dict[str, TargetType]) -> TargetColumn:

@@ -32,6 +32,6 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
         if what and policy == "evolve":
             mark(job, held, f"{state.table_name}: {what}")
             raise NeedsSync(f"{state.table_name}: {what}")
-        job.ledger.append(replace(held, at=now(), run_id=job.run_id, storage=present.storage))
+        job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, storage=present.storage), held)
     moved = moved_partitions(state, present)
     return [*moved, f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else moved

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from waldelta.catalog import PublishedTable, TableId
 from waldelta.connection import describe
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import StorageState, TableState, now
@@ -57,6 +58,7 @@ ATTEMPTS = 4
 TABLES_AT_ONCE = 4
 OLD_TRANSACTIONS_TIMEOUT_S = 600.0
 _PROGRESS_EVERY_S = 5.0
+_ATTEMPTS_PER_GENERATION = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,9 @@ def sync_table(
             "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": generation,
             "attempt": attempt, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
         }  # fmt: skip
-        # The attempt counts up: Delta would skip a second commit under one version in silence.
-        txn = (f"{job.slot_identity().app_id}:sync:{table_id}:{generation}", attempt)
+        # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
+        txn = (f"{job.slot_identity().app_id}:sync:{table_id}", generation * _ATTEMPTS_PER_GENERATION + attempt)
+        fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
             written = replace_target(spark, uri, frame, txn, metadata)
         if marked and not marks:  # only now: there are none left
@@ -187,12 +190,11 @@ def _sync_locked(
     """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost."""
     name = str(table_id)
 
-    def record(status: str, generation: int, **details: Any) -> None:
+    def record(status: str, generation: int, after: TableState | None, **details: Any) -> TableState:
         # One writer at a time: appends to one Delta table from several threads would only collide.
         with ledger_lock:
-            job.ledger.append(
-                TableState(now(), job.run_id, name, generation, status, incarnation=incarnation, **details)
-            )
+            row = TableState(now(), job.run_id, name, generation, status, incarnation=incarnation, **details)
+            return job.ledger.append_state(row, after)
 
     # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
     incarnation = job.slot_identity().incarnation
@@ -201,7 +203,8 @@ def _sync_locked(
         generation = last.generation + 1 if last else 1
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
-        record(COPYING, generation, reason=reason)
+        begun = record(COPYING, generation, last, reason=reason)
+        fault_point("sync.begun")
         try:
             for attempt in _attempts(name):
                 with attempt:
@@ -212,14 +215,17 @@ def _sync_locked(
                             settled = settle_again(connection, settled)
                     result, fed = sync_table(spark, job, table_id, generation, number, settled)
         except Exception as err:
-            record(FAILED, generation, reason=f"{type(err).__name__}: {first_line(err)}")
+            with suppress(LateWriter):  # the table is another run's meanwhile
+                record(FAILED, generation, begun, reason=f"{type(err).__name__}: {first_line(err)}")
             raise
+        fault_point("sync.committed")
         lock.check()
         _check_not_removed(job, name, generation)
         table = fed.table
         record(
             SYNCED,
             generation,
+            begun,
             snapshot=result.snapshot,
             snapshot_lsn=result.lsn.value,
             relation_ids=list(table.relation_ids),
@@ -237,6 +243,7 @@ def _sync_locked(
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,
         )
+        fault_point("sync.recorded")
         return result
 
 

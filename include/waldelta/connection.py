@@ -35,6 +35,10 @@ SESSION_SETTINGS: dict[str, str] = {
     "statement_timeout": "0",
 }
 CONNECT_TIMEOUT_S = 10
+# A network that drops every packet in silence ends a wait in a minute, not in the two hours that a kernel takes by itself.
+KEEPALIVES = {
+    "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000",
+}  # fmt: skip
 
 # Keys of an Airflow connection's extra that libpq knows; anything else there belongs to Airflow or its hooks.
 _LIBPQ_EXTRAS = frozenset(
@@ -102,6 +106,7 @@ def _pinned(conninfo: str, application_name: str) -> str:
     options = " ".join(part for part in (str(given.get("options") or ""), settings) if part)
     return make_conninfo(
         conninfo,
+        **{key: value for key, value in KEEPALIVES.items() if key not in given},
         application_name=application_name[:63],
         options=options,
         connect_timeout=str(given.get("connect_timeout") or CONNECT_TIMEOUT_S),

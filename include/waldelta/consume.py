@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.errors import ConsumeMismatch, NoFreeSlot, SlotStuck
+from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotStuck
+from waldelta.fault import fault_point
 from waldelta.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.peek import call, whole
@@ -82,7 +83,9 @@ def consume(
     Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's copy permanent so that
     nothing is lost (with ``acknowledge: peek`` nothing has been consumed then); SlotStuck when the slot didn't move.
     """
+    fault_point("consume.landed")
     ledger.append(replace(move, at=now(), event="intent"))
+    fault_point("consume.intended")
     if source.options.acknowledge == "get":
         consumed = _get_verified(connection, source, move, landed)
     else:
@@ -90,6 +93,7 @@ def consume(
             check_landed(connection, source, move, landed)
         _advance(connection, source.slot, move.lsn)
         consumed = landed
+    fault_point("consume.moved")
     _check_moved(connection, source.slot, move.lsn)
     return consumed
 
@@ -110,6 +114,7 @@ def check_landed(connection: Connection, source: Source, move: SlotMove, landed:
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
     """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL back."""
     ledger.append(replace(move, at=now(), event="intent", batch=None))
+    fault_point("idle.intended")
     _advance(connection, slot, move.lsn)
     _check_moved(connection, slot, move.lsn)
 
@@ -125,10 +130,14 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
 
 
 def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
+    if confirmed_lsn(connection, source.slot).value >= move.lsn:
+        raise LateWriter(f"slot {source.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
     keep = _copy_slot(connection, source.slot)
+    fault_point("consume.copied")
     # Without streaming: what is counted is the same whatever the peek's chunks looked like.
     inner = call("get", whole(source), Lsn(move.lsn), None, _KIND)
     consumed = _count(connection, inner, two_phase=source.options.two_phase)
+    fault_point("consume.got")
     if not _agree(connection, consumed, landed):
         kept = _keep_copy(connection, source.slot, keep)
         raise ConsumeMismatch(

@@ -25,6 +25,7 @@ from waldelta.catalog import PublishedTable, TableId
 from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.connection import connect_arrow, describe
 from waldelta.errors import ApplyError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk
@@ -160,6 +161,7 @@ def fetch_rows(connection: adbc.Connection, copy: TableCopy, query: str) -> Iter
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield _typed(copy, has_raw, batch)
+                fault_point("sync.reading")
 
 
 def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:

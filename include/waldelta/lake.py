@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,14 @@ def sync_commit(uri: str, version: int) -> None:
     files += [
         folder / marks for add in added if (marks := _deletion_vector_path(add.get("deletionVector"))) is not None
     ]
-    folders = {f.parent for f in files} | {folder, folder.parent, entry.parent}
+    # Every table lies two folders below the lake's root, which may be as new as the table.
+    folders = {f.parent for f in files} | {folder, *folder.parents[:2], entry.parent}
     # A commit that only changed properties or columns has nobody else who cares for it, and a table with a gap can't be opened.
     earlier = [folder / "_delta_log" / f"{before:020d}.json" for before in range(max(0, version - _EARLIER), version)]
     for path in [*files, *(e for e in earlier if e.exists()), entry, *sorted(folders)]:
         _fsync(path)
+    with suppress(PermissionError):  # a folder that isn't ours: whoever made the lake's root in it looks after it
+        _fsync(folder.parents[2])
 
 
 def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:

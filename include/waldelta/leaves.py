@@ -27,6 +27,5 @@ def record_leaves(job: Job, state: TableState, feeds: Mapping[str, Feed]) -> Tab
     if with_leaves(state, feeds) is state:
         return state
     with target_lock(job, state.table_name):
-        joined = replace(with_leaves(check_same_copy(job, state), feeds), at=now(), run_id=job.run_id)
-        job.ledger.append(joined)
-    return joined
+        held = check_same_copy(job, state)
+        return job.ledger.append_state(replace(with_leaves(held, feeds), at=now(), run_id=job.run_id), held)

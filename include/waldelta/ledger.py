@@ -8,7 +8,7 @@ that nothing depends on (``ledger_upkeep``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger_table import LedgerTable
+from waldelta.ledger_table import LedgerTable, Newest
 
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -283,6 +283,19 @@ class Ledger:
     def append(self, row: Row) -> None:
         """Add one row to its table, creating the table with the first."""
         self._table(type(row)).append(asdict(row))
+
+    def append_state(self, row: TableState, after: TableState | None) -> TableState:
+        """Add a target's row behind the one that it replaces (None: it is the target's first); returns it as it was written.
+
+        Raises LateWriter, and adds nothing, when another run has written a row of this target meanwhile.
+        """
+        newest = Newest(after.at if after is not None else None, pc.field("table_name") == row.table_name)
+        written = self._table(TableState).append(asdict(row), newest)
+        return replace(row, at=written["at"])
+
+    def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
+        """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter when that isn't so any more."""
+        self._table(BatchCut).append(asdict(row), Newest(after.at if after is not None else None))
 
     def slot_moves(self) -> list[SlotMove]:
         """All moves, oldest first."""

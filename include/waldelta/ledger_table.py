@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,8 @@ import tenacity
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from waldelta.errors import LateWriter
+from waldelta.fault import fault_point
 from waldelta.lake import sync_commit
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,14 @@ _again_when_changed = tenacity.retry(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Which row must still be the newest of those that a filter chooses (all: None): the one of ``at``, or none at all."""
+
+    at: datetime | None
+    chosen: pc.Expression | None = None
+
+
 class LedgerTable:
     """A small Delta table whose rows have an ``at``; written and read without a JVM."""
 
@@ -45,20 +56,23 @@ class LedgerTable:
         self.uri, self.schema = uri, schema
         self._options = storage_options
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Add a row behind all others, creating the table with the first; durable when it returns.
+    def append(self, row: dict[str, Any], after: Newest | None = None) -> dict[str, Any]:
+        """Add a row behind all others, creating the table with the first; durable when it returns, as it was written.
 
-        A row whose ``at`` isn't later than the newest row's gets one that is.
+        A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter, and adds nothing, when the
+        row that it was to follow isn't the newest any more.
         """
-        self.extend([row])
+        return self.extend([row], after)[0]
 
     @_again_when_changed
-    def extend(self, rows: Sequence[dict[str, Any]]) -> None:
+    def extend(self, rows: Sequence[dict[str, Any]], after: Newest | None = None) -> list[dict[str, Any]]:
         """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``."""
         table = self._open()
+        if after is not None and self._last_at(table, after.chosen) != after.at:
+            raise LateWriter(f"{self.uri}: another run has written what this one was about to replace: run again")
         if table is None:
             self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
-            return
+            return list(rows)
         newest = self._newest_at(table)
         if newest is not None and (early := newest + _STATISTIC - rows[0]["at"]) > timedelta(0):
             rows = [row | {"at": row["at"] + early} for row in rows]
@@ -74,6 +88,7 @@ class LedgerTable:
         sync_commit(self.uri, table.version())
         if len(table.file_uris()) > MOST_FILES:
             self._compact(table)
+        return list(rows)
 
     def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
         """The rows that a filter chooses, oldest first; files that can't hold any aren't opened."""
@@ -114,6 +129,7 @@ class LedgerTable:
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
             write_deltalake(table, kept, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED)
+            fault_point("maintain.pruned")
             sync_commit(self.uri, table.version())
         elif len(table.file_uris()) > 1:
             self._compact(table)
@@ -141,6 +157,10 @@ class LedgerTable:
             log.info("%s not compacted: %s", self.uri, err)
             return
         sync_commit(self.uri, table.version())
+
+    def _last_at(self, table: DeltaTable | None, chosen: pc.Expression | None) -> datetime | None:
+        rows = [] if table is None else _sorted(table, chosen)["at"].to_pylist()
+        return rows[-1] if rows else None
 
     def _newest_at(self, table: DeltaTable) -> datetime | None:
         actions = pa.table(table.get_add_actions(flatten=True))

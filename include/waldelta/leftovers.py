@@ -21,7 +21,7 @@ class Leftover:
 
 
 def staging_folder(root: str, table_name: str, generation: int, batch: int, run_id: str) -> str:
-    """URI of the folder for the changes of one target up to one batch; a name of its own for every run."""
+    """URI of the folder for the changes of one target up to one batch; a name of its own for every ``run_id``, and so for every attempt."""
     # Any run id, however long, gives a short folder name.
     run = hashlib.sha256(run_id.encode()).hexdigest()[:12]
     return f"{bookkeeping_uri(root, STAGING)}/{_prefix(table_name)}{generation}-{batch}-{run}"

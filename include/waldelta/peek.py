@@ -19,6 +19,7 @@ from psycopg import sql
 from waldelta.arrow_columns import storage
 from waldelta.connection import connect, connect_arrow
 from waldelta.errors import PeekTimeout, PublicationGone, SlotInUse, SourceError
+from waldelta.fault import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
@@ -147,6 +148,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
             cursor.execute(statement)
             for batch in cursor.fetch_record_batch():
                 yield _landing_batch(envelope, batch)
+                fault_point("land.reading")
     except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
         # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a timeout, OSError.
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):

@@ -19,7 +19,8 @@ from waldelta.type_catalog import fetch
 
 def mark(job: Job, state: TableState, reason: str) -> None:
     """Record that a target needs a new copy; the caller holds its lock, and ``state`` is the latest."""
-    job.ledger.append(replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason))
+    marked = replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason)
+    job.ledger.append_state(marked, state)
 
 
 def read_table_bytes(job: Job) -> dict[str, int]:

@@ -15,7 +15,7 @@ from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.server import ServerPosition
-from waldelta.tally import Landed
+from waldelta.tally import Transactions
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def recover(
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
-    is advanced, after what it still holds was compared with what has landed. It must not be ahead of every position we ever
+    is advanced, after what it holds there was compared with what has landed. It must not be ahead of every position we ever
     meant to move it to: then somebody else consumed it.
     """
     ledger = job.ledger
@@ -61,30 +61,34 @@ def recover(
                 "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
             )
             move = slot_move(identity, job.run_id, landed_end, last)
-            if _is_unverified(job, change_log, last, confirmed):
-                _compare(connection, job, move, change_log.landed(last))
+            if job.pipeline.source.options.acknowledge != "advance":
+                _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
             move_idle_slot(connection, identity.slot, ledger, move)
             confirmed = Lsn(landed_end)
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
     return Recovered(confirmed, max(change_log.highest_batch(), last or 0) + 1)
 
 
-def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Landed) -> None:
+def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Transactions) -> None:
     try:
-        check_landed(connection, job.pipeline.source, move, landed.transactions)
+        check_landed(connection, job.pipeline.source, move, landed)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
         log.warning("slot %s moves without a comparison: %s", move.slot, err)
 
 
-def _is_unverified(job: Job, change_log: ChangeLog, last: int, confirmed: Lsn) -> bool:
-    """Whether the slot is behind the last batch alone: an earlier one was verified before that one landed."""
-    if job.pipeline.source.options.acknowledge == "advance":
-        return False
-    before = change_log.sizes(job.first_batch(), last - 1)
-    return change_log.landed_end(last) > confirmed.value and (
-        not before or change_log.landed_end(max(before)) <= confirmed.value
-    )
+def _landed_after(change_log: ChangeLog, first: int, last: int, confirmed: Lsn) -> Transactions:
+    """What has landed behind the slot: one batch after a kill, several after an immediate stop.
+
+    Those had been compared before. A server whose files were put back to an earlier day tells itself by nothing but what it
+    holds there now: system identifier and timeline are the same, and its WAL may have grown past the landed end again.
+    """
+    behind = Transactions()
+    for batch in sorted(change_log.sizes(first, last), reverse=True):
+        if change_log.landed_end(batch) <= confirmed.value:
+            break
+        behind += change_log.landed(batch).transactions
+    return behind
 
 
 def slot_move(

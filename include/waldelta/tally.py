@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 
 import numpy as np
@@ -50,6 +50,11 @@ class Transactions:
     xid_sum: int = 0
     end_lsn_sum: int = 0
     in_prepared: tuple[PreparedRows, ...] = ()
+
+    def __add__(self, other: Transactions) -> Transactions:
+        """Those of two batches."""
+        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Transactions(**both | {"in_prepared": tuple(sorted(both["in_prepared"]))})
 
     @property
     def changes(self) -> int:

@@ -110,3 +110,11 @@ def test_each_cause_has_its_error(doors, speaks_ssl, changed, error, told, open_
     assert told in str(caught.value)
     assert SECRET not in str(caught.value)
     assert doors.password not in str(caught.value)
+
+
+def test_a_silent_network_ends_a_wait(postgres):
+    """Packets that are dropped without a word are noticed in a minute; who knows better says so in the connection."""
+    conninfo = postgres.conninfo()
+    with connect(conninfo, "test") as plain, connect(f"{conninfo} keepalives_idle=5", "test") as chosen:
+        kept = [connection.info.get_parameters() for connection in (plain, chosen)]
+    assert [(k["keepalives_idle"], k["tcp_user_timeout"]) for k in kept] == [("30", "60000"), ("5", "60000")]

@@ -8,12 +8,21 @@ from functools import partial
 
 import pytest
 
-from spark_jobs.drain import drain
+from spark_jobs.drain import _Bite, drain
 from spark_jobs.land import create_change_log, land
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.change_log import ChangeLog
 from waldelta.consume import confirmed_lsn, consume
-from waldelta.errors import ConsumeMismatch, LateWriter, LockHeld, SlotGap, SlotInUse, SourceChanged
+from waldelta.errors import (
+    ConsumeMismatch,
+    LateWriter,
+    LockHeld,
+    PeekTimeout,
+    SlotGap,
+    SlotInUse,
+    SlotStuck,
+    SourceChanged,
+)
 from waldelta.idle import look
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
@@ -65,6 +74,54 @@ def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake)
     drained = drain(spark, job)
     assert len(drained.batches) > 1
     assert sum(b.transactions.inserts for b in drained.batches) == 500
+
+
+def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
+    """The server itself gives up on windows that are too large here; the run takes smaller ones, and tells how far it is."""
+    database.execute("create table t(id int primary key, v text)")
+    file = pipeline_file(lake, f"s_{database.name}", batch={"wal_window_mb": 16, "statement_timeout_s": 60})
+    job = bare_slot(database, file)
+    for first in range(0, 6000, 1000):
+        database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
+    began, asked = confirmed_lsn(database.connection, job.pipeline.source.slot), []
+
+    def impatient(spark, conninfo, source, bound, change_log, batch):
+        asked.append(bound.upto_lsn)
+        enough = bound.upto_lsn - confirmed_lsn(database.connection, source.slot) <= 4 << 20
+        land(spark, conninfo, source, bound if enough else replace(bound, statement_timeout_s=0.001), change_log, batch)
+
+    monkeypatch.setattr("spark_jobs.drain.land", impatient)
+    with caplog.at_level("INFO", "spark_jobs.drain"):
+        drained = drain(spark, job)
+    assert drained.changes == 6000
+    assert len(drained.batches) > 1
+    assert asked[1] - began == 8 << 20  # all there is, then half a window, then a quarter
+    assert asked[2] - began == 4 << 20
+    assert caplog.text.count("the server was too slow: next bite") == 2
+    assert "MB of WAL left, about" in caplog.text
+
+
+def test_one_huge_transaction_is_one_bite(spark, database, lake):
+    """A transaction can't be cut: it goes through whole, in pieces of memory, whatever limits there are."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 100, "wal_window_mb": 16})
+    )
+    database.execute("insert into t select g, repeat('x', 800) from generate_series(1, 30000) g")
+    drained = drain(spark, job)
+    assert [batch.transactions.inserts for batch in drained.batches] == [30000]
+
+
+@pytest.mark.parametrize("window_mb, timeout_s, then", [(64, 600, (32, 600)), (1, 600, (1, 1200)), (1, 30000, None)])
+def test_bites_shrink_to_a_megabyte_and_then_take_longer(window_mb, timeout_s, then):
+    """Until even that takes too long: then a run says what to look for."""
+    bite = _Bite(window_mb << 20, timeout_s)
+    if then is None:
+        with pytest.raises(PeekTimeout, match="huge or long-running transaction"):
+            bite.shrink()
+    else:
+        bite.shrink()
+        assert (bite.window_bytes >> 20, bite.timeout_s) == then
 
 
 def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, database, job):
@@ -123,6 +180,29 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
         (f"{slot}_mismatch", job.pipeline.source.publications[0].name),
     )
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
+
+
+@pytest.mark.parametrize("acknowledge", ["get", "advance"])
+def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
+    """A run that had something to consume, and after which the slot stands where it stood, never ends well."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    database.execute("insert into t values (1, 'a')")
+    monkeypatch.setattr("waldelta.consume._advance", lambda *_: None)
+    monkeypatch.setattr("waldelta.consume._get_verified", lambda *_: None)
+    with pytest.raises(SlotStuck, match="should have moved to"):
+        drain(spark, job)
+
+
+def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, job):
+    """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every later run."""
+    database.execute("insert into t values (1, 'a')")
+    landed = land_only(spark, job, 1).landed(1)
+    late = slot_move(job.slot_identity(), "late", landed.end_lsn, 1)
+    drain(spark, job)
+    with job.connect("test") as connection, pytest.raises(LateWriter, match="by another run meanwhile"):
+        consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)
+    drain(spark, job)
 
 
 def wrongly_counted(monkeypatch):

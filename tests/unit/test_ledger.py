@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from waldelta import ledger_table
+from waldelta.errors import LateWriter
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import (
     AttributeState,
@@ -96,6 +97,25 @@ def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
     assert len({r.at for r in runs}) == 32
     for writer in range(4):
         assert [r.run_id for r in runs if r.run_id[0] == str(writer)] == [f"{writer}-{n}" for n in range(8)]
+
+
+def test_who_comes_too_late_adds_nothing(ledger):
+    """A run that slept while another one went on knows an older row than the newest: what it would say isn't so any more."""
+    begun = ledger.append_state(state("t", 1, "copying", NOON), None)
+    ledger.append_state(state("u", 1, "copying", OLD), None)
+    copied = ledger.append_state(state("t", 1, "synced", OLD), begun)
+    for late in (None, begun):
+        with pytest.raises(LateWriter, match="another run has written"):
+            ledger.append_state(state("t", 1, "failed"), late)
+    assert copied.at > begun.at
+    assert ledger.table_states()["t"] == copied
+    ledger.append_cut(cut(1), None)
+    first = ledger.last_cut()
+    ledger.append_cut(cut(2), first)
+    for late in (None, first):
+        with pytest.raises(LateWriter):
+            ledger.append_cut(cut(1), late)
+    assert [c.batch for c in ledger.batches()] == [1, 2]
 
 
 def test_reads_filter(ledger):

@@ -1,0 +1,38 @@
+"""A few cells of the fault matrix in every test run; all of it is `make soak`'s (docs/faults.md)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.soak.fault_matrix import STEPS, Matrix
+from tests.soak.scene import Scene
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+CELLS = [
+    ("land.committed", "driver"),
+    ("consume.got", "server"),
+    ("apply.merging", "zombie"),
+    ("sync: sync.planned", "zombie"),
+]
+
+
+@pytest.fixture(scope="module")
+def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    scene = Scene(postgres, tmp_path_factory.mktemp("faults"), seed)
+    scene.use(spark)
+    scene.set_up()
+    yield Matrix(scene)
+    scene.close()
+
+
+def test_whatever_fails_the_next_run_puts_it_right(matrix):
+    """Killed, cut off, with its server gone, or woken up too late: nothing is lost, and nothing is there twice."""
+    steps = {step.name: step for step in STEPS}
+    done = list(matrix.run([(steps[step], fault) for step, fault in CELLS]))
+    assert [cell for cell in done if cell.problems or cell.ended.startswith("not reached")] == [], matrix.scene.seed

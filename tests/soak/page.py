@@ -1,0 +1,84 @@
+"""Write docs/faults.md from the results of the fault matrix and the random kills.
+
+    python -m tests.soak.page PAGE.md MATRIX.json [KILLS.json ...]
+
+What is said about steps and faults is in faults_page.md beside this file; tables and figures come from the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from tests.soak.fault_matrix import FAULTS, STEPS, cells
+
+_DRAFT = Path(__file__).with_name("faults_page.md")
+
+
+def matrix_table(results: dict[str, Any]) -> str:
+    """Steps by faults: ✓ all was well after the next run, ✗ it wasn't, – not reached, · not run; empty: doesn't apply."""
+    possible = {(step.name, fault) for step, fault in cells([], [])}
+    lines = [f"| step | {' | '.join(FAULTS)} |", f"| --- |{' --- |' * len(FAULTS)}"]
+    for step in STEPS:
+        marks = [
+            _mark(results.get(f"{step.name} | {fault}")) if (step.name, fault) in possible else "" for fault in FAULTS
+        ]
+        lines.append(f"| `{step.point}`{f' ({step.group})' if step.group else ''} | {' | '.join(marks)} |")
+    return "\n".join(lines)
+
+
+def _mark(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "·"
+    if cell["problems"]:
+        return "✗"
+    return "–" if cell["ended"].startswith("not reached") else "✓"
+
+
+def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What the page's placeholders stand for; a ``note`` among the cells says what is to be known of the results."""
+    note = matrix.pop("note", "")
+    run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
+    seconds = [cell["seconds"] for cell in run if cell["step"].split(".")[0] not in ("check", "maintain")]
+    return {
+        "matrix": matrix_table(matrix),
+        "note": note,
+        "possible": str(len(cells([], []))),
+        "cells": str(len(run)),
+        "bad": str(sum(bool(cell["problems"]) for cell in run)),
+        "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
+        "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
+        "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
+        "kills": "\n\n".join(_kills(told) for told in kills) or "Not run this time.",
+    }
+
+
+def _kills(told: dict[str, Any]) -> str:
+    how = ", ".join(f"{name} {count}" for name, count in sorted(told["kills"].items()))
+    where = ", ".join(f"`{step}` {count}" for step, count in sorted(told["where"].items(), key=lambda pair: -pair[1]))
+    return (
+        f"**{sum(told['kills'].values())} kills** ({how}) under {told['transactions']} transactions; {told['comparisons']} "
+        f"comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); seed "
+        f"{told['seed']}. What the runs had reached when they died: {where}."
+    )
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("matrix", type=Path)
+    parser.add_argument("kills", type=Path, nargs="*")
+    options = parser.parse_args()
+    matrix, *kills = (json.loads(path.read_text()) for path in (options.matrix, *options.kills))
+    options.page.write_text(Template(_DRAFT.read_text()).substitute(figures(matrix, kills)))
+
+
+if __name__ == "__main__":
+    main()

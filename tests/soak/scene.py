@@ -1,0 +1,292 @@
+"""One server, one lake, one pipeline, run after run: what a matrix of faults, or hours of random kills, need."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pyarrow.compute as pc
+import yaml
+from deltalake import DeltaTable
+
+from demo.embedded_postgres import EmbeddedPostgres, free_port
+from demo.stack.processes import stop
+from demo.stack.spark_connect_server import SparkConnectServer
+from spark_jobs.pipeline import Pipeline
+from tests.random_workload import Workload
+from tests.soak.listener import Listener
+from tests.soak.network import Network
+from waldelta.errors import WaldeltaError
+from waldelta.lake import CHANGES, bookkeeping_uri, local_path
+
+KEYED = ["w1", "w2"]
+COPIES = "copies"
+FILTER = "part < 4"
+TIMEOUT_S = 240.0
+Rows = Counter[tuple[Any, ...]]
+
+
+class Scene:
+    """A pipeline over two tables with a key, one of them behind a row filter, and one without, whose doubles would show."""
+
+    def __init__(self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None) -> None:
+        self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
+        self.random = random.Random(seed)
+        self.network = Network("127.0.0.1", server.port)
+        self.listener = Listener(Path(tempfile.mkdtemp(prefix="waldelta-fault-")) / "socket")
+        self.name = f"soak_{os.getpid()}"
+        self.runs = 0
+        self.log = folder / "runs.log"
+        self._execute("postgres", f"create database {self.name}")
+        self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
+        self.workload = Workload(self.connection, seed, KEYED)
+        self.connection.execute(f"create table {COPIES} (n int, t text)".encode())
+        self.connection.execute(f"alter table {COPIES} replica identity full".encode())
+        uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
+        self.environment = {"AIRFLOW_CONN_SOAK_SOURCE": uri} | self.listener.environment
+        self.root = (folder / "lake").as_uri()
+        self.files = {checked: self._write_pipeline(checked=checked) for checked in (False, True)}
+        self._spark: Any = None
+        os.environ.update(self.environment)
+
+    @property
+    def spark(self) -> Any:
+        """A session in this process; its workers know of the listener."""
+        if self._spark is None:
+            from spark_jobs.session import spark_session
+
+            self._spark = spark_session("local[2]", name="soak")
+            self._spark.sparkContext.setLogLevel("OFF")
+        return self._spark
+
+    def use(self, spark: Any) -> None:
+        """Run in somebody else's session; its workers tell nothing."""
+        self._spark = spark
+
+    def set_up(self) -> None:
+        """Publication, slot, rows, and a first copy of them."""
+        self.write(30)
+        Pipeline.load(self.files[False]).setup()
+        self.run("sync")
+
+    def close(self) -> None:
+        """Give everything back but the server."""
+        for name in self.environment:
+            os.environ.pop(name, None)
+        self.connection.close()
+        self.network.close()
+        self.listener.close()
+
+    def write(self, transactions: int = 12) -> None:
+        """Random transactions on the keyed tables, and on the one without a key."""
+        for _ in range(transactions):
+            self.workload.transaction()
+        for _ in range(max(1, transactions // 4)):
+            self._write_copies()
+
+    def alter(self, *kinds: str) -> None:
+        """An ALTER TABLE of one of these kinds between changes."""
+        self.write(4)
+        self.workload.kinds = kinds
+        self.workload.alter()
+        self.write(4)
+
+    def run(self, verb: str, spark: Any = None, *, checked: bool = False, **details: Any) -> float:
+        """A verb in this process, or through the Connect server by one of its own; raises what it ended with, else its seconds."""
+        self.runs += 1
+        if self.remote is not None:
+            process = self.start(verb, checked=checked)
+            self.release(process)
+            began = time.monotonic()
+            if process.wait(TIMEOUT_S):
+                raise WaldeltaError(f"{verb} failed: {self.log.read_text().splitlines()[-1]}")
+            return time.monotonic() - began
+        began, pipeline = time.monotonic(), Pipeline.load(self.files[checked])
+        getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **details)
+        return time.monotonic() - began
+
+    def start(self, verb: str, *arguments: str, checked: bool = False, **environment: str) -> subprocess.Popen[bytes]:
+        """The verb as a process of its own, with a JVM of its own, held where its work begins (`release`)."""
+        log = self.log.open("ab")
+        if self.remote is not None:
+            environment["SPARK_REMOTE"] = self.remote
+        command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[checked]), *arguments]
+        process = subprocess.Popen(
+            command, env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2]"} | environment,
+            stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        self.listener.hold(process.pid)
+        return process
+
+    def release(self, process: subprocess.Popen[bytes]) -> None:
+        """Let a started process begin its work."""
+        there, go_on = self.listener.hold(process.pid)
+        wait_until(lambda: there.is_set() or process.poll() is not None)
+        go_on.set()
+
+    def end_backends(self) -> None:
+        """pg_terminate_backend of all that is ours on the source."""
+        self._execute(self.name, f"select pg_terminate_backend(pid, 5000) {_OURS}")
+
+    def restart_server(self) -> None:
+        """An immediate stop, as a crash: the slot goes back to where it was written down last."""
+        self.connection.close()
+        self.server.stop("immediate")
+        self.server.start()
+        self.connection = self.workload.connection = psycopg.connect(self.server.conninfo(self.name), autocommit=True)
+
+    def settle(self) -> None:
+        """All as it was before the fault, and the dead run's backends gone, as they are when the next run is due."""
+        self.listener.disarm()
+        self.network.heal()
+        wait_until(lambda: not self._execute(self.name, f"select 1 {_OURS}"))
+
+    def differences(self) -> list[str]:
+        """Rows that a target lacks or has too often, by table; and changes that stand in the change log more than once."""
+        found = []
+        for table in [*(t.name for t in self.workload.tables), COPIES]:
+            target = DeltaTable(str(local_path(f"{self.root}/public/{table}")))
+            names = self._columns(table)
+            held = target.to_pyarrow_table(columns=names).to_pylist()
+            in_target: Rows = Counter(tuple(row[name] for name in names) for row in held)
+            where = f" where {FILTER}" if table == KEYED[0] else ""
+            query = f"select {', '.join(names)} from {table}{where}"
+            in_source: Rows = Counter(self.connection.execute(query.encode()).fetchall())
+            if lost := (in_source - in_target).total():
+                found.append(f"{table}: {lost} rows lost")
+            if doubled := (in_target - in_source).total():
+                found.append(f"{table}: {doubled} rows too many")
+        return found + self._landed_twice()
+
+    def stale_cut(self) -> list[str]:
+        """Whether the cut that readers take as the newest is an older one."""
+        cuts = Pipeline.load(self.files[False]).job().ledger.batches()
+        newest = max(cut.batch for cut in cuts)
+        return [f"the newest cut is of batch {cuts[-1].batch}, not {newest}"] * (cuts[-1].batch < newest)
+
+    def _landed_twice(self) -> list[str]:
+        log = DeltaTable(str(local_path(bookkeeping_uri(self.root, CHANGES))))
+        commits = log.to_pyarrow_dataset().to_table(columns=["end_lsn", "batch"], filter=pc.field("kind") == "C")
+        twice = len(commits) - pc.count_distinct(commits["end_lsn"]).as_py()
+        return [f"change log: {twice} transactions landed twice"] if twice else []
+
+    def _columns(self, table: str) -> list[str]:
+        named = {t.name: ["id", "part", "big", *t.columns] for t in self.workload.tables}
+        return named.get(table, ["n", "t"])
+
+    def _write_copies(self) -> None:
+        low, text = self.random.randint(1, 20), self.random.choice(["a", "b", None])
+        statement = self.random.choice(
+            [
+                f"insert into {COPIES} select g, %(t)s from generate_series({low}, {low + 4}) g",
+                f"insert into {COPIES} select {low}, %(t)s from generate_series(1, 3)",
+                f"update {COPIES} set t = %(t)s where n = {low}",
+                f"delete from {COPIES} where ctid in (select ctid from {COPIES} where n <= {low} limit 2)",
+            ]
+        )
+        self.connection.execute(statement.encode(), {"t": text})
+
+    def _write_pipeline(self, *, checked: bool) -> Path:
+        tables: list[dict[str, str]] = [{"name": f"public.{name}"} for name in [*KEYED, COPIES]]
+        tables[0]["where"] = FILTER
+        document = {
+            "pipeline": self.name,
+            "source": {"conn_id": "soak_source", "slot": self.name,
+                       "publications": [{"name": f"{self.name}_pub", "tables": tables}]},
+            "target": {"root": self.root},
+            "quality": {"enabled": checked},
+        }  # fmt: skip
+        path = self.folder / ("checked.yml" if checked else "plain.yml")
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    def _execute(self, database: str, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.server.conninfo(database), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def new_scene(seed: int, *, connect: bool = False) -> Iterator[Scene]:
+    """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on it."""
+    with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
+        folder = Path(name)
+        remote = ending.enter_context(_spark_connect(folder)) if connect else None
+        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), settings={"fsync": "off"})
+        ending.callback(server.delete)
+        scene = Scene(server.start(), folder, seed, remote)
+        ending.callback(scene.close)
+        scene.set_up()
+        yield scene
+
+
+@contextmanager
+def _spark_connect(folder: Path) -> Iterator[str]:
+    server = SparkConnectServer(folder, free_port(), "soak-token", folder / "spark.log", memory="2g")
+    part = server.start(os.environ)
+    try:
+        wait_until(server.is_listening)
+        yield server.remote
+    finally:
+        stop([part], grace_s=5)
+
+
+_OURS = (
+    "from pg_stat_activity where application_name like 'waldelta%' and datname = current_database() "
+    "and pid <> pg_backend_pid()"
+)
+Fault = Callable[[Scene, int], None]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def kill_driver(_: Scene, pid: int) -> None:
+    """kill -9 of a run's Python process and its JVM, at one moment: stopped first, then killed."""
+    processes = family(pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def kill_process(_: Scene, pid: int) -> None:
+    """kill -9 of one process: a run's Python, whose JVM learns of it a moment later, or a task's worker."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_jvm(_: Scene, pid: int) -> None:
+    """kill -9 of a run's JVM alone."""
+    for process in family(pid):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "java":
+                process.kill()
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Look until it holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("nothing happened in time")
+        time.sleep(0.02)
+
+
+OLD_AGE = timedelta(days=40)
