@@ -102,10 +102,13 @@ CHANGES = [
     "update t set part = 2 where id = 203",  # into a leaf that was emptied
     "begin; savepoint s; truncate t_3; insert into t values (500, 20, 'z'); rollback to s; insert into t values (501, 20, 's'); commit",
 ]
-THEN = ["truncate t_3"]  # and nothing else
-# The whole tree, a new leaf, a new column.
-LAST = [
+# Of two of them one leaf and nothing else; of the others the whole tree.
+THEN = ["truncate t_3"]
+ALL = [
     "truncate t; insert into t values (1, 1, 'r', null), (2, 12, 's', null), (3, 22, 't', null), (4, 40, 'u', null)",
+]
+# A new leaf, a new column.
+LAST = [
     "create table t_5 partition of t for values from (100) to (110)",
     "insert into t values (600, 100, 'n'), (601, 20, 'o')",
     "alter table t add column more text default 'd'",
@@ -124,9 +127,9 @@ DUPLICATES = [
 ]
 
 
-def on_each(database, statements):
+def on_each(database, statements, roots=tuple(KINDS)):
     """Run the statements, which are about ``t``, on each root."""
-    for root in KINDS:
+    for root in roots:
         for statement in statements:
             database.execute(re.sub(r"\bt(_\w+)?\b(?!')", rf"{root}\1", statement))
             if "t_5 partition" in statement and root in TIDY:
@@ -161,7 +164,11 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
     for statement in DUPLICATES:
         database.execute(statement)
     for number, statements in enumerate((CHANGES, THEN, LAST)):
-        on_each(database, statements)
+        if statements is THEN:
+            on_each(database, THEN, ("by_root", "by_full"))
+            on_each(database, ALL, ("by_leaf", "full_key", "by_index"))
+        else:
+            on_each(database, statements)
         with monkeypatch.context() as patch:
             if number == 0:
                 patch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)  # Spark's tasks decode
