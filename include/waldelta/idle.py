@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import read_published_tables
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
@@ -33,6 +32,7 @@ from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
+from waldelta.targets import read_targets
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied
 
@@ -138,12 +138,13 @@ def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], fed: Sequence
 
 def _drifted(connection: psycopg.Connection[tuple[Any, ...]], job: Job, fed: Sequence[TableState]) -> list[str]:
     """Targets whose drift a run would mend, or hasn't told yet."""
-    tables = {
-        str(table.id): table for table in read_published_tables(connection, job.pipeline.source.publication_names)
-    }
+    targets = {str(target.id): target for target in read_targets(connection, job.pipeline)} if fed else {}
     found = []
     for state in fed:
-        if (table := tables.get(state.table_name)) and (drift := find_drift(job.pipeline, state, table)):
+        target = targets.get(state.table_name)
+        if target is None or target.problem is not None:
+            continue
+        if drift := find_drift(job.pipeline, state, target.table, target.feed.constraint):
             evolves = job.pipeline.target.policy_of(state.table_name) == "evolve"
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):
                 found.append(state.table_name)
