@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.sync import FILL, ORDERS
@@ -52,7 +53,7 @@ def main(row_count: int, moving: int) -> None:
             copied = time.perf_counter() - began
             connection.execute(f"alter publication bench set table public.orders where ({filters[(n + 1) % 2]})")
             began = time.perf_counter()
-            result = consume(spark, job)
+            result = consume(spark, replace(job, run_id=f"bench {n}"))
             repaired = time.perf_counter() - began
             label = "cold" if n == 0 else "warm"
             print(f"{label}: copy {copied:.1f} s, run that repairs {repaired:.1f} s = {repaired / copied:.2f}x;"

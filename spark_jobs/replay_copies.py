@@ -77,4 +77,4 @@ def _version_of_copy(job: Job, state: TableState, target: str) -> int:
             if [field.name for field in table.schema().fields] == present:
                 return int(entry["version"])
             raise SchemaChanged(f"{state.table_name} has no key, and its columns changed since its copy")
-    raise SchemaChanged(f"{state.table_name} has no key, and its copy's version is vacuumed")
+    raise SchemaChanged(f"{state.table_name} has no key, and the version of its copy isn't there any more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from dataclasses import replace
@@ -19,6 +20,7 @@ from waldelta.repair import Rule, entering
 from waldelta.watermark import uri_of
 
 pytestmark = pytest.mark.pg
+RUNS = itertools.count()
 
 DDL = """
 create table t(id int, a int not null, n int, v text, primary key (id, a));
@@ -27,6 +29,11 @@ insert into t select g, g, nullif(g % 7, 0), case g % 2 when 0 then repeat(md5(g
 from generate_series(1, 40) g;
 create index on t(a);
 """
+
+
+def run(spark, job):
+    """A run of its own: one that is complete would be replayed."""
+    return consume(spark, replace(job, run_id=f"run {next(RUNS)}"))
 
 
 def with_own_filter(job, table, text):
@@ -66,17 +73,18 @@ def job(spark, database, lake):
 
 
 def told(result):
-    (text,) = [warning for warning in result.warnings if "repaired" in warning]
-    return text.split(": ")[-1]
+    found = [warning.split(": ")[-1] for warning in result.warnings if "it was repaired" in warning]
+    assert len(found) == 1, result.warnings
+    return found[0]
 
 
 @pytest.mark.spark
 def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     """Files that no row leaves stay; touched rows are read again; the stream goes on behind the snapshot."""
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
-    consume(spark, job)  # a second file
+    run(spark, job)  # a second file
     publish(database, job, "a > 10 and a < 1006")
-    assert told(consume(spark, job)) == "10 rows entered, 5 left, 0 that changed meanwhile were read again"
+    assert told(run(spark, job)) == "10 rows entered, 5 left, 0 that changed meanwhile were read again"
     operation, metrics = last_commit(spark, job)
     found = {name: metrics[name] for name in ("numTargetFilesRemoved", "numTargetRowsInserted", "numTargetRowsDeleted")}
     assert (operation, found) == (
@@ -84,7 +92,7 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
         {"numTargetFilesRemoved": 1, "numTargetRowsInserted": 10, "numTargetRowsDeleted": 5},
     )
     assert difference(spark, job).rows == 0
-    assert consume(spark, job).warnings == []
+    assert run(spark, job).warnings == []
 
     def write_then_drain(*args):
         database.execute(
@@ -107,9 +115,9 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     database.execute(changes.format(1))
     with monkeypatch.context() as patched:
         patched.setattr(repair_module, "drain", write_then_drain)
-        assert "rows entered" in told(consume(spark, job))
+        assert "rows entered" in told(run(spark, job))
     assert difference(spark, job).rows > 0  # what was written since the snapshot is the next run's
-    assert consume(spark, job).warnings == []
+    assert run(spark, job).warnings == []
     assert difference(spark, job).rows == 0
 
 
@@ -142,8 +150,8 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(repair_module, name, kill)
             with pytest.raises(Killed):
-                consume(spark, job)
-        assert any("copied again" in text for text in consume(spark, job).warnings)
+                run(spark, job)
+        assert any("copied again" in text for text in run(spark, job).warnings)
         assert difference(spark, job).rows == 0
 
 
@@ -152,11 +160,11 @@ def test_what_only_a_copy_mends(spark, database, job):
     """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is whole."""
     publish(database, job, "a > 5")
     database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
-    result = consume(spark, job)
+    result = run(spark, job)
     assert "public.t is to be copied as a whole: it was truncated or altered meanwhile" in result.warnings
     assert difference(spark, job).rows == 0
     publish(database, job, "hashint4(a) > 5")
-    assert any("is to be copied as a whole" in text for text in consume(spark, job).warnings)
+    assert any("is to be copied as a whole" in text for text in run(spark, job).warnings)
     assert difference(spark, job).rows == 0
 
 
@@ -230,7 +238,7 @@ def test_random_drift(spark, database, lake, monkeypatch):
             job = with_own_filter(job, "public.u", done[-1][1])
             for _ in range(10):
                 workload.transaction()
-            result, _ = consume(spark, job), consume(spark, job)
+            result, _ = run(spark, job), run(spark, job)
             print(done[-1], result.warnings)
             for table in "tu":
                 found = difference(spark, job, table)
