@@ -106,7 +106,6 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     with job.connect("apply") as connection:
         applied.published = read_published(connection, job)
         standings = read_standings(job, applied.published)
-        known = {state.table_name: set(state.relation_ids) for state in due_states(standings, Due.FEED)}
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         present, published = read_present(connection, states), read_published_now(connection, job, states)
@@ -114,15 +113,9 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in states:
         try:
-            told = check_rewrite(job, state, present[state.table_name])
-            # What came with its partition is no news; what a table had before it was attached was not sent.
-            attached = present[state.table_name].attached.keys() - known[state.table_name]
-            seen = replace(state, relation_ids=[oid for oid in state.relation_ids if oid not in attached])
-            try:
-                told += check_drift(job, seen, published.get(state.table_name), applied.drifted)
-            finally:
-                # Partitions that moved are told of where their rows aren't mended.
-                applied.warnings += [] if state.table_name in applied.drifted else told
+            now_there = present[state.table_name]
+            applied.warnings += check_rewrite(job, state, now_there)
+            applied.warnings += check_drift(job, state, now_there, published.get(state.table_name), applied.drifted)
         except WaldeltaError as err:
             _give_up(job, state, err, applied)
     if last is None:

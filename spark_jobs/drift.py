@@ -14,6 +14,7 @@ from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
 from waldelta.moving_rows import describe_moving
+from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.repair import Repair
 from waldelta.targets import Target, read_targets
@@ -29,7 +30,9 @@ def read_published_now(
     return {str(target.id): target for target in read_targets(connection, job.pipeline)}
 
 
-def check_drift(job: Job, state: TableState, target: Target | None, drifted: dict[str, Repair]) -> list[str]:
+def check_drift(
+    job: Job, state: TableState, present: PresentTable, target: Target | None, drifted: dict[str, Repair]
+) -> list[str]:
     """What is to be told of a target's drift.
 
     Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be mended.
@@ -38,7 +41,7 @@ def check_drift(job: Job, state: TableState, target: Target | None, drifted: dic
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
-    if (drift := find_drift(job.pipeline, state, target.table, target.feed.constraint)) is None:
+    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed.constraint)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"

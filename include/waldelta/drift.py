@@ -15,6 +15,7 @@ from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import TableState
 from waldelta.pipeline_file import PipelineFile
+from waldelta.present import PresentTable
 from waldelta.repair import Repair, moved_leaves
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
@@ -38,12 +39,18 @@ class Drift:
 
 
 def find_drift(
-    pipeline: PipelineFile, state: TableState, table: PublishedTable, constraint: str | None = None
+    pipeline: PipelineFile,
+    state: TableState,
+    table: PublishedTable,
+    present: PresentTable,
+    constraint: str | None = None,
 ) -> Drift | None:
     """Compare a copied target with the table as it is published now; None when there is nothing to tell or record.
 
-    ``constraint`` is that of the partition which the target holds instead of the whole table.
+    ``present`` is the same table as the catalogs have it, ``constraint`` that of the partition which the target holds instead
+    of the whole table.
     """
+    state = _with_made_leaves(state, present)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
     own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
@@ -57,6 +64,15 @@ def find_drift(
         managed = {entry.name for entry in pipeline.source.publications if entry.manage}
         mends = bool(own) or (bool(published) and managed.issuperset(table.publications))
     return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
+
+
+def _with_made_leaves(state: TableState, present: PresentTable) -> TableState:
+    """The state as if it knew the leaves that were made as partitions since: born empty, they sent every row."""
+    if state.storage is None or present.storage is None:
+        return state
+    held = {file.oid for file in state.storage.files} | present.attached.keys()
+    made = [file for file in present.storage.files if file.oid not in held]
+    return replace(state, storage=replace(state.storage, files=[*state.storage.files, *made])) if made else state
 
 
 def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | None) -> Iterator[str]:
@@ -80,11 +96,11 @@ def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
 
 
 def _partitions(state: TableState, table: PublishedTable) -> Iterator[str]:
-    """Leaves that came or went since the files were last recorded: told once."""
+    """Leaves that were attached, or went, since the files were last recorded: told once, since no row of theirs is sent."""
     came, gone = moved_leaves(state, table)
     if came:
         names = sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in came)
-        yield f"partition {', '.join(names)} came; rows that it had when it was attached were not sent"
+        yield f"partition {', '.join(names)} was attached, and rows that it had were not sent"
     if gone:
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from waldelta.ledger import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, peek_error, whole
-from waldelta.present import read_present
+from waldelta.present import PresentTable, read_present
 from waldelta.recover import recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
@@ -123,20 +123,20 @@ def _work_left(
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := due(standings, Due.COPY):
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
-    if written_anew := _written_anew(connection, fed):
+    present = read_present(connection, fed)
+    if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
-    if drifted := _drifted(connection, job, fed):
+    if drifted := _drifted(connection, job, fed, present):
         return f"drifted from their source: {', '.join(drifted)}"
     return None
 
 
-def _written_anew(connection: psycopg.Connection[tuple[Any, ...]], fed: Sequence[TableState]) -> list[str]:
-    """Targets whose source was rewritten in a way that no change in the slot tells."""
-    present = read_present(connection, fed)
-    return [state.table_name for state in fed if unsent_changes(state, present[state.table_name].storage)]
-
-
-def _drifted(connection: psycopg.Connection[tuple[Any, ...]], job: Job, fed: Sequence[TableState]) -> list[str]:
+def _drifted(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    fed: Sequence[TableState],
+    present: Mapping[str, PresentTable],
+) -> list[str]:
     """Targets whose drift a run would mend, or hasn't told yet."""
     targets = {str(target.id): target for target in read_targets(connection, job.pipeline)} if fed else {}
     found = []
@@ -144,7 +144,7 @@ def _drifted(connection: psycopg.Connection[tuple[Any, ...]], job: Job, fed: Seq
         target = targets.get(state.table_name)
         if target is None or target.problem is not None:
             continue
-        if drift := find_drift(job.pipeline, state, target.table, target.feed.constraint):
+        if drift := find_drift(job.pipeline, state, target.table, present[state.table_name], target.feed.constraint):
             evolves = job.pipeline.target.policy_of(state.table_name) == "evolve"
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):
                 found.append(state.table_name)

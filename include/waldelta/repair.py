@@ -76,8 +76,7 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
     if table.relkind != "p" or state.storage is None or not state.storage.files:
         return frozenset(), frozenset()
     held = {file.oid for file in state.storage.files} - {table.oid}
-    known = held.union(state.relation_ids)  # leaves that joined their target, made as partitions
-    came = frozenset(leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in known)
+    came = frozenset(leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in held)
     return came, frozenset(held - {leaf.oid for leaf in table.leaves})
 
 

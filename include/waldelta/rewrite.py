@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from waldelta.ledger import AttributeState, StorageState, TableState
-from waldelta.present import PresentTable
 
 
 def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
@@ -54,24 +53,6 @@ def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
     ]  # fmt: skip
     named = [([c.name for c in state.columns if c.attnum in numbers], what) for numbers, what in told]
     return [f"{what} ({', '.join(names)})" for names, what in named if names]
-
-
-def moved_partitions(state: TableState, present: PresentTable) -> list[str]:
-    """What to tell of partitions that were attached or detached: no row of them is sent, so none comes or goes.
-
-    PostgreSQL's own subscriber does the same. Only what is about to be recorded is told, so each once.
-    """
-    if state.storage is None or present.storage is None:
-        return []
-    before, now = ({file.oid for file in storage.files} for storage in (state.storage, present.storage))
-    told = [
-        f"{name} was attached with whatever rows it had, which nobody sends"
-        for oid, name in present.attached.items()
-        if oid not in before
-    ]
-    if gone := len(before - now):
-        told.append(f"{gone} of its partitions were detached or dropped, and their rows stay in the target")
-    return [f"{state.table_name}: {what}: sync it again to have the source's rows" for what in told]
 
 
 def to_record(state: TableState, now: StorageState | None) -> TableState | None:

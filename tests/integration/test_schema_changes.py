@@ -312,11 +312,11 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     )
     database.execute("grant select on t_10 to pg_monitor; alter table t detach partition t_0")
     database.execute("vacuum full t_30")
-    warnings = sorted(consume(spark, job).warnings)
-    assert [w.removeprefix("public.t: ") for w in warnings] == [
-        "1 of its partitions were detached or dropped, and their rows stay in the target: sync it again to have the source's rows",
-        "public.other was attached with whatever rows it had, which nobody sends: sync it again to have the source's rows",
-    ]
+    (told,) = consume(spark, job).warnings
+    assert (
+        "partition public.other was attached, and rows that it had were not sent; 1 partition went; rows of it stay"
+        in told
+    )
     assert consume(spark, job).warnings == []
     sync(spark, job, ["public.t"])
     assert_equal(spark, database, job)

@@ -11,6 +11,7 @@ from waldelta.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.drift import find_drift
 from waldelta.ledger import ColumnState, FileState, StorageState, TableState
 from waldelta.pipeline_file import PipelineFile
+from waldelta.present import PresentTable
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
 from waldelta.type_catalog import PgType
@@ -60,16 +61,16 @@ CASES = [
     ("column list", pipeline(), state(columns=[("id", 1), ("b", 3)], unpublished=[2]), table([("id", 1), ("a", 2), ("b", 3)]), r"column a entered", True),
     ("publish set", pipeline(), state(publishes=["insert"]), table(), r"delete, insert are published, at its copy insert were", True),
     ("an added column", pipeline(), state(), table([("id", 1), ("a", 2), ("n", 3)]), None, None),
-    ("partition came", pipeline(), state(leaves=[10]), table(leaves=[10, 11]), r"partition public\.t_11 came", False),
+    ("partition came", pipeline(), state(leaves=[10]), table(leaves=[10, 11]), r"partition public\.t_11 was attached", False),
     ("partition went", pipeline(), state(leaves=[10, 11]), table(leaves=[10]), r"1 partition went", False),
-    ("partitions mended", pipeline(drift="repair"), state(leaves=[10]), table(leaves=[10, 11]), r"came", True),
+    ("partitions mended", pipeline(drift="repair"), state(leaves=[10]), table(leaves=[10, 11]), r"attached", True),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("file", "held", "now", "reason", "mends"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_find_drift(file, held, now, reason, mends):
     """What the pipeline file changed is mended, what others changed is told, unless the file says otherwise."""
-    drift = find_drift(file, held, now)
+    drift = find_drift(file, held, now, PresentTable())
     if reason is None:
         assert drift is None
         return
@@ -78,21 +79,36 @@ def test_find_drift(file, held, now, reason, mends):
     assert re.search(reason, told)
 
 
+def test_a_partition_made_as_one_is_no_drift():
+    """It was born empty, so all of its rows were sent; one that was attached is told, and that alone."""
+    present = PresentTable(
+        storage=StorageState([FileState(oid, oid) for oid in (10, 11, 12)]), attached={12: "public.t_12"}
+    )
+    drift = find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11, 12]), present)
+    assert drift.reasons == ("partition public.t_12 was attached, and rows that it had were not sent",)
+    assert (drift.repair.attached, drift.repair.detached) == ({12}, frozenset())
+    assert find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present) is None
+
+
 def test_a_renamed_column_is_no_drift():
     """PostgreSQL prints the filter anew; the ledger takes the new text, and a filter that is really another one is told."""
     held = state(row_filter="((a > 1) AND (id <> ALL (ARRAY[1, 2])))")
     now = [("id", 1), ("b", 2)]
-    drift = find_drift(pipeline(), held, table(now, row_filter="((b > 1) AND (id <> ALL (ARRAY[1, 2])))"))
+    drift = find_drift(
+        pipeline(), held, table(now, row_filter="((b > 1) AND (id <> ALL (ARRAY[1, 2])))"), PresentTable()
+    )
     assert (drift.reasons, drift.mends, drift.state.row_filter[:8]) == ((), False, "((b > 1)")
-    assert find_drift(pipeline(), held, table(now, row_filter="((b > 2) AND (id <> ALL (ARRAY[1, 2])))")).mends
+    assert find_drift(
+        pipeline(), held, table(now, row_filter="((b > 2) AND (id <> ALL (ARRAY[1, 2])))"), PresentTable()
+    ).mends
 
 
 def test_filters_since_the_copy_are_recorded_once():
     """Each filter that was in force is kept: rows that any of them let in may be in the target."""
     dba, held = pipeline(manage=False), state(row_filter="(a > 1)")
-    first = find_drift(dba, held, table(row_filter="(a > 2)"))
+    first = find_drift(dba, held, table(row_filter="(a > 2)"), PresentTable())
     assert (first.is_new, first.state.later_filters) == (True, ["(a > 2)"])
-    again = find_drift(dba, first.state, table(row_filter="(a > 2)"))
+    again = find_drift(dba, first.state, table(row_filter="(a > 2)"), PresentTable())
     assert (again.is_new, len(again.reasons)) == (False, 1)
-    back = find_drift(dba, first.state, table(row_filter="(a > 1)"))
+    back = find_drift(dba, first.state, table(row_filter="(a > 1)"), PresentTable())
     assert (back.is_new, back.state.later_filters) == (True, ["(a > 2)", "(a > 1)"])
