@@ -388,14 +388,11 @@ def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatc
     sync(spark, job)
     database.execute("alter table t rename column v to w")
     write(database, 11)
-    real = job.ledger.__class__.append
 
-    def killed(ledger, row):
-        if getattr(row, "table_name", None):
-            raise KeyboardInterrupt
-        real(ledger, row)
+    def killed(ledger, row, after):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.ledger.__class__, "append", killed)
+    monkeypatch.setattr(job.ledger.__class__, "append_state", killed)
     with pytest.raises(KeyboardInterrupt):
         consume(spark, job)
     monkeypatch.undo()
