@@ -40,8 +40,9 @@ SETTINGS: dict[str, str] = {
 # For executors on the driver's machine, whose Python is the driver's; another machine's daemon may lack our modules.
 WORKERS_HERE = {"spark.python.daemon.module": "spark_jobs.python_daemon"}
 
-# A batch job's JVM lives for seconds and does without the second compiler.
-JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
+# A batch job's JVM lives for seconds and does without the second compiler; without it there would be room for 48 MB of compiled
+# code only, and a session that lives longer than that would compile the same methods again and again.
+JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
 
 
 def local_settings() -> dict[str, str]:
