@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
 
 from tests.publication_cases import all_cases, scenario, some_cases
 from tests.publication_scenarios import RandomScenario, together
 from tests.scenario import running
+from tests.seeds import chosen_seed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -74,8 +74,7 @@ TOGETHER = 16  # over one slot
 @pytest.mark.parametrize("first", range(0, SCENARIOS, TOGETHER))
 def test_random_scenarios(spark, database, postgres, lake, first):
     """WALDELTA_SCENARIOS says how many; their seeds are printed, and WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone."""
-    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 20) * 1000) + first
-    print(f"WALDELTA_SEED={seed}")
+    seed = chosen_seed() + first
     scenarios = [RandomScenario(seed + n) for n in range(min(TOGETHER, SCENARIOS - first))]
     with running(spark, database, postgres, lake, together(scenarios)) as both:
         for number in range(1 + (first // TOGETHER + 1) % 2):

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.integration.test_setup import job_for
+from tests.seeds import chosen_seed
 from waldelta.connection import connect
 from waldelta.setup import plan_setup
 
@@ -93,8 +94,7 @@ def broken(database, schema, leaves, names, slot):
 def test_random_publications(any_database, lake):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     database = any_database
-    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 30))
-    print(f"WALDELTA_SEED={seed}")
+    seed = chosen_seed()
     slot = f"s_{database.name}"
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
     wrong = []

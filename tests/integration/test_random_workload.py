@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
 
@@ -13,6 +12,7 @@ from spark_jobs.sync import sync
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import FOLLOWED, Workload, create_tables
+from tests.seeds import chosen_seed
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -28,8 +28,7 @@ RUNS = 2
 @pytest.mark.parametrize("name", OPTIONS)
 def test_targets_equal_their_sources(spark, database, lake, name):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
-    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 30))
-    print(f"WALDELTA_SEED={seed}")
+    seed = chosen_seed()
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES)
@@ -61,8 +60,7 @@ def rows_of(connection, table, names):
 def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database, postgres, lake):
     """Several ALTERs between two runs. The subscriber gets each one when it has caught up, as PostgreSQL's documentation
     asks for; a default that is volatile would give it other values, so it isn't among them."""
-    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 30))
-    print(f"WALDELTA_SEED={seed}")
+    seed = chosen_seed()
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES, kinds=FOLLOWED)
         pipeline = pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in TABLES])

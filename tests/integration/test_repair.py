@@ -16,6 +16,7 @@ from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
+from tests.seeds import chosen_seed
 from waldelta.repair import Rule, entering
 from waldelta.watermark import uri_of
 
@@ -208,8 +209,7 @@ WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 def test_random_drift(spark, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is printed; WALDELTA_SEED
     repeats one, WALDELTA_ROUNDS makes it longer."""  # fmt: skip
-    seed = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 30))
-    print(f"WALDELTA_SEED={seed}")
+    seed = chosen_seed()
     choose = random.Random(seed)
     with database.connect(autocommit=True) as connection:
         connection.execute("set lock_timeout = '10s'")  # a repair keeps no lock while it lands
@@ -229,7 +229,7 @@ def test_random_drift(spark, database, lake, monkeypatch):
 
         monkeypatch.setattr(repair_module, "drain", write_then_drain)
         done = []
-        for _ in range(int(os.environ.get("WALDELTA_ROUNDS") or 2)):
+        for _ in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
             workload.truncates = choose.random() < 0.2  # what a TRUNCATE needs is a copy
             for _ in range(10):
                 workload.transaction()

@@ -16,6 +16,7 @@ from spark_jobs.identifier import ddl
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from tests import row_filter_generator as generator
+from tests.seeds import chosen_seed
 from waldelta.catalog import TableId
 from waldelta.connection import connect
 from waldelta.copy import raw_map
@@ -162,9 +163,7 @@ def compiled(spark, *, yes):
 
 @pytest.fixture
 def seed():
-    chosen = int(os.environ.get("WALDELTA_SEED") or random.randrange(1 << 30))
-    print(f"WALDELTA_SEED={chosen}")
-    return chosen
+    return chosen_seed()
 
 
 # Found by random rounds.

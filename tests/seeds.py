@@ -1,0 +1,16 @@
+"""Seeds of the random tests: the same one in every `make test`, so that a build doesn't vary; another one in every soak."""
+
+from __future__ import annotations
+
+import os
+import random
+
+ALWAYS = 20261121
+
+
+def chosen_seed() -> int:
+    """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a run with WALDELTA_ROUNDS or _SCENARIOS."""
+    is_long = os.environ.get("WALDELTA_ROUNDS") or os.environ.get("WALDELTA_SCENARIOS")
+    seed = int(os.environ.get("WALDELTA_SEED") or (random.randrange(1 << 30) if is_long else ALWAYS))
+    print(f"WALDELTA_SEED={seed}")
+    return seed
