@@ -47,6 +47,7 @@ join pg_namespace n on n.oid = c.relnamespace
 where p.pubname = any(%(publications)s::name[])
   and (p.pubupdate or p.pubdelete)
   and c.relkind = 'r'
+  and c.relpersistence = 'p'
   and c.relreplident <> 'f'
   and not exists (
       select from pg_index i

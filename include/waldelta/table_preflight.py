@@ -37,7 +37,8 @@ def judge_table(state: PublicationState, table: PublicationTable, facts: Facts) 
         if not table.is_plain:
             yield warning(f"{where}: its filter and column list count for nothing, since it is published as its root's")
     elif state.publishes_old_rows:
-        for leaf in own_leaves(state, found):
+        # Of those that are never published PostgreSQL refuses nothing.
+        for leaf in (leaf for leaf in own_leaves(state, found) if leaf.relkind == "r" and leaf.persistence == "p"):
             yield from _identity(where, state, table, found, leaf, facts.server.version)
     if relation.replica_identity == "f" and state.publishes_old_rows:
         total = sum(leaf.size_bytes for leaf in found.leaves)

@@ -119,7 +119,11 @@ def _judge(conn: Connection, found: _Filtered, options: TypeOptions, translate: 
 def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
     """Whether an UPDATE tells what the filter must know of the old row, as PostgreSQL demands of its own filters."""
     for leaf in leaves:
-        if leaf.relkind == "r" and (outside := sorted(set(row_filter.columns) - set(leaf.identity_columns))):
+        if (
+            leaf.relkind == "r"
+            and leaf.persistence == "p"
+            and (outside := sorted(set(row_filter.columns) - set(leaf.identity_columns)))
+        ):
             yield problem(
                 f"target.tables.{name}.where uses {', '.join(outside)}, which the replica identity "
                 f"({', '.join(leaf.identity_columns) or 'none'}) doesn't cover, so an UPDATE doesn't tell whether the old row was "

@@ -389,6 +389,24 @@ def test_target_not_writable(database, conn, tmp_path):
     assert state(database) == before
 
 
+def test_partitions_that_are_never_published(database, conn, lake):
+    """Foreign and unlogged ones need no replica identity: PostgreSQL refuses none of their UPDATEs."""
+    database.execute(
+        "create table t (id int, v int) partition by range (id);"
+        "create table t1 partition of t for values from (0) to (10); alter table t1 add primary key (id);"
+        "create unlogged table t2 partition of t for values from (10) to (20);"
+        "create foreign data wrapper w; create server s foreign data wrapper w;"
+        "create foreign table t3 partition of t for values from (20) to (30) server s;"
+        "insert into t values (1, 1), (11, 1)"
+    )
+    plan = apply_setup(conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T]}))
+    assert "public.t2, public.t3 (foreign or unlogged) are never published" in "\n".join(plan.warnings)
+    database.execute("update t set v = 2 where id < 20; delete from t where id < 20")
+    assert refused_statements(conn, ["p"]) == []
+    database.execute("alter table t1 drop constraint t1_pkey")
+    assert "public.t1 (p)" in refused_statements(conn, ["p"])[0]
+
+
 def test_warnings(database, conn, lake):
     database.execute(
         PLAIN + "; alter table t replica identity full; create unlogged table fast (id int);"
