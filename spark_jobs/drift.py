@@ -41,7 +41,7 @@ def check_drift(
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
-    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed.constraint)) is None:
+    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"

@@ -111,12 +111,16 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
-    """A published table by its oid, and the oids of the partitioned tables above it."""
+    """A published table by its oid, and the oids of the partitioned tables above it.
+
+    ``is_late``: a partition that no publication is known to have published since it was made.
+    """
 
     id: TableId
     oid: int
     relkind: str = "r"
     ancestors: tuple[int, ...] = ()
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ def read_published_tables(conn: Connection, publication_names: Sequence[str]) ->
 def read_published_relations(conn: Connection, publication_names: Sequence[str]) -> list[PublishedRelation]:
     """The tables that read_published_tables() would give, in short; one statement, for every run's look."""
     rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
-    return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors)) for r in rows]
+    return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors), r.is_late) for r in rows]
 
 
 def read_partitions(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, Partition]:
@@ -354,17 +358,36 @@ where t.pubname = any(%(publications)s::name[])
 order by p.pubname, c.oid
 """
 
+# What was entered later has the greater oid.
 _PUBLISHED = """
-with member as (
+with named as (
+    select p.oid, p.puballtables from pg_publication p where p.pubname = any(%(publications)s::name[])
+),
+member as (
     select distinct c.oid, t.schemaname as schema, t.tablename as name, c.relkind::text as relkind
     from pg_publication_tables t
     join pg_namespace n on n.nspname = t.schemaname
     join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
     where t.pubname = any(%(publications)s::name[])
 )
-select m.oid, m.schema, m.name, m.relkind,
-       array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid) as ancestors
+select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
+       l.above <> '{}' and not (
+           exists (select from named p where p.puballtables and p.oid < m.oid)
+           or exists (
+               select from pg_publication_rel r join named p on p.oid = r.prpubid
+               where r.prrelid = any(l.above || m.oid) and r.oid < m.oid
+           )
+           or exists (
+               select from pg_class c
+               join pg_publication_namespace s on s.pnnspid = c.relnamespace
+               join named p on p.oid = s.pnpubid
+               where c.oid = any(l.above || m.oid) and s.oid < m.oid
+           )
+       ) as is_late
 from member m
+cross join lateral (
+    select array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid) as above
+) l
 where not exists (
     select from pg_partition_ancestors(m.oid) a
     join member root on root.oid = a.relid and root.oid <> m.oid

@@ -7,7 +7,7 @@ ledger's record of the copy against the catalogs of today.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from waldelta.present import PresentTable
 from waldelta.repair import Repair, moved_leaves
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
+from waldelta.targets import Feed
 
 # A filter that lets everything through, among others.
 EVERYTHING = "true"
@@ -43,18 +44,20 @@ def find_drift(
     state: TableState,
     table: PublishedTable,
     present: PresentTable,
-    constraint: str | None = None,
+    feed: Feed | None = None,
 ) -> Drift | None:
     """Compare a copied target with the table as it is published now; None when there is nothing to tell or record.
 
-    ``present`` is the same table as the catalogs have it, ``constraint`` that of the partition which the target holds instead
-    of the whole table.
+    ``present`` is the same table as the catalogs have it, ``feed`` what feeds the target (None: the table of its name).
     """
-    state = _with_made_leaves(state, present)
+    late, constraint = (feed.late, feed.constraint) if feed is not None else (frozenset[int](), None)
+    state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
     own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
     reasons = (*own, *published, *_partitions(known, table))
+    if pipeline.target.drift == "repair":
+        reasons += tuple(_told_before(known, table))
     recorded = _record(known, table)
     repair = Repair(known, table)
     if not reasons and recorded == state:
@@ -66,11 +69,14 @@ def find_drift(
     return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
-def _with_made_leaves(state: TableState, present: PresentTable) -> TableState:
-    """The state as if it knew the leaves that were made as partitions since: born empty, they sent every row."""
+def _with_made_leaves(state: TableState, present: PresentTable, late: Collection[int]) -> TableState:
+    """The state as if it knew the leaves that were made as partitions since: born empty, they sent every row.
+
+    But for those that were published ``late``, when they may have had rows.
+    """
     if state.storage is None or present.storage is None:
         return state
-    held = {file.oid for file in state.storage.files} | present.attached.keys()
+    held = {*(file.oid for file in state.storage.files), *present.attached, *late}
     made = [file for file in present.storage.files if file.oid not in held]
     return replace(state, storage=replace(state.storage, files=[*state.storage.files, *made])) if made else state
 
@@ -96,13 +102,19 @@ def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
 
 
 def _partitions(state: TableState, table: PublishedTable) -> Iterator[str]:
-    """Leaves that were attached, or went, since the files were last recorded: told once, since no row of theirs is sent."""
+    """Leaves that came with rows, or went, since the files were last recorded: told once, since no row of theirs is sent."""
     came, gone = moved_leaves(state, table)
     if came:
         names = sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in came)
-        yield f"partition {', '.join(names)} was attached, and rows that it had were not sent"
+        yield f"partition {', '.join(names)} came; rows that it had before were not sent"
     if gone:
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
+
+
+def _told_before(state: TableState, table: PublishedTable) -> Iterator[str]:
+    """Leaves that came or went while that was only to be told."""
+    if left := set(state.unmended_leaves) - frozenset().union(*moved_leaves(state, table)):
+        yield f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that was told, but not mended"
 
 
 def _record(state: TableState, table: PublishedTable) -> TableState:

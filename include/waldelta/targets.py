@@ -41,7 +41,8 @@ class Feed:
     """What feeds a target: the relations whose changes are its changes, and the filter that they pass.
 
     ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are gathered. ``where`` is the
-    target's own filter as PostgreSQL reads it, of a partition's target with the partition's ``constraint``.
+    target's own filter as PostgreSQL reads it, of a partition's target with the partition's ``constraint``. ``late`` are gathered
+    leaves that may have had rows before they were published.
     """
 
     source: TableId
@@ -49,6 +50,7 @@ class Feed:
     root_id: int | None = None
     where: str | None = None
     constraint: str | None = None
+    late: frozenset[int] = frozenset()
 
     def is_plain(self, target: str) -> bool:
         """Whether the target is the published table of its own name."""
@@ -183,9 +185,10 @@ def _gathered(
     for name in gathered_roots(entries):
         root = roots.get(TableId.parse(name))
         # What is published by its root comes as one table already.
-        leaves = frozenset(r.oid for r in published if root in r.ancestors and r.relkind != "p")
+        below = [r for r in published if root in r.ancestors and r.relkind != "p"]
+        leaves, late = frozenset(r.oid for r in below), frozenset(r.oid for r in below if r.is_late)
         if root is not None and leaves:
-            yield name, Feed(TableId.parse(name), leaves, root, entries[name].where)
+            yield name, Feed(TableId.parse(name), leaves, root, entries[name].where, late=late)
 
 
 def _fed(

@@ -146,7 +146,7 @@ def test_an_attached_partition(spark, database, lake, drift, expected):
     made = started(spark, database, lake, manage=False, drift=drift)
     database.execute("alter table t attach partition t_2 for values from (10) to (20); insert into t values (12)")
     told = made.consume(spark, "one").warnings
-    assert any("partition public.t_2 was attached" in text for text in told)
+    assert any("partition public.t_2 came" in text for text in told)
     assert any("1 rows entered, 0 left, 1 that" in text for text in told) == (drift == "repair")
     assert ids(spark, made) == expected
     assert made.consume(spark, "two").warnings == []

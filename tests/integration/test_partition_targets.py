@@ -12,6 +12,7 @@ import pytest
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from waldelta.errors import PreflightFailed
+from waldelta.idle import look
 from waldelta.pipeline_file import PipelineFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -303,6 +304,57 @@ def test_attached_and_detached_leaves(spark, database, lake):
     )
     made.consume(spark, "three")
     assert target_rows(spark, made, "p", "id", "v") == [(11, "y"), (21, "had"), (22, "new")]
+
+
+def test_a_leaf_that_is_published_later(spark, database, lake):
+    """It was made as a partition, but the rows that it had before were sent to nobody: it is told, and a copy mends it."""
+    database.execute(
+        "create table p(id int primary key, v text) partition by range (id); "
+        "create table p_1 partition of p for values from (0) to (10); create table p_2 partition of p for values from (10) to (20);"
+        "insert into p select g, 'v' from generate_series(8, 11) g"
+    )
+    gathered = {"p": {"partition_root": True}}
+    made = pipeline(database, lake, ["p_1"], gathered, checked=False)
+    made.setup()
+    made.sync(spark)
+    both = pipeline(database, lake, ["p_1", "p_2"], gathered, checked=False)
+    both.setup()
+    assert "drifted" in look(both.job("look")).reason
+    database.execute("insert into p values (12, 'new')")
+    assert any("partition public.p_2 came" in text for text in both.consume(spark, "one").warnings)
+    assert target_rows(spark, both, "p", "id") == [(8,), (9,), (12,)]
+    assert both.consume(spark, "two").warnings == []
+    database.execute("create table p_3 partition of p for values from (20) to (30)")
+    three = pipeline(database, lake, ["p_1", "p_2", "p_3"], gathered, checked=False)
+    three.setup()
+    three.sync(spark, ["public.p"])
+    assert target_rows(spark, three, "p", "id") == source_rows(database, "p", "id")
+
+
+def test_a_quiet_source_hides_no_drift(spark, database, lake):
+    """Where nothing was written, a look still sends a run to targets that aren't just the published table of their name."""
+    database.execute(
+        "create table t(id int primary key); insert into t select generate_series(1, 9);"
+        "create table p(id int primary key) partition by range (id); create table p_1 partition of p for values from (0) to (10);"
+        "create table late(id int primary key); insert into late values (21)"
+    )
+    targets = {"big": {"from": "public.t", "where": "id > 5"}, "p": {"partition_root": True}}
+    made = pipeline(database, lake, ["t", "p"], targets, checked=False)
+    made.setup()
+    made.sync(spark)
+    made.consume(spark, "zero")
+    assert not look(made.job("look")).has_work
+    database.execute("alter table p attach partition late for values from (20) to (30)")
+    assert look(made.job("look")).reason == "drifted from their source: public.p"
+    assert any("late came" in text for text in made.consume(spark, "one").warnings)
+    assert not look(made.job("look")).has_work
+    changed = pipeline(
+        database, lake, ["t", "p"], targets | {"big": {"from": "public.t", "where": "id > 3"}}, checked=False
+    )
+    assert look(changed.job("look")).reason == "drifted from their source: public.big"
+    changed.consume(spark, "two")
+    assert target_rows(spark, changed, "big", "id") == [(n,) for n in range(4, 10)]
+    assert not look(changed.job("look")).has_work
 
 
 # --- setup ----------------------------------------------------------------------------------------------------------

@@ -314,8 +314,7 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     database.execute("vacuum full t_30")
     (told,) = consume(spark, job).warnings
     assert (
-        "partition public.other was attached, and rows that it had were not sent; 1 partition went; rows of it stay"
-        in told
+        "partition public.other came; rows that it had before were not sent; 1 partition went; rows of it stay" in told
     )
     assert consume(spark, job).warnings == []
     sync(spark, job, ["public.t"])

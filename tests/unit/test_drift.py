@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -14,6 +15,7 @@ from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
+from waldelta.targets import Feed
 from waldelta.type_catalog import PgType
 
 INT = PgType(23, -1, "integer")
@@ -61,9 +63,9 @@ CASES = [
     ("column list", pipeline(), state(columns=[("id", 1), ("b", 3)], unpublished=[2]), table([("id", 1), ("a", 2), ("b", 3)]), r"column a entered", True),
     ("publish set", pipeline(), state(publishes=["insert"]), table(), r"delete, insert are published, at its copy insert were", True),
     ("an added column", pipeline(), state(), table([("id", 1), ("a", 2), ("n", 3)]), None, None),
-    ("partition came", pipeline(), state(leaves=[10]), table(leaves=[10, 11]), r"partition public\.t_11 was attached", False),
+    ("partition came", pipeline(), state(leaves=[10]), table(leaves=[10, 11]), r"partition public\.t_11 came", False),
     ("partition went", pipeline(), state(leaves=[10, 11]), table(leaves=[10]), r"1 partition went", False),
-    ("partitions mended", pipeline(drift="repair"), state(leaves=[10]), table(leaves=[10, 11]), r"attached", True),
+    ("partitions mended", pipeline(drift="repair"), state(leaves=[10]), table(leaves=[10, 11]), r"came", True),
 ]  # fmt: skip
 
 
@@ -85,9 +87,22 @@ def test_a_partition_made_as_one_is_no_drift():
         storage=StorageState([FileState(oid, oid) for oid in (10, 11, 12)]), attached={12: "public.t_12"}
     )
     drift = find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11, 12]), present)
-    assert drift.reasons == ("partition public.t_12 was attached, and rows that it had were not sent",)
+    assert drift.reasons == ("partition public.t_12 came; rows that it had before were not sent",)
     assert (drift.repair.attached, drift.repair.detached) == ({12}, frozenset())
     assert find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present) is None
+    late = Feed(TableId("public", "t"), frozenset({10, 11}), late=frozenset({11}))
+    assert "t_11 came" in find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present, late).reasons[0]
+
+
+def test_partitions_that_were_told_are_mended_once_the_file_says_so():
+    """What was only told is remembered for it."""
+    held = replace(state(leaves=[10, 11]), unmended_leaves=[11])
+    told = find_drift(pipeline(drift="repair"), held, table(leaves=[10, 11]), PresentTable())
+    assert (told.reasons, told.mends) == (
+        ("1 partition came or went earlier, and that was told, but not mended",),
+        True,
+    )
+    assert find_drift(pipeline(), held, table(leaves=[10, 11]), PresentTable()) is None
 
 
 def test_a_renamed_column_is_no_drift():

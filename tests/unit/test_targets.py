@@ -150,6 +150,12 @@ JOINED = {
 }
 
 
+def test_leaves_that_join_with_rows():
+    """They may have had rows before, unlike those that were made while their tree was published."""
+    listed = [PublishedRelation(name("p_1"), 11, "r", (1,), True), PublishedRelation(name("p_2"), 12, "r", (1,))]
+    assert feeds({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})["public.p"].late == {11}
+
+
 @pytest.mark.parametrize("case", JOINED)
 def test_leaves_that_join(case):
     root, held, fed, expected = JOINED[case]
