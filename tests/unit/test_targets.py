@@ -150,7 +150,7 @@ JOINED = {
 }
 
 
-def test_leaves_that_join_with_rows():
+def test_leaves_that_were_published_late():
     """They may have had rows before, unlike those that were made while their tree was published."""
     listed = [PublishedRelation(name("p_1"), 11, "r", (1,), True), PublishedRelation(name("p_2"), 12, "r", (1,))]
     assert feeds({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})["public.p"].late == {11}
