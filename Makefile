@@ -56,9 +56,9 @@ type: setup ## types alone
 	@$(BIN)/mypy include/waldelta
 
 .PHONY: test
-test: setup ## all tests
+test: setup ## all tests but those of make soak
 ifeq ($(ARGS),)
-	@failed=0; ( $(PYTEST) tests/e2e ) || failed=1; ( $(PYTEST) -n 2 --dist loadfile tests/integration tests/unit ) || failed=1; exit $$failed
+	@failed=0; ( $(PYTEST) tests/e2e ) || failed=1; ( $(PYTEST) -n 2 --dist loadfile -m "not soak" tests/integration tests/unit ) || failed=1; exit $$failed
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -89,8 +89,10 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  run tests.soak.random_kills $(SOAK)/kills.json --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.random_kills $(SOAK)/kills_connect.json --connect --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.page docs/faults.md $(SOAK)/{matrix,kills,kills_connect}.json; exit $$failed
-	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py \
-	  tests/integration/test_preflight_random.py tests/integration/test_row_filter_engine.py $(ARGS)
+	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); failed=0; \
+	  ( $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py tests/integration/test_repair.py \
+	  tests/integration/test_preflight_random.py tests/integration/test_row_filter_engine.py tests/integration/test_copies.py $(ARGS) ) || failed=1; \
+	  ( $(PYTEST) -m soak tests/integration/test_protocol.py ) || failed=1; exit $$failed
 
 .PHONY: bench
 bench: setup ## the measurements behind the figures in docs

@@ -230,6 +230,7 @@ def equal_rows(rows: Counter) -> Counter:
     return spelled
 
 
+@pytest.mark.soak
 def test_random_changes_of_copies(spark, database, postgres, job):
     """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own subscriber agrees."""
     seed = random.randrange(1 << 32)

@@ -13,10 +13,8 @@ from tests.soak.scene import Scene
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 CELLS = [
-    ("land.committed", "driver"),
     ("consume.got", "server"),
     ("apply.merging", "zombie"),
-    ("sync: sync.planned", "zombie"),
 ]
 
 

@@ -71,6 +71,7 @@ SCENARIOS = int(os.environ.get("WALDELTA_SCENARIOS") or 6)
 TOGETHER = 16  # over one slot
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", range(0, SCENARIOS, TOGETHER))
 def test_random_scenarios(spark, database, postgres, lake, first):
     """WALDELTA_SCENARIOS says how many; their seeds are printed, and WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone."""

@@ -250,6 +250,7 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
     assert_same(spark, job, database)
 
 
+@pytest.mark.soak
 def test_any_mixture(spark, database, lake):
     """Random transactions of several sessions, with savepoints and two-phase commits, run after run.
 

@@ -205,6 +205,7 @@ KEYED = [
 WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 def test_random_drift(spark, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is printed; WALDELTA_SEED
