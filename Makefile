@@ -92,7 +92,7 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); failed=0; \
 	  ( $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py tests/integration/test_repair.py \
 	  tests/integration/test_preflight_random.py tests/integration/test_row_filter_engine.py tests/integration/test_copies.py $(ARGS) ) || failed=1; \
-	  ( $(PYTEST) -m soak tests/integration/test_protocol.py ) || failed=1; exit $$failed
+	  ( $(PYTEST) -m soak tests/integration ) || failed=1; exit $$failed
 
 .PHONY: bench
 bench: setup ## the measurements behind the figures in docs

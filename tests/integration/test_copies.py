@@ -93,6 +93,7 @@ def test_each_change_touches_one_copy(spark, database, job, where_decoded):  # n
         assert told == done, statement
 
 
+@pytest.mark.soak
 def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
     """numeric(10,2) holds no NaN: such values lie beside the row, and still tell rows apart."""
     database.execute("insert into t(a, m) values ('x', 'NaN'), ('x', null), ('x', 'NaN')")
@@ -102,6 +103,7 @@ def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
     assert target_rows(spark, job) == source_rows(database.connection)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("one, other", [("f = '0'", "f = '-0'"), ("n = 1.0", "n = 1.00")])
 def test_equal_rows_written_differently(spark, database, job, one, other):
     """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as there is one."""
@@ -115,6 +117,7 @@ def test_equal_rows_written_differently(spark, database, job, one, other):
     assert sum(target_rows(spark, job).values()) == 1
 
 
+@pytest.mark.soak
 def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, job):
     """As PostgreSQL's subscriber, which compares by the type's equality."""
     database.execute("insert into t(n, f) values (1.00, '-0')")
@@ -135,6 +138,7 @@ def test_missing_rows_are_skipped_and_counted(spark, database, job):
     assert target_rows(spark, job) == source_rows(database.connection)
 
 
+@pytest.mark.soak
 def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, monkeypatch):
     """Delta's metrics of a rewrite say nothing of it: the commit itself carries the counts."""
     database.execute("insert into t(a) select 'x' from generate_series(1, 5)")

@@ -47,6 +47,7 @@ WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
         pytest.param(WHERE, {"tables": {"public.t": {"where": "a < 3 or a > 10"}}}, [1, 2, 11], id="it is another one"),
     ],
 )
+@pytest.mark.soak
 def test_a_changed_filter_of_the_target_is_mended(spark, database, lake, before, after, expected):
     """The next run copies the table again through the new filter, says why, and the one after it has nothing to do."""
     database.execute(DDL)

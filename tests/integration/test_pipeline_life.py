@@ -137,6 +137,7 @@ def test_a_table_without_a_key_that_publishes_inserts(spark, database, lake):
     assert_equal(spark, pipeline)
 
 
+@pytest.mark.soak
 def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake):
     """Its changes come under another oid, which tells nothing of the rows of before."""
     database.execute("create table a(id int primary key, v text); create table z(id int primary key)")
@@ -155,6 +156,7 @@ def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake)
     assert_equal(spark, pipeline)
 
 
+@pytest.mark.soak
 def test_another_replica_identity_is_another_key(spark, database, lake):
     """Old rows carry the identity's columns only: what can't be matched is never skipped in silence."""
     database.execute("create table a(id int primary key, u int not null, v text); create unique index on a(u)")

@@ -163,6 +163,7 @@ def test_a_transaction_over_several_batches(spark, database, lake):
     assert drain(spark, job).batches == []
 
 
+@pytest.mark.soak
 def test_a_transaction_larger_than_the_window(spark, database, lake):
     """One run takes a transaction that is several windows long, whatever the limit of changes."""
     small = {"max_changes": 100, "wal_window_mb": 16}
@@ -318,6 +319,7 @@ def _step(rng, database, sessions, waiting, names, ids):
     return waiting
 
 
+@pytest.mark.soak
 def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, lake, monkeypatch):
     """However old, the batch with its changes stays until the decision has expired too."""
     job = make_job(database, lake, PREPARED)

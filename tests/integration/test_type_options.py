@@ -113,6 +113,7 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     assert (last["w"], last["_wd_raw"]) == (Decimal(1) if "decimal" in numeric else 1.0, {"n": "7" * 20_000})
 
 
+@pytest.mark.soak
 def test_another_choice_copies_again(spark, database, lake):
     """Values of two types are never mixed: the next changes bring a new copy, and then go on."""
     database.execute(DDL)
