@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,17 +31,22 @@ def read_published_now(
 
 
 def check_drift(
-    job: Job, state: TableState, present: PresentTable, target: Target | None, drifted: dict[str, Repair]
+    job: Job,
+    state: TableState,
+    present: PresentTable,
+    fed: tuple[Target | None, Collection[int]],
+    drifted: dict[str, Repair],
 ) -> list[str]:
-    """What is to be told of a target's drift.
+    """What is to be told of a target's drift; ``fed`` is it as it is fed now, and the relations that fed it until now.
 
     Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be mended.
     """
+    target, before = fed
     if target is None:
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
-    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
+    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed, before)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"

@@ -118,7 +118,8 @@ def _work_left(
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
-    fed = [with_leaves(state, published) for state in states(standings, Due.FEED)]
+    known = states(standings, Due.FEED)
+    fed = [with_leaves(state, published) for state in known]
     if behind := _behind(job, identity, change_log, fed):
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := due(standings, Due.COPY):
@@ -126,7 +127,7 @@ def _work_left(
     present = read_present(connection, fed)
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
-    if drifted := _drifted(connection, job, fed, present):
+    if drifted := _drifted(connection, job, known, present):
         return f"drifted from their source: {', '.join(drifted)}"
     return None
 
@@ -144,7 +145,9 @@ def _drifted(
         target = targets.get(state.table_name)
         if target is None or target.problem is not None:
             continue
-        if drift := find_drift(job.pipeline, state, target.table, present[state.table_name], target.feed):
+        if drift := find_drift(
+            job.pipeline, state, target.table, present[state.table_name], target.feed, state.relation_ids
+        ):
             evolves = job.pipeline.target.policy_of(state.table_name) == "evolve"
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):
                 found.append(state.table_name)

@@ -84,7 +84,7 @@ def read_feeds(conn: Connection, pipeline: PipelineFile) -> dict[str, Feed]:
 def read_targets(conn: Connection, pipeline: PipelineFile) -> list[Target]:
     """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables()."""
     tables = {table.oid: table for table in read_published_tables(conn, pipeline.source.publication_names)}
-    published = [PublishedRelation(t.id, t.oid, t.relkind, t.ancestors) for t in tables.values()]
+    published = [r for r in read_published_relations(conn, pipeline.source.publication_names) if r.oid in tables]
     feeds = _read_feeds(conn, pipeline, published)
     roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in feeds.values() if f.root_id is not None])}
     return sorted(

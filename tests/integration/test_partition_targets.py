@@ -322,7 +322,7 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     assert "drifted" in look(both.job("look")).reason
     database.execute("insert into p values (12, 'new')")
     assert any("partition public.p_2 came" in text for text in both.consume(spark, "one").warnings)
-    assert target_rows(spark, both, "p", "id") == [(8,), (9,), (12,)]
+    assert set(target_rows(spark, both, "p", "id")) == {(8,), (9,), (12,)}
     assert both.consume(spark, "two").warnings == []
     database.execute("create table p_3 partition of p for values from (20) to (30)")
     three = pipeline(database, lake, ["p_1", "p_2", "p_3"], gathered, checked=False)
