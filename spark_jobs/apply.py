@@ -106,18 +106,19 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     with job.connect("apply") as connection:
         applied.published = read_published(connection, job)
         standings = read_standings(job, applied.published)
-        before = {state.table_name: state.relation_ids for state in due_states(standings, Due.FEED)}
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
-        present, published = read_present(connection, states), read_published_now(connection, job, states)
+        present, published = (
+            read_present(connection, states),
+            read_published_now(connection, job, applied.published, states),
+        )
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in states:
         try:
             now_there = present[state.table_name]
             applied.warnings += check_rewrite(job, state, now_there)
-            fed = published.get(state.table_name), before[state.table_name]
-            applied.warnings += check_drift(job, state, now_there, fed, applied.drifted)
+            applied.warnings += check_drift(job, state, now_there, published.get(state.table_name), applied.drifted)
         except WaldeltaError as err:
             _give_up(job, state, err, applied)
     if last is None:

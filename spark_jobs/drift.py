@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,36 +17,31 @@ from waldelta.moving_rows import describe_moving
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.repair import Repair
-from waldelta.targets import Target, read_targets
+from waldelta.targets import Feed, Target, read_targets
 from waldelta.watermark import check_same_copy
 
 
 def read_published_now(
-    connection: psycopg.Connection[Any], job: Job, states: Sequence[TableState]
+    connection: psycopg.Connection[Any], job: Job, feeds: Mapping[str, Feed], states: Sequence[TableState]
 ) -> dict[str, Target]:
     """The targets as they are fed now, by name; nothing is asked when nothing was copied."""
     if not states:
         return {}
-    return {str(target.id): target for target in read_targets(connection, job.pipeline)}
+    return {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)}
 
 
 def check_drift(
-    job: Job,
-    state: TableState,
-    present: PresentTable,
-    fed: tuple[Target | None, Collection[int]],
-    drifted: dict[str, Repair],
+    job: Job, state: TableState, present: PresentTable, target: Target | None, drifted: dict[str, Repair]
 ) -> list[str]:
-    """What is to be told of a target's drift; ``fed`` is it as it is fed now, and the relations that fed it until now.
+    """What is to be told of a target's drift.
 
     Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be mended.
     """
-    target, before = fed
     if target is None:
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
-    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed, before)) is None:
+    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"

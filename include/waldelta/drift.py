@@ -45,15 +45,13 @@ def find_drift(
     table: PublishedTable,
     present: PresentTable,
     feed: Feed | None = None,
-    fed_before: Collection[int] = (),
 ) -> Drift | None:
     """Compare a copied target with the table as it is published now; None when there is nothing to tell or record.
 
     ``present`` is the same table as the catalogs have it, ``feed`` what feeds the target (None: the table of its name).
-    ``fed_before`` are the relations that fed it until now.
     """
     late, constraint = (feed.late, feed.constraint) if feed is not None else (frozenset[int](), None)
-    state = _with_made_leaves(state, present, late - {*fed_before})
+    state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
     own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
@@ -78,10 +76,9 @@ def _with_made_leaves(state: TableState, present: PresentTable, late: Collection
     """
     if state.storage is None or present.storage is None:
         return state
-    held = {*(file.oid for file in state.storage.files), *present.attached}
+    held = {*(file.oid for file in state.storage.files), *present.attached, *late}
     made = [file for file in present.storage.files if file.oid not in held]
-    files = [file for file in (*state.storage.files, *made) if file.oid not in late]
-    return state if files == state.storage.files else replace(state, storage=replace(state.storage, files=files))
+    return replace(state, storage=replace(state.storage, files=[*state.storage.files, *made])) if made else state
 
 
 def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | None) -> Iterator[str]:

@@ -32,7 +32,7 @@ from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
-from waldelta.targets import read_targets
+from waldelta.targets import Feed, read_targets
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied
 
@@ -118,8 +118,7 @@ def _work_left(
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
-    known = states(standings, Due.FEED)
-    fed = [with_leaves(state, published) for state in known]
+    fed = [with_leaves(state, published) for state in states(standings, Due.FEED)]
     if behind := _behind(job, identity, change_log, fed):
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := due(standings, Due.COPY):
@@ -127,7 +126,7 @@ def _work_left(
     present = read_present(connection, fed)
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
-    if drifted := _drifted(connection, job, known, present):
+    if drifted := _drifted(connection, job, published, fed, present):
         return f"drifted from their source: {', '.join(drifted)}"
     return None
 
@@ -135,19 +134,18 @@ def _work_left(
 def _drifted(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
+    feeds: Mapping[str, Feed],
     fed: Sequence[TableState],
     present: Mapping[str, PresentTable],
 ) -> list[str]:
     """Targets whose drift a run would mend, or hasn't told yet."""
-    targets = {str(target.id): target for target in read_targets(connection, job.pipeline)} if fed else {}
+    targets = {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)} if fed else {}
     found = []
     for state in fed:
         target = targets.get(state.table_name)
         if target is None or target.problem is not None:
             continue
-        if drift := find_drift(
-            job.pipeline, state, target.table, present[state.table_name], target.feed, state.relation_ids
-        ):
+        if drift := find_drift(job.pipeline, state, target.table, present[state.table_name], target.feed):
             evolves = job.pipeline.target.policy_of(state.table_name) == "evolve"
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):
                 found.append(state.table_name)

@@ -7,7 +7,7 @@ that table holds, or both. Pure but for read_feeds() and read_targets().
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from waldelta.catalog import (
     read_published_relations,
     read_published_tables,
     read_relations,
-    read_table_oids,
 )
 from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.pipeline_file import PipelineFile, TargetTable
@@ -77,18 +76,28 @@ class Target:
 
 def read_feeds(conn: Connection, pipeline: PipelineFile) -> dict[str, Feed]:
     """What feeds each target now, by the target's name; one statement when every target is a table of its own."""
-    published = read_published_relations(conn, pipeline.source.publication_names)
-    return _read_feeds(conn, pipeline, published)
+    published, entries = read_published_relations(conn, pipeline.source.publication_names), pipeline.target.tables
+    named = [TableId.parse(name) for name in (*gathered_roots(entries), *sources(entries))]
+    there = read_partitions(conn, named) if named else {}
+    return feeds(entries, published, {name: found.oid for name, found in there.items()}, there)
 
 
-def read_targets(conn: Connection, pipeline: PipelineFile) -> list[Target]:
-    """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables()."""
+def read_targets(conn: Connection, pipeline: PipelineFile, fed: Mapping[str, Feed] | None = None) -> list[Target]:
+    """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables().
+
+    ``fed`` is what read_feeds() gave a moment ago (None: it is asked).
+    """
+    fed = read_feeds(conn, pipeline) if fed is None else fed
     tables = {table.oid: table for table in read_published_tables(conn, pipeline.source.publication_names)}
-    published = [r for r in read_published_relations(conn, pipeline.source.publication_names) if r.oid in tables]
-    feeds = _read_feeds(conn, pipeline, published)
-    roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in feeds.values() if f.root_id is not None])}
+    roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in fed.values() if f.root_id is not None])}
+    # What has left the publications, or was dropped, since then feeds nothing.
+    there = {
+        name: feed
+        for name, feed in fed.items()
+        if feed.relation_ids & tables.keys() and (feed.root_id is None or feed.root_id in roots)
+    }
     return sorted(
-        (_target(TableId.parse(name), feed, tables, roots) for name, feed in feeds.items()), key=lambda t: t.id
+        (_target(TableId.parse(name), feed, tables, roots) for name, feed in there.items()), key=lambda t: t.id
     )
 
 
@@ -168,17 +177,6 @@ def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
     )
 
 
-def _read_feeds(conn: Connection, pipeline: PipelineFile, published: Sequence[PublishedRelation]) -> dict[str, Feed]:
-    entries = pipeline.target.tables
-    wanted, fed = gathered_roots(entries), sources(entries)
-    roots = read_table_oids(conn, _ids(wanted)) if wanted else {}
-    return feeds(entries, published, roots, read_partitions(conn, _ids(fed)) if fed else {})
-
-
-def _ids(names: Iterable[str]) -> list[TableId]:
-    return [TableId.parse(name) for name in names]
-
-
 def _gathered(
     entries: Mapping[str, TargetTable], published: Sequence[PublishedRelation], roots: Mapping[TableId, int]
 ) -> Iterator[tuple[str, Feed]]:
@@ -211,7 +209,7 @@ def _fed(
 def _target(
     table_id: TableId, feed: Feed, tables: Mapping[int, PublishedTable], roots: Mapping[int, Relation]
 ) -> Target:
-    found = sorted((tables[oid] for oid in feed.relation_ids), key=lambda table: table.id)
+    found = sorted((tables[oid] for oid in feed.relation_ids if oid in tables), key=lambda table: table.id)
     if feed.root_id is None:
         return Target(table_id, feed, found[0])
     what = differing(found)
