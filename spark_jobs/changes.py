@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.change_log import ChangeLog
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan
+from waldelta.change_log import ROW_KINDS, ChangeLog
 from waldelta.transactions import Segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def read_row_changes(
+    spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]
+) -> DataFrame:
+    """Row messages of these relations that a target's copy may lack, in the columns that decode() takes."""
+    return (
+        read_changes(spark, change_log, plan.segments)
+        .where(F.col("relation_id").isin(*relation_ids) & F.col("kind").isin(*ROW_KINDS))
+        .where(F.col("xid8") >= plan.snapshot.xmin)
+        .select(*CHANGE_COLUMNS)
+    )
 
 
 def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from spark_jobs.changes import read_changes
+from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT, codes_of
-from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode, with_typed_keys
+from spark_jobs.decode import DecodePlan, collapse_events, decode, with_typed_keys
 from spark_jobs.final_states import final_states, reached
 from spark_jobs.identifier import ddl
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.route import judgement
 from spark_jobs.stage import BATCH_BYTES, ROWS_PER_BATCH, ROWS_PER_TASK
-from waldelta.change_log import ROW_KINDS, ChangeLog
+from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 from waldelta.transactions import SEQ_BITS
 
@@ -73,12 +73,7 @@ def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
 def _events(spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]) -> DataFrame:
     """Every event of the target in the range, routed, with its typed keys."""
-    changes = (
-        read_changes(spark, change_log, plan.segments)
-        .where(F.col("relation_id").isin(*relation_ids) & F.col("kind").isin(*ROW_KINDS))
-        .where(F.col("xid8") >= plan.snapshot.xmin)
-        .select(*CHANGE_COLUMNS)
-    )
+    changes = read_row_changes(spark, change_log, plan, relation_ids)
     sides = {f"{_SOURCE}{k}": (f"o{k}", i) for k, i in enumerate(plan.shape.key)}
     sides |= {f"{_DESTINATION}{k}": (f"c{i}", i) for k, i in enumerate(plan.shape.key)}
     fields = [pa.field(name, plan.types[i].arrow) for name, (_, i) in sides.items()]

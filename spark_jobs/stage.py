@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from spark_jobs.changes import read_changes
+from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
-from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
+from spark_jobs.decode import DecodePlan, collapse_events, decode
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import route, route_here
-from waldelta.change_log import ROW_KINDS, ChangeLog
+from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 
 if TYPE_CHECKING:
@@ -72,12 +72,7 @@ def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: s
 def _stage_in_tasks(
     spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str
 ) -> tuple[dict[str, int], bool]:
-    changes = (
-        read_changes(spark, change_log, plan.decode.segments)
-        .where(F.col("relation_id").isin(plan.state.relation_ids) & F.col("kind").isin(*ROW_KINDS))
-        .where(F.col("xid8") >= plan.decode.snapshot.xmin)
-        .select(*CHANGE_COLUMNS)
-    )
+    changes = read_row_changes(spark, change_log, plan.decode, plan.state.relation_ids)
     changes.transform(_collapsed(plan)).write.mode("overwrite").parquet(folder)
     flags = [F.col(flag) for flag in plan.decode.shape.flags]
     fresh = F.col("action").isin(ACTION_INSERT, ACTION_UPSERT)

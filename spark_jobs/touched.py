@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F
 
-from spark_jobs.changes import read_changes
+from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT
-from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode, typed_key
+from spark_jobs.decode import DecodePlan, decode, typed_key
 from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan
-from waldelta.change_log import ROW_KINDS, ChangeLog
+from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 
 if TYPE_CHECKING:
@@ -37,12 +36,7 @@ def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, 
         for part in parts:
             yield from touched_keys([part], everything).to_batches()
 
-    changes = (
-        read_changes(spark, change_log, everything.segments)
-        .where(F.col("relation_id").isin(plan.state.relation_ids) & F.col("kind").isin(*ROW_KINDS))
-        .where(F.col("xid8") >= everything.snapshot.xmin)
-        .select(*CHANGE_COLUMNS)
-    )
+    changes = read_row_changes(spark, change_log, everything, plan.state.relation_ids)
     found = changes.mapInArrow(keys_of, ddl(touched_schema(everything)))
     found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode("overwrite").parquet(folder)
     return spark.read.parquet(folder).count()
