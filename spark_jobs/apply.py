@@ -32,6 +32,7 @@ from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, rea
 from spark_jobs.task_error import of_table, writing_error
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
+from waldelta.emptied import with_emptied
 from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
 from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
@@ -109,7 +110,7 @@ def apply(spark: SparkSession, job: Job) -> Applied:
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         present, published = (
-            read_present(connection, states),
+            with_emptied(connection, states, read_present(connection, states)),
             read_published_now(connection, job, applied.published, states),
         )
     applied.removed = record_removed(job, standings)
@@ -117,8 +118,9 @@ def apply(spark: SparkSession, job: Job) -> Applied:
     for state in states:
         try:
             now_there = present[state.table_name]
-            applied.warnings += check_rewrite(job, state, now_there)
             applied.warnings += check_drift(job, state, now_there, published.get(state.table_name), applied.drifted)
+            # Afterwards: what it records is what drift is told by.
+            applied.warnings += check_rewrite(job, state, now_there)
         except WaldeltaError as err:
             _give_up(job, state, err, applied)
     if last is None:

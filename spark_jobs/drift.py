@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from spark_jobs.plan import last_truncates
 from waldelta.drift import find_drift
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
@@ -18,7 +19,8 @@ from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.repair import Repair
 from waldelta.targets import Feed, Target, read_targets
-from waldelta.watermark import check_same_copy
+from waldelta.visibility import Snapshot
+from waldelta.watermark import Watermarks, check_same_copy
 
 
 def read_published_now(
@@ -41,6 +43,8 @@ def check_drift(
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
+    if present.emptied and _is_truncated(job, state):
+        present = replace(present, emptied=frozenset())
     if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
@@ -61,6 +65,15 @@ def check_drift(
         moving = describe_moving(connection, job.pipeline, drift.repair)
     told = f"{name} drifted from its source: {reasons}; the target stays as a subscriber of PostgreSQL's would have it"
     return [f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE --tables {name}"]
+
+
+def _is_truncated(job: Job, state: TableState) -> bool:
+    """Whether a TRUNCATE of the whole table was landed that the target doesn't reflect yet: it empties all leaves, and is sent."""
+    change_log = job.change_log(identity := job.slot_identity())
+    last, after = change_log.last_batch(), Watermarks(job, identity).of(state)
+    if last is None or last <= after:
+        return False
+    return bool(last_truncates(change_log.stream(after, last), state, Snapshot.parse(state.snapshot)))
 
 
 def _recorded(held: TableState, known: TableState) -> TableState:

@@ -37,7 +37,7 @@ from waldelta.catalog import PublishedTable, TableId
 from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import remove_folder
-from waldelta.ledger import StorageState, TableState, TargetCut, now
+from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn
@@ -146,6 +146,8 @@ def _as_seen(job: Job, drifted: Repair, table: PublishedTable, storage: StorageS
         raise NeedsSync("what is published of it changed once more meanwhile")
     if told := unsent_changes(state, storage):
         raise NeedsSync("; ".join(told))
+    if _leaves(drifted.storage) != _leaves(storage):
+        raise NeedsSync("a partition was written anew, or emptied, once more meanwhile")
     present = column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name))
     if {c.name: c.spark_type for c in present} != {c.name: c.spark_type for c in state.columns}:
         raise NeedsSync("its columns have other types in the lake now")
@@ -153,6 +155,10 @@ def _as_seen(job: Job, drifted: Repair, table: PublishedTable, storage: StorageS
     if open_keys(quarantine.rows(state.table_name, state.generation)):
         raise NeedsSync("rows of it are in quarantine")
     return seen
+
+
+def _leaves(storage: StorageState | None) -> list[FileState]:
+    return storage.files if storage is not None else []
 
 
 def _land_through(spark: SparkSession, job: Job, lsn: Lsn) -> Drained:

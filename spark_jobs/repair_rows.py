@@ -6,7 +6,7 @@ Before the commit of ``repair``: what is planned and staged here changes nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.row_filter import spark_condition
-from waldelta.catalog import PublishedTable
 from waldelta.copy import TableCopy, plan_copy
 from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
 from waldelta.errors import NeedsSync
@@ -74,9 +73,14 @@ def plan_rows(
     stay = []
     if set(moving.after.parts) - set(moving.before.parts):
         stay.append(_spark_rule(state, table.row_filter, own, with_metadata=with_metadata))
-    if drifted.detached:
-        stay.append(_spark_bounds(state, table, connection, with_metadata=with_metadata))
-    leaves_it = " or ".join(f"not coalesce({condition}, false)" for condition in stay) or None
+    away = []
+    if drifted.detached or drifted.replaced:
+        bounds = _spark_bounds(drifted, connection, with_metadata=with_metadata)
+        if drifted.detached:
+            stay.append(_any(bounds.values()))
+        # What is there of a leaf's rows is read whole.
+        away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
+    leaves_it = " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
     again = Choice(whole_relation(table), moving.after.condition, files)
     return RepairRows(copy, choices, again, key, leaves_it)
 
@@ -92,22 +96,26 @@ def _spark_rule(state: TableState, published: str | None, own: RowFilter | None,
     return f"(case when {conditions[0]} then {conditions[1]} else false end)"
 
 
-def _spark_bounds(
-    state: TableState, table: PublishedTable, connection: psycopg.Connection[Any], *, with_metadata: bool
-) -> str:
-    """Whether a row belongs to a partition that there is, as Spark's condition.
+def _any(conditions: Collection[str]) -> str:
+    return f"({' or '.join(conditions)})" if conditions else "false"
+
+
+def _spark_bounds(drifted: Repair, connection: psycopg.Connection[Any], *, with_metadata: bool) -> dict[int, str]:
+    """Whether a row belongs to each leaf that there is, as Spark's condition, by the leaf's oid.
 
     Bounds never change while a partition is attached, and don't overlap, so that rows of those that went meet none. But a
     default partition takes what no other does: raises NeedsSync.
     """
+    state, table = drifted.state, drifted.table
     found = connection.execute(_BOUNDS, (table.oid,)).fetchall()
-    if any(is_default for *_, is_default in found):
+    if drifted.detached and any(is_default for *_, is_default in found):
         raise NeedsSync("partitions went, and the default partition's bounds are theirs now")
     if {oid for oid, is_leaf, *_ in found if is_leaf} != {leaf.oid for leaf in table.leaves}:
         raise NeedsSync("its partitions changed once more meanwhile")
     names: dict[str, str] | None = None if with_metadata else {}
-    bounds = [spark_condition(published_filter(text), state.columns, names) for _, leaf, text, _ in found if leaf]
-    return f"({' or '.join(bounds)})" if bounds else "false"
+    return {
+        oid: spark_condition(published_filter(text), state.columns, names) for oid, is_leaf, text, _ in found if is_leaf
+    }
 
 
 _BOUNDS = """

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from spark_jobs.plan import refusal
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
-from waldelta.ledger import TableState, now
+from waldelta.ledger import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.rewrite import to_record, unsent_changes
 from waldelta.watermark import check_same_copy
+
+# Of a partitioned table, how old the record may grow: emptied leaves are told by the rows that are older than it.
+RENEW_AFTER = timedelta(hours=1)
 
 
 def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:
@@ -22,7 +26,7 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
     that nobody sent.
     """
     what = "; ".join(unsent_changes(state, present.storage))
-    if not what and to_record(state, present.storage) is None:
+    if not what and to_record(state, present.storage) is None and not _is_stale(state, present.storage):
         return []
     policy = job.pipeline.target.policy_of(state.table_name)
     if what and policy == "fail":
@@ -34,3 +38,10 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
             raise NeedsSync(f"{state.table_name}: {what}")
         job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, storage=present.storage), held)
     return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else []
+
+
+def _is_stale(state: TableState, storage: StorageState | None) -> bool:
+    held = state.storage
+    if held is None or storage is None or not any(file.inherits for file in storage.files):
+        return False
+    return held.as_of < storage.as_of and state.at < now() - RENEW_AFTER

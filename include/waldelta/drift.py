@@ -1,7 +1,7 @@
 """Drift: where a target no longer holds what a copy taken now would hold, though every change was applied.
 
 A filter that changes sends nothing for the rows that it lets in or keeps out from then on; nor does a partition that is
-attached or detached, a column that enters a column list, or an operation that wasn't published before. PostgreSQL's subscriber keeps such rows as they are. Pure: the
+attached, detached or truncated, a column that enters a column list, or an operation that wasn't published before. PostgreSQL's subscriber keeps such rows as they are. Pure: the
 ledger's record of the copy against the catalogs of today.
 """
 
@@ -16,7 +16,7 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
-from waldelta.repair import Repair, moved_leaves
+from waldelta.repair import Repair, moved_leaves, reattached
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
 from waldelta.targets import Feed
@@ -55,11 +55,13 @@ def find_drift(
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
     own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
-    reasons = (*own, *published, *_partitions(known, table))
+    renewed = reattached(known, present.storage) | present.emptied
+    moved = frozenset().union(*moved_leaves(known, table), renewed)
+    reasons = (*own, *published, *_partitions(known, table, present))
     if pipeline.target.drift == "repair":
-        reasons += tuple(_told_before(known, table))
-    recorded = _record(known, table)
-    repair = Repair(known, table)
+        reasons += tuple(_told_before(known, moved))
+    recorded = _record(known, table, moved)
+    repair = Repair(known, table, renewed, present.storage)
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
@@ -101,26 +103,36 @@ def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
         yield f"column {', '.join(entered)} entered its column list"
 
 
-def _partitions(state: TableState, table: PublishedTable) -> Iterator[str]:
-    """Leaves that came with rows, or went, since the files were last recorded: told once, since no row of theirs is sent."""
+def _partitions(state: TableState, table: PublishedTable, present: PresentTable) -> Iterator[str]:
+    """Leaves that came with rows, went, or were emptied since the files were last recorded: told once, since nothing of it is sent."""
     came, gone = moved_leaves(state, table)
     if came:
-        names = sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in came)
-        yield f"partition {', '.join(names)} came; rows that it had before were not sent"
+        yield f"partition {_named(table, came)} came; rows that it had before were not sent"
     if gone:
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
+    if back := reattached(state, present.storage):
+        yield f"partition {_named(table, back)} was detached and attached again; what changed in between was not sent"
+    if emptied := present.emptied - back:
+        yield (
+            f"partition {_named(table, emptied)} was truncated, it seems (it has a new file without an old row); "
+            "rows that it had stay, since PostgreSQL sends no TRUNCATE of a partition"
+        )
 
 
-def _told_before(state: TableState, table: PublishedTable) -> Iterator[str]:
-    """Leaves that came or went while that was only to be told."""
-    if left := set(state.unmended_leaves) - frozenset().union(*moved_leaves(state, table)):
+def _named(table: PublishedTable, leaves: Collection[int]) -> str:
+    return ", ".join(sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in leaves))
+
+
+def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
+    """Leaves that came, went or were emptied while that was only to be told."""
+    if left := set(state.unmended_leaves).difference(moved):
         yield f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that was told, but not mended"
 
 
-def _record(state: TableState, table: PublishedTable) -> TableState:
+def _record(state: TableState, table: PublishedTable, moved: Collection[int]) -> TableState:
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
     present = table.row_filter or EVERYTHING
-    if moved := frozenset().union(*moved_leaves(state, table)):
+    if moved:
         state = replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}))
     return state if filters[-1] == present else replace(state, later_filters=[*state.later_filters, present])
 

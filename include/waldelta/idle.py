@@ -17,6 +17,7 @@ import psycopg
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
+from waldelta.emptied import with_emptied
 from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.leaves import with_leaves
@@ -123,7 +124,7 @@ def _work_left(
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := due(standings, Due.COPY):
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
-    present = read_present(connection, fed)
+    present = with_emptied(connection, fed, read_present(connection, fed))
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
     if drifted := _drifted(connection, job, published, fed, present):

@@ -78,10 +78,14 @@ _COLUMN = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A leaf's file (pg_class.relfilenode): another one after anything that wrote the leaf anew, or emptied it."""
+    """A leaf's file (pg_class.relfilenode): another one after anything that wrote the leaf anew, or emptied it.
+
+    ``inherits`` tells one time that it was attached from another (see waldelta.present); None where that wasn't recorded.
+    """
 
     oid: int
     relfilenode: int
+    inherits: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +112,25 @@ class LabelState:
 
 @dataclass(frozen=True, slots=True)
 class StorageState:
-    """How the source stored a table when its rows were last known to be what the stream told."""
+    """How the source stored a table when its rows were last known to be what the stream told.
+
+    ``as_of``: no transaction below this one (xid8) was running then; 0 where that wasn't recorded.
+    """
 
     files: list[FileState] = field(default_factory=list)
     attributes: list[AttributeState] = field(default_factory=list)
     labels: list[LabelState] = field(default_factory=list)
+    as_of: int = field(default=0, compare=False)
 
 
 _STORAGE = pa.struct(
     [
-        ("files", pa.list_(pa.struct([("oid", pa.int64()), ("relfilenode", pa.int64())]))),
+        ("files", pa.list_(pa.struct([("oid", pa.int64()), ("relfilenode", pa.int64()), ("inherits", pa.string())]))),
         ("attributes", pa.list_(pa.struct([
             ("attnum", pa.int64()), ("xmin", pa.int64()), ("has_missing", pa.bool_()), ("default_oid", pa.int64()),
         ]))),
         ("labels", pa.list_(pa.struct([("attnum", pa.int64()), ("oid", pa.int64()), ("label", pa.string())]))),
+        ("as_of", pa.int64()),
     ]
 )  # fmt: skip
 
@@ -375,5 +384,6 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             [FileState(**item) for item in storage["files"]],
             [AttributeState(**item) for item in storage["attributes"]],
             [LabelState(**item) for item in storage.get("labels") or ()],
+            storage.get("as_of") or 0,
         )
     return kind(**values)

@@ -34,13 +34,14 @@ class PresentTable:
 
     ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is its replica identity, else
     of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
-    partitions.
+    partitions, ``emptied`` those that a TRUNCATE may have emptied without a word (see waldelta.emptied).
     """
 
     columns: dict[str, PresentColumn] = field(default_factory=dict)
     storage: StorageState | None = None
     key: frozenset[int] | None = None
     attached: dict[int, str] = field(default_factory=dict)
+    emptied: frozenset[int] = frozenset()
 
 
 def read_present_tables(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[int, PresentTable]:
@@ -96,8 +97,8 @@ def _table(row: Any) -> PresentTable:
     }
     attributes = [AttributeState(c["attnum"], c["xmin"], c["has_missing"], c["default_oid"]) for c in row.columns]
     labels = [LabelState(*label) for label in row.labels or ()]
-    storage = StorageState([FileState(*file[:2]) for file in row.files], attributes, labels)
-    attached = {file[0]: file[2] for file in row.files if file[3]}
+    storage = StorageState([FileState(*file[:3]) for file in row.files], attributes, labels, row.as_of)
+    attached = {file[0]: file[3] for file in row.files if file[4]}
     return PresentTable(columns, storage, frozenset(row.key_numbers), attached)
 
 
@@ -109,7 +110,8 @@ def _is_unsure(column: dict[str, Any]) -> bool:
 
 # An enum's values and a composite type's attributes are printed as the catalogs have them at that moment, also within arrays,
 # domains, ranges and other composite types; nothing built in is made of them.
-# A table that was made as a partition has its row of pg_inherits from the transaction that made its system columns.
+# A table that was made as a partition has its row of pg_inherits from the transaction that made its system columns; one that
+# was detached and attached again has another row than before, as has whatever stands between it and the root.
 # A partitioned table has no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show
 # another moment than the rows of pg_attribute.
 _TABLES = """
@@ -118,6 +120,10 @@ with recursive relation as (
 ),
 leaf as (
     select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name,
+           (select string_agg(i.xmin::text, ' ' order by a.place)
+            from pg_partition_ancestors(l.oid) with ordinality as a (relid, place)
+            join pg_inherits i on i.inhrelid = a.relid
+            where a.place <= t.level) as inherits,
            exists (select from pg_inherits i join pg_attribute a on a.attrelid = i.inhrelid and a.attnum = -1
                    where i.inhrelid = l.oid and i.xmin <> a.xmin) as is_attached
     from relation r
@@ -170,7 +176,8 @@ label (root, attnum, oid, label) as (
     group by p.root, p.attnum, t.oid
 )
 select r.oid,
-       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.name, l.is_attached) order by l.oid)
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as as_of,
+       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.inherits, l.name, l.is_attached) order by l.oid)
         from leaf l where l.root = r.oid) as files,
        (select json_agg(json_build_array(l.attnum, l.oid::bigint, coalesce(l.label, '')) order by l.attnum, l.oid)
         from label l where l.root = r.oid) as labels,

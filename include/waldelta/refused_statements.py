@@ -18,20 +18,28 @@ _MOST_NAMED = 5
 
 
 def refused_statements(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> list[str]:
-    """What to tell of them, with the remedy; nothing when there are none. One query."""
-    rows = fetch(connection, _WITHOUT_IDENTITY, {"publications": list(publication_names)})
-    if not rows:
-        return []
-    named = [f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows[:_MOST_NAMED]]
-    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+    """What to tell of them, with the remedy; nothing when there are none. Two queries."""
     return [
-        (
-            f"PostgreSQL refuses the application's UPDATEs or DELETEs of {', '.join(named)}{more}: the publication publishes them, "
-            "and the table has no replica identity: add a primary key, or alter table … replica identity full, or take the "
-            "table out of the publication"
-        )
+        f"PostgreSQL refuses the application's UPDATEs or DELETEs of {_named(rows)}: {why}"
+        for query, why in ((_WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY))
+        if (rows := fetch(connection, query, {"publications": list(publication_names)}))
     ]
 
+
+def _named(rows: Sequence[Any]) -> str:
+    named = [f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows[:_MOST_NAMED]]
+    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+    return ", ".join(named) + more
+
+
+_NO_IDENTITY = (
+    "the publication publishes them, and the table has no replica identity: add a primary key, or alter table … replica identity "
+    "full, or take the table out of the publication"
+)
+_SHRUNKEN_IDENTITY = (
+    "the publication's row filter uses columns outside of the table's replica identity, or its column list doesn't have all of that: "
+    "make the replica identity fit, or change the filter or list"
+)
 
 _WITHOUT_IDENTITY = """
 select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
@@ -56,4 +64,57 @@ where p.pubname = any(%(publications)s::name[])
   )
 group by n.nspname, c.relname
 order by n.nspname, c.relname
+"""
+
+# What a filter uses stands in its tree alone. A partition is judged by the topmost entry above it, when that is published via
+# its root, under the root's names of columns (pub_rf_contains_invalid_column, pub_collist_contains_invalid_column).
+_OUTSIDE_IDENTITY = """
+with entry as (
+    select p.pubname, r.prrelid, r.prattrs, r.prqual, c.relkind = 'p' as is_root
+    from pg_publication p
+    join pg_publication_rel r on r.prpubid = p.oid
+    join pg_class c on c.oid = r.prrelid
+    where p.pubname = any(%(publications)s::name[])
+      and (p.pubupdate or p.pubdelete)
+      and (r.prqual is not null or r.prattrs is not null)
+      and (p.pubviaroot or c.relkind = 'r')
+      and not (p.pubviaroot and exists (
+          select from pg_partition_ancestors(r.prrelid) a
+          join pg_publication_rel above on above.prrelid = a.relid and above.prpubid = p.oid
+          where a.relid <> r.prrelid
+      ))
+),
+judged as (
+    select e.pubname, c.oid, c.relname, c.relnamespace, c.relreplident,
+           array(select a.attname from pg_attribute a
+                 where a.attrelid = e.prrelid and a.attnum = any(e.prattrs::int2[])) as listed,
+           e.prattrs is not null as has_list,
+           array(select a.attname from regexp_matches(e.prqual::text, ':varattno ([0-9]+)', 'g') as used (numbers)
+                 join pg_attribute a on a.attrelid = e.prrelid and a.attnum = used.numbers[1]::int2) as filtered
+    from entry e
+    cross join lateral (
+        select e.prrelid as leaf where not e.is_root
+        union all
+        select t.relid from pg_partition_tree(e.prrelid) t where t.isleaf and e.is_root
+    ) l
+    join pg_class c on c.oid = l.leaf
+    where c.relkind = 'r' and c.relpersistence = 'p'
+),
+identified as (
+    select j.*, array(
+        select a.attname
+        from pg_index i, unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+        join pg_attribute a on a.attrelid = j.oid and a.attnum = k.attnum
+        where i.indrelid = j.oid and i.indisvalid and i.indimmediate and k.position <= i.indnkeyatts
+          and case j.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end
+    ) as identity
+    from judged j
+)
+select n.nspname as schema, i.relname as name, string_agg(distinct i.pubname, ', ') as publication
+from identified i
+join pg_namespace n on n.oid = i.relnamespace
+where case when i.relreplident = 'f' then i.has_list
+           else i.identity <> '{}' and (not i.filtered <@ i.identity or i.has_list and not i.identity <@ i.listed) end
+group by n.nspname, i.relname
+order by n.nspname, i.relname
 """

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger import TableState
+from waldelta.ledger import StorageState, TableState
 from waldelta.row_filter.parse import children, parse_analysed, walk
 from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
 
@@ -30,23 +30,38 @@ _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A drifted target, as it was copied and fed, and the table as it is published now."""
+    """A drifted target, as it was copied and fed, and the table as it is published now.
+
+    ``renewed`` are leaves that were emptied, or detached and attached again; ``storage`` is what told so.
+    """
 
     state: TableState
     table: PublishedTable
+    renewed: frozenset[int] = frozenset()
+    storage: StorageState | None = None
 
     @property
     def attached(self) -> frozenset[int]:
-        """Leaves that came since the copy: none of their rows was sent unless it changed."""
+        """Leaves whose rows weren't sent: they came since the copy, or aren't what they were."""
         came, _ = moved_leaves(self.state, self.table)
-        left = set(self.state.unmended_leaves)
-        return came | {leaf.oid for leaf in self.table.leaves if leaf.oid in left}
+        return came | self.renewed | self._unmended
 
     @property
     def detached(self) -> frozenset[int]:
-        """Leaves that went since the copy."""
+        """Leaves that went since the copy, if only for a while: rows of theirs may lie in no partition's bounds now."""
         _, went = moved_leaves(self.state, self.table)
-        return went | (set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves})
+        left = set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves}
+        return went | left | self._unmended | (self.renewed & reattached(self.state, self.storage))
+
+    @property
+    def replaced(self) -> frozenset[int]:
+        """Leaves within whose bounds the target may have rows that aren't theirs."""
+        return self.attached if self.detached else self.renewed
+
+    @property
+    def _unmended(self) -> frozenset[int]:
+        left = set(self.state.unmended_leaves)
+        return frozenset(leaf.oid for leaf in self.table.leaves if leaf.oid in left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,14 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
     return came, frozenset(held - {leaf.oid for leaf in table.leaves})
 
 
+def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
+    """Oids of the leaves that were detached and attached again since the files were last recorded."""
+    if state.storage is None or now is None:
+        return frozenset()
+    then = {file.oid: file.inherits for file in state.storage.files if file.inherits is not None}
+    return frozenset(file.oid for file in now.files if then.get(file.oid, file.inherits) != file.inherits)
+
+
 def is_fed_otherwise(repair: Repair) -> bool:
     """Whether the target isn't just the published table of its name."""
     state = repair.state
@@ -100,7 +123,6 @@ def obstacle(repair: Repair) -> str | None:
         (len(table.publications) != 1, "several publications publish it, each by a filter of its own"),
         (not table.publishes >= _EVERY_CHANGE, "not every kind of change is published"),
         (state.publishes != sorted(table.publishes), "other operations are published than when it was copied"),
-        (bool(repair.detached and repair.attached), "partitions came and went, perhaps with the same bounds"),
     ]  # fmt: skip
     return next((why for found, why in checks if found), None)
 

@@ -139,7 +139,7 @@ def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) 
     other origins are hidden: PostgreSQL's subscriber skips such updates too. ``first`` is the copy's own entry.
     """
     published = not state.publishes or "insert" in state.publishes
-    before, after = ({f.oid for f in s.storage.files} if s.storage else set() for s in (first, state))
+    before, after = ({(f.oid, f.inherits) for f in s.storage.files} if s.storage else set() for s in (first, state))
     return bool(state.later_filters) or not published or hides_origins or bool(after - before)
 
 
