@@ -230,6 +230,7 @@ def _synced_state(
         target_filter=to_text(own),
         later_filters=[],
         publishes=sorted(table.publishes),
+        entries=sorted(table.entries),
         unpublished=unpublished_columns(table, storage),
         unmended_leaves=[],
     )

@@ -239,6 +239,7 @@ def _sync_locked(
             storage=result.storage,
             target_filter=result.target_filter,
             publishes=sorted(table.publishes),
+            entries=sorted(table.entries),
             unpublished=unpublished_columns(table, result.storage),
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,

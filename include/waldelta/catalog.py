@@ -85,7 +85,8 @@ class PublishedTable:
     ``columns`` are the published ones in attnum order. ``key_columns`` is what identifies a row in the stream: with
     REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either case only when all of it is
     published; empty for a table that has neither. ``row_filter`` is the filter of the copy: the publications' filters
-    ORed, whatever they publish; None when one of them has none.
+    ORed, whatever they publish; None when one of them has none. ``entries`` tell what in the publications publishes it: they
+    are others once it was taken out and put in again, or its filter or column list was another one for a while.
     """
 
     id: TableId
@@ -102,6 +103,7 @@ class PublishedTable:
     publishes: frozenset[str]
     publications: tuple[str, ...] = ()
     ancestors: tuple[int, ...] = ()
+    entries: frozenset[str] = frozenset()
 
     @property
     def size_bytes(self) -> int:
@@ -162,6 +164,7 @@ class _Membership:
     publications: list[str] = field(default_factory=list)
     filters: list[str | None] = field(default_factory=list)
     publishes: set[str] = field(default_factory=set)
+    entries: set[str] = field(default_factory=set)
     # Why they can't be decoded together, which doesn't matter for a partition that counts as part of its root.
     different: str | None = None
 
@@ -270,6 +273,7 @@ def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dic
         member.publications.append(row.publication)
         member.filters.append(row.row_filter)
         member.publishes.update(row.publishes)
+        member.entries.update(row.entries)
     return members
 
 
@@ -292,6 +296,7 @@ def _published(relation: Relation, member: _Membership, leaves: tuple[Leaf, ...]
         publishes=frozenset(member.publishes),
         publications=tuple(member.publications),
         ancestors=relation.ancestors,
+        entries=frozenset(member.entries),
     )
 
 
@@ -330,7 +335,8 @@ def _read_indexes(
     return primary, identity
 
 
-# Before 18 generated columns are never sent, though 15's view lists them.
+# Before 18 generated columns are never sent, though 15's view lists them. ALTER PUBLICATION takes an entry out and puts in
+# another one wherever it changes anything: an oid never comes back.
 _MEMBERSHIPS = """
 select p.pubname as publication,
        c.oid,
@@ -349,11 +355,22 @@ select p.pubname as publication,
            case when p.pubupdate then 'update' end,
            case when p.pubdelete then 'delete' end,
            case when p.pubtruncate then 'truncate' end
-       ], null) as publishes
+       ], null) as publishes,
+       array(
+           select 'all ' || p.oid where p.puballtables
+           union
+           select 'table ' || r.oid from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = any(w.above || c.oid)
+           union
+           select 'schema ' || s.oid
+           from pg_class m
+           join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
+           where m.oid = any(w.above || c.oid)
+       ) as entries
 from pg_publication_tables t
 join pg_publication p on p.pubname = t.pubname
 join pg_namespace n on n.nspname = t.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+cross join lateral (select array(select a.relid::oid from pg_partition_ancestors(c.oid) a) as above) w
 where t.pubname = any(%(publications)s::name[])
 order by p.pubname, c.oid
 """

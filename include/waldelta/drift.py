@@ -61,7 +61,8 @@ def find_drift(
     if pipeline.target.drift == "repair":
         reasons += tuple(_told_before(known, moved))
     recorded = _record(known, table, moved)
-    repair = Repair(known, table, renewed, present.storage)
+    away = recorded.later_filters if _was_away(known, table) else known.later_filters
+    repair = Repair(replace(known, later_filters=away), table, renewed, present.storage)
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
@@ -93,8 +94,13 @@ def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | Non
 def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
     present = table.row_filter or EVERYTHING
-    if state.later_filters or present != filters[-1]:
+    if {present} != set(filters):
         yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
+    elif state.later_filters or _was_away(state, table):
+        yield (
+            "it was taken out of its publications and put in again, or had another filter there for a while; what changed "
+            "meanwhile may not have been sent"
+        )
     if state.publishes and (publishes := sorted(table.publishes)) != state.publishes:
         yield f"{', '.join(publishes)} are published, at its copy {', '.join(state.publishes)} were"
     # Other new columns were added since, and come with the first change that has them.
@@ -132,9 +138,17 @@ def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
 def _record(state: TableState, table: PublishedTable, moved: Collection[int]) -> TableState:
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
     present = table.row_filter or EVERYTHING
-    if moved:
-        state = replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}))
-    return state if filters[-1] == present else replace(state, later_filters=[*state.later_filters, present])
+    if filters[-1] != present or _was_away(state, table):
+        state = replace(state, later_filters=[*state.later_filters, present])
+    return replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}), entries=sorted(table.entries))
+
+
+def _was_away(state: TableState, table: PublishedTable) -> bool:
+    """Whether what published the table is gone, although nothing tells today's publications from those of then."""
+    same_filter = [state.row_filter or EVERYTHING, *state.later_filters][-1] == (table.row_filter or EVERYTHING)
+    same_columns = {column.attnum for column in state.columns} == {column.attnum for column in table.columns}
+    same_kinds = not state.publishes or state.publishes == sorted(table.publishes)
+    return same_filter and same_columns and same_kinds and not table.entries.issuperset(state.entries)
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:

@@ -176,6 +176,8 @@ class TableState:
     root_id: int | None = None
     # Leaves that came or went since the copy, which was told and left as it is.
     unmended_leaves: list[int] = field(default_factory=list)
+    # What in its publications published it when that was last looked at (see waldelta.catalog.PublishedTable).
+    entries: list[str] = field(default_factory=list)
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -188,7 +190,7 @@ class TableState:
             ("incarnation", pa.string()), ("storage", _STORAGE), ("target_filter", pa.string()),
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
             ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
-            ("unmended_leaves", pa.list_(pa.int64())),
+            ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())),
         ]
     )  # fmt: skip
 
@@ -376,7 +378,7 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             # So may a struct inside of one, whose field is null then.
             items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
             values[name] = [of(**item) for item in items]
-    for name in ("later_filters", "publishes", "unpublished", "unmended_leaves"):
+    for name in ("later_filters", "publishes", "unpublished", "unmended_leaves", "entries"):
         if name in values:
             values[name] = values[name] or []
     if (storage := values.get("storage")) is not None:

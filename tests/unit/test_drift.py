@@ -13,11 +13,13 @@ from waldelta.drift import find_drift
 from waldelta.ledger import ColumnState, FileState, StorageState, TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
+from waldelta.repair import obstacle
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
 from waldelta.targets import Feed
 from waldelta.type_catalog import PgType
 
+EVERY = ["delete", "insert", "update"]
 INT = PgType(23, -1, "integer")
 
 
@@ -103,6 +105,39 @@ def test_partitions_that_were_told_are_mended_once_the_file_says_so():
         True,
     )
     assert find_drift(pipeline(), held, table(leaves=[10, 11]), PresentTable()) is None
+
+
+AWAY = [
+    # What published it at its copy, how it is published now, by what, and what is told.
+    ("the same entry", ["table 1"], {}, ["table 1"], None),
+    ("one more", ["table 1"], {}, ["table 1", "table 2"], None),
+    ("another one", ["table 1"], {}, ["table 2"], "taken out"),
+    ("one of two is gone", ["table 1", "table 2"], {}, ["table 2"], "taken out"),
+    ("with another filter", ["table 1"], {"row_filter": "(a > 1)"}, ["table 2"], "filter is"),
+    ("with another column list", ["table 1"], {"columns": [("id", 1)]}, ["table 2"], None),
+    ("not known", [], {}, ["table 2"], None),
+]
+
+
+@pytest.mark.parametrize(("then", "now", "entries", "reason"), [c[1:] for c in AWAY], ids=[c[0] for c in AWAY])
+def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
+    """It is told in every run from then on; what is new but explained is recorded."""
+    dba, present = pipeline(manage=False), replace(table(**now), entries=frozenset(entries))
+    found = find_drift(dba, replace(state(), entries=then), present, PresentTable())
+    if reason is None:
+        assert found is None or (found.reasons, found.state.entries) == ((), entries)
+        return
+    assert reason in "".join(found.reasons)
+    again = find_drift(dba, found.state, present, PresentTable())
+    assert (again.reasons, again.is_new) == (found.reasons, False)
+
+
+def test_what_was_not_sent_meanwhile_is_mended_by_a_copy():
+    """Nobody knows which rows it concerns."""
+    held = replace(state(publishes=EVERY), entries=["table 1"], key_columns=["id"], snapshot="1:1:", relation_ids=[1])
+    present = replace(table(), entries=frozenset({"table 2"}), publishes=frozenset(EVERY))
+    found = find_drift(pipeline(drift="repair"), held, present, PresentTable())
+    assert (found.mends, "filter changed before" in obstacle(found.repair)) == (True, True)
 
 
 def test_a_renamed_column_is_no_drift():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.test_drift import EVERY
 from tests.unit.test_drift import state as drift_state
 from tests.unit.test_drift import table as drift_table
 from waldelta.ledger import FileState, StorageState
@@ -13,7 +14,6 @@ from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, Rule, entering, is_dear, obstacle
 from waldelta.row_filter import RowFilter
 
-EVERY = ["delete", "insert", "update"]
 ALL = frozenset(EVERY)
 
 
