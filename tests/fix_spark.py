@@ -1,4 +1,4 @@
-"""A Spark session with Delta, one per test session."""
+"""A Spark session with Delta, one per test session, and where it decodes."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture(params=["driver", "tasks"])
+def where_decoded(request, monkeypatch):
+    """A small range is decoded by the driver, a larger one by Spark's tasks; both must do the same."""
+    if request.param == "tasks":
+        monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
+    return request.param

@@ -1,8 +1,8 @@
-"""PostgreSQL's own subscription as an oracle: a second database of the same cluster, fed by the same publication."""
+"""PostgreSQL's own subscription as an oracle: a second database of the same cluster, fed by the same publications."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import psycopg
@@ -14,27 +14,49 @@ from demo.embedded_postgres import EmbeddedPostgres
 
 @contextmanager
 def native_subscriber(
-    postgres: EmbeddedPostgres, database, publication: str, create: Callable[[psycopg.Connection], None]
+    postgres: EmbeddedPostgres,
+    database,
+    publications: Sequence[str],
+    create: Callable[[psycopg.Connection], None],
+    *,
+    copy_data: bool = False,
 ) -> Iterator[tuple[psycopg.Connection, str]]:
-    """A connection to the subscriber, whose empty tables ``create`` makes, and its slot; rows written from now on arrive."""
-    name, slot = f"{database.name}_sub", f"{database.name}_sub"
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    """A connection to the subscriber, whose empty tables ``create`` makes, and its slot; rows written from now on arrive.
+
+    With ``copy_data`` those that there are have been copied.
+    """
+    name = f"{database.name}_native"
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
     database.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     with psycopg.connect(postgres.conninfo(name), autocommit=True) as subscriber:
         create(subscriber)
-        subscribe = sql.SQL(
-            "create subscription {} connection {} publication {} with (create_slot = false, slot_name = {}, copy_data = false)"
+        options = sql.SQL("create_slot = false, slot_name = {}, copy_data = {}").format(
+            sql.Literal(name), sql.Literal(copy_data)
         )
+        listed = sql.SQL(", ").join(map(sql.Identifier, publications))
         subscriber.execute(
-            subscribe.format(sql.Identifier(name), database.conninfo, sql.Identifier(publication), sql.Literal(slot))
+            sql.SQL("create subscription {} connection {} publication {} with ({})").format(
+                sql.Identifier(name), database.conninfo, listed, options
+            )
         )
         try:
-            yield subscriber, slot
+            _wait_until_copied(subscriber)
+            yield subscriber, name
         finally:
             subscriber.execute(sql.SQL("alter subscription {} disable").format(sql.Identifier(name)))
             subscriber.execute(sql.SQL("alter subscription {} set (slot_name = none)").format(sql.Identifier(name)))
             subscriber.execute(sql.SQL("drop subscription {}").format(sql.Identifier(name)))
     database.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_result(lambda done: not done),
+    stop=tenacity.stop_after_delay(120),
+    wait=tenacity.wait_fixed(0.05),
+)
+def _wait_until_copied(subscriber: psycopg.Connection) -> bool:
+    (waiting,) = subscriber.execute("select count(*) from pg_subscription_rel where srsubstate <> 'r'").fetchone()
+    return waiting == 0
 
 
 @tenacity.retry(

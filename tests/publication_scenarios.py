@@ -38,7 +38,9 @@ class RandomScenario:
         self.exact = pick.random() < 0.6
         self.identity = pick.choice(("key", "index", "full", "none") if self.exact else ("key", "none", "none"))
         self.truncates = pick.random() < 0.5
-        self.publications = [self._publication(n) for n in range(pick.choice((1, 1, 2, 3)))]
+        # One target of the leaves, where the subscriber has each.
+        self.gathers = self.layout != "plain" and pick.random() < 0.35
+        self.publications = [self._publication(n) for n in range(1 if self.gathers else pick.choice((1, 1, 2, 3)))]
         via_root = [publication["via_root"] for publication in self.publications]
         self.listed = (
             self.identity in ("key", "index") and (self.layout == "plain" or all(via_root))
@@ -102,6 +104,9 @@ class RandomScenario:
         """The targets' own filters."""
         if not self.in_spark:
             return {}
+        if self.gathers:
+            (where,) = set(self.publications[0]["tables"].values())
+            return {f"{self.schema}.t": where} if where else {}
         return {f"{self.schema}.{table}": where for table, where in self.publications[0]["tables"].items() if where}
 
     # --- what happens ---
@@ -159,14 +164,13 @@ class RandomScenario:
             change = f"set (publish = '{', '.join(publication['publish'])}')"
             yield f"alter publication {self._name('native', number)} {change}"
             return
-        for table in publication["tables"]:
-            publication["tables"][table] = self._where(publication, table)
+        self._filter(publication)
         yield f"alter publication {self._name('native', number)} set {self._members('native', publication)}"
 
     # --- how it is chosen ---
 
     def _publication(self, number: int) -> dict:
-        publication: dict = {"via_root": self.layout != "plain" and self.pick.random() < 0.5}
+        publication: dict = {"via_root": self.layout != "plain" and self.pick.random() < 0.5 and not self.gathers}
         publication["schema"] = self.pick.random() < 0.12
         publication["publish"] = self._operations()
         publication["covered"] = bool({"update", "delete"} & {*publication["publish"]}) or self.pick.random() < 0.5
@@ -175,9 +179,17 @@ class RandomScenario:
         ]
         chosen = [t for t in tables if self.pick.random() < 0.6] or [self.pick.choice(tables)]
         publication["tables"] = dict.fromkeys(["t"] if self.layout == "plain" or (not number and self.pick.random() < 0.5) else chosen)  # fmt: skip
+        if self.gathers:
+            publication["tables"] = dict.fromkeys(LEAVES[self.layout])
+        self._filter(publication)
+        return publication
+
+    def _filter(self, publication: dict) -> None:
+        """Give each table a filter; leaves that are gathered must have the same."""
         for table in publication["tables"]:
             publication["tables"][table] = self._where(publication, table)
-        return publication
+        if self.gathers:
+            publication["tables"] = dict.fromkeys(publication["tables"], publication["tables"]["t_2"])
 
     def _operations(self) -> list[str]:
         if self.exact:
@@ -233,4 +245,5 @@ def together(scenarios: Sequence[RandomScenario]) -> Scenario:
         publications=tuple(name for s in scenarios for name in s.names("native")),
         pipeline_publications=tuple(name for s in scenarios for name in s.names("ours")),
         wheres={table: where for s in scenarios for table, where in s.wheres().items()},
+        gathered=tuple(f"{s.schema}.t" for s in scenarios if s.gathers),
     )

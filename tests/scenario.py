@@ -11,14 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import psycopg
-import tenacity
 from deltalake import DeltaTable
-from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
-from tests.native_subscriber import wait_until_caught_up
+from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from waldelta.pipeline_file import PipelineFile
 
 
@@ -27,7 +24,8 @@ class Scenario:
     """``targets`` are the tables to compare: columns as both sides have them, by the name that both give the table; by
     default whatever PostgreSQL's subscriber subscribes to (from 16 on), which then are the pipeline's targets too.
 
-    ``wheres`` are the pipeline's own filters; ``pipeline_publications`` default to ``publications``.
+    ``wheres`` are the pipeline's own filters; ``pipeline_publications`` default to ``publications``. ``gathered`` are partitioned
+    tables whose leaves are one target of the pipeline's, and tables of their own at the subscriber.
     """
 
     tables: str
@@ -36,6 +34,7 @@ class Scenario:
     targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pipeline_publications: tuple[str, ...] = ()
     wheres: Mapping[str, str] = field(default_factory=dict)
+    gathered: tuple[str, ...] = ()
     before: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
     # What the subscriber has besides, e.g. other names of schemas; default: the same tables.
@@ -74,7 +73,8 @@ class Both:
 
     def subscribed(self) -> dict[str, tuple[str, ...]]:
         """What the subscriber copied, with its columns; the pipeline must have copied the same tables."""
-        listed = {table: tuple(columns) for table, columns in self.database.execute(_SUBSCRIBED, (list(self.scenario.publications),))}  # fmt: skip
+        publications, gathered = list(self.scenario.publications), list(self.scenario.gathered)
+        listed = {table: tuple(columns) for table, columns in self.database.execute(_SUBSCRIBED, (gathered, publications))}  # fmt: skip
         copied = {name for name, state in self.pipeline.job().table_states().items() if state.status == "synced"}
         assert copied == set(listed), ("only ours", copied - set(listed), "only theirs", set(listed) - copied)
         return listed
@@ -90,9 +90,17 @@ class Both:
         return sorted(self.subscriber.execute(query.encode()).fetchall(), key=repr)
 
 
+# Leaves that are gathered have their columns in the same places as the root.
 _SUBSCRIBED = """
+with gathered as (
+    select root::regclass::oid as root, t.relid::oid from unnest(%s::text[]) root, pg_partition_tree(root::regclass) t
+)
 select n.nspname || '.' || c.relname, array(select a.attname::text from pg_attribute a where a.attrelid = g.relid and a.attnum = any (g.attrs))
-from (select distinct relid, attrs::int2[] from pg_get_publication_tables(variadic %s)) g
+from (
+    select distinct coalesce(r.root, p.relid) as relid, p.attrs::int2[] as attrs
+    from pg_get_publication_tables(variadic %s) p
+    left join gathered r on r.relid = p.relid
+) g
 join pg_class c on c.oid = g.relid join pg_namespace n on n.oid = c.relnamespace
 """
 
@@ -112,7 +120,10 @@ def running(spark, database, postgres: EmbeddedPostgres, lake: str, scenario: Sc
     pipeline = _pipeline(database, lake, scenario)
     pipeline.setup()
     pipeline.sync(spark)
-    with _subscription(postgres, database, scenario) as native:
+    tables = (scenario.subscriber_tables or scenario.tables).encode()
+    with native_subscriber(
+        postgres, database, scenario.publications, lambda subscriber: subscriber.execute(tables), copy_data=True
+    ) as native:
         both = Both(spark, database, scenario, pipeline, native)
         both.compare("initial copy")
         yield both
@@ -125,40 +136,9 @@ def _pipeline(database, lake: str, scenario: Scenario) -> Pipeline:
         "conn_id": "test_source", "slot": slot, "options": dict(scenario.options),
         "publications": [{"name": name, "manage": False} for name in names],
     }  # fmt: skip
-    target = {"root": lake, "tables": {table: {"where": where} for table, where in scenario.wheres.items()}}
+    tables: dict[str, dict[str, object]] = {table: {"where": where} for table, where in scenario.wheres.items()}
+    for table in scenario.gathered:
+        tables.setdefault(table, {})["partition_root"] = True
+    target = {"root": lake, "tables": tables}
     document = {"pipeline": slot, "source": source, "target": target, "quality": {"enabled": False}}
     return Pipeline(PipelineFile.model_validate(document))
-
-
-@contextmanager
-def _subscription(postgres: EmbeddedPostgres, database, scenario: Scenario) -> Iterator[tuple[psycopg.Connection, str]]:
-    """PostgreSQL's own subscription in a second database of the cluster, when its tables are copied."""
-    name = f"{database.name}_native"
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
-    database.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    with psycopg.connect(postgres.conninfo(name), autocommit=True) as subscriber:
-        subscriber.execute((scenario.subscriber_tables or scenario.tables).encode())
-        listed = sql.SQL(", ").join(sql.Identifier(publication) for publication in scenario.publications)
-        subscriber.execute(
-            sql.SQL(
-                "create subscription {} connection {} publication {} with (create_slot = false, slot_name = {})"
-            ).format(sql.Identifier(name), database.conninfo, listed, sql.Literal(name))
-        )
-        try:
-            _wait_until_copied(subscriber)
-            yield subscriber, name
-        finally:
-            subscriber.execute(sql.SQL("alter subscription {} disable").format(sql.Identifier(name)))
-            subscriber.execute(sql.SQL("alter subscription {} set (slot_name = none)").format(sql.Identifier(name)))
-            subscriber.execute(sql.SQL("drop subscription {}").format(sql.Identifier(name)))
-    database.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-
-
-@tenacity.retry(
-    retry=tenacity.retry_if_result(lambda done: not done),
-    stop=tenacity.stop_after_delay(120),
-    wait=tenacity.wait_fixed(0.05),
-)
-def _wait_until_copied(subscriber: psycopg.Connection) -> bool:
-    (waiting,) = subscriber.execute("select count(*) from pg_subscription_rel where srsubstate <> 'r'").fetchone()
-    return waiting == 0

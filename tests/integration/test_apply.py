@@ -58,14 +58,6 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
 
 
-@pytest.fixture(params=["driver", "tasks"])
-def where_decoded(request, monkeypatch):
-    """A small range is decoded by the driver, a larger one by Spark's tasks; both must do the same."""
-    if request.param == "tasks":
-        monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
-    return request.param
-
-
 STATEMENTS = [
     f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff', '{{1,2}}', 1.5, true)",
     "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false from generate_series(2, 300) g",

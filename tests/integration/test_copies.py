@@ -14,7 +14,6 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
-from tests.integration.test_apply import where_decoded  # noqa: F401
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.watermark import uri_of
@@ -73,7 +72,7 @@ def run(spark, job) -> tuple[int, int, int, int]:
     return told.inserted, told.updated, told.deleted, told.skipped
 
 
-def test_each_change_touches_one_copy(spark, database, job, where_decoded):  # noqa: F811
+def test_each_change_touches_one_copy(spark, database, job, where_decoded):
     """Duplicates and nulls are counted, not merged; so is what each run did."""
     database.execute("insert into t(a, b) select 'x', null from generate_series(1, 3)")
     sync(spark, job)
@@ -242,7 +241,7 @@ def test_random_changes_of_copies(spark, database, postgres, job):
     rng = random.Random(seed)
     sync(spark, job)
     publication = f"s_{database.name}_pub"
-    with native_subscriber(postgres, database, publication, lambda c: c.execute(DDL)) as (subscriber, slot):
+    with native_subscriber(postgres, database, [publication], lambda c: c.execute(DDL)) as (subscriber, slot):
         for _ in range(3):
             for _ in range(40):
                 database.execute(random_statement(rng))

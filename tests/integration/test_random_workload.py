@@ -66,7 +66,7 @@ def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database,
         pipeline = pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in TABLES])
         job, done = bare_slot(database, pipeline), []
         publication = pipeline.source.publications[0].name
-        with native_subscriber(postgres, database, publication, lambda c: create_tables(c, TABLES)) as (native, slot):
+        with native_subscriber(postgres, database, [publication], lambda c: create_tables(c, TABLES)) as (native, slot):
             workload.followers.append(native)
             sync(spark, job)
             for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):

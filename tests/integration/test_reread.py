@@ -11,7 +11,6 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
-from tests.integration.test_apply import where_decoded  # noqa: F401
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import TransactionsStillOpen
 from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, Quarantine
@@ -73,7 +72,7 @@ def told(job):
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
-def test_a_row_that_moves_into_the_filter(spark, database, lake, identity, where_decoded):  # noqa: F811
+def test_a_row_that_moves_into_the_filter(spark, database, lake, identity, where_decoded):
     """It arrives as INSERT without its large value, which is read from the source and marked as such."""
     job = made(database, lake, IDENTITIES[identity])
     database.execute(f"insert into t values (1, 'a', {BIG}, 1.5), (2, 'a', {BIG}, null), (3, 'z', {BIG}, 3)")
@@ -92,7 +91,7 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, identity, where
     assert target_rows(spark, job) == source_rows(database)
 
 
-def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):  # noqa: F811
+def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):
     """One statement for a bounded number of keys."""
     monkeypatch.setattr("spark_jobs.reread.ROWS_PER_READ", 10)
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
@@ -103,7 +102,7 @@ def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monke
     assert target_rows(spark, job) == source_rows(database)
 
 
-def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded):  # noqa: F811
+def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded):
     """It isn't written, nor lost: quarantine holds what came, and the run says so."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 'NaN'), (2, 'a', {BIG}, 2)")
     sync(spark, job)

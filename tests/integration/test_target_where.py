@@ -12,7 +12,6 @@ from spark_jobs.flow import consume
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
-from tests.integration.test_apply import where_decoded  # noqa: F401
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
 from waldelta.pipeline_file import PipelineFile
@@ -99,7 +98,7 @@ def of(table, statement):
     return re.sub(r"\b(into|update|from|truncate) t\b", rf"\1 {table}", statement)
 
 
-def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):  # noqa: F811
+def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
     """Copied through the filter, then kept by the chapter's table of UPDATEs: all changes in one batch, then a TRUNCATE."""
     job = made(database, lake, IDENTITIES, dict.fromkeys(IDENTITIES, WHERE))
     first = f"insert into t values (20, 1, 'NSW', {BIG}), (4, 2, 'NSW', {BIG}), (21, 3, 'VIC', ''), (22, 4, 'NSW', 'x')"
@@ -136,7 +135,7 @@ def test_the_chapters_table(spark, database, lake):
     assert rows(spark, job, "by_full", "b") == [(1,), (2,), (6,)]
 
 
-def test_an_entering_row_without_its_large_value_is_read_again(spark, database, lake, where_decoded):  # noqa: F811
+def test_an_entering_row_without_its_large_value_is_read_again(spark, database, lake, where_decoded):
     """Only the key tells the old row; the unchanged TOAST is read from the source, and quarantine says so."""
     job = one(database, lake, "by_default")
     database.execute(f"insert into by_default values (1, 1, 'NSW', {BIG})")
@@ -157,7 +156,7 @@ SPECIAL = {
 }
 
 
-def test_values_that_no_type_holds(spark, database, lake, where_decoded):  # noqa: F811
+def test_values_that_no_type_holds(spark, database, lake, where_decoded):
     """NaN, the infinities and years BC are judged as PostgreSQL judges them, in old rows too."""
     columns = f"{COLUMNS}, d date, ts timestamp, f float8, arr int[], primary key (b)"
     ddl = {t: f"create table {t}({columns}); alter table {t} replica identity full" for t in SPECIAL}
@@ -211,7 +210,7 @@ def test_a_filter_stays_as_the_copy_had_it(spark, database, lake):
     assert "correct the filter" in str(caught.value.__cause__)
 
 
-def test_an_identity_that_no_longer_tells(spark, database, lake, where_decoded):  # noqa: F811
+def test_an_identity_that_no_longer_tells(spark, database, lake, where_decoded):
     """The identity shrank after setup: an UPDATE whose old row can't be judged stops the table, no row is guessed."""
     job = one(database, lake, "by_full")
     sync(spark, job)
