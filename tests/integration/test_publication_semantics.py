@@ -196,19 +196,32 @@ def test_moved_deleted_and_reinserted_in_one_transaction(start):
                   "update t set id = id + 10 where id = 7 or id = 8")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind, values",
-    [("numeric", ("1.0", "1.000", "2.50")), ("float8", ("0", "-0", "'NaN'")), ("numeric(10,2)", ("1.0", "1.00", "3"))],
-)
-def test_keys_that_are_equal_but_written_differently(start, kind, values):
+KEYS = {
+    "t": ("numeric", "1.0", "1.000", "2.50"),
+    "u": ("float8", "0", "-0", "'NaN'"),
+    "v": ("numeric(10,2)", "1.0", "1.00", "3"),
+}
+
+
+def test_keys_that_are_equal_but_written_differently(start):
     """Point 11: 1.0 and 1.000, 0 and -0; a DELETE names the key as it was last written."""
-    tables = f"create table t(id {kind} primary key, v text);"
-    first, second, third = values
-    with start(tables, "create publication p for table t", f"insert into t values ({first}, 'a'), ({third}, 'b')",
-               {"public.t": ("v",)}) as both:  # fmt: skip
-        both.step(f"update t set id = {second}, v = 'c' where id = {first}", f"update t set v = 'd' where id = {third}")
-        both.step(f"begin; delete from t where id = {first}; insert into t values ({first}, 'e'); commit")
-        both.step("delete from t")
+
+    def each(statement):
+        return [
+            statement.format(t=table, kind=kind, first=first, second=second, third=third)
+            for table, (kind, first, second, third) in KEYS.items()
+        ]
+
+    tables = ";".join(each("create table {t}(id {kind} primary key, v text)"))
+    before = ";".join(each("insert into {t} values ({first}, 'a'), ({third}, 'b')"))
+    targets = {f"public.{table}": ("v",) for table in KEYS}
+    with start(tables, "create publication p for table t, u, v", before, targets) as both:
+        both.step(
+            *each("update {t} set id = {second}, v = 'c' where id = {first}"),
+            *each("update {t} set v = 'd' where id = {third}"),
+        )
+        both.step(*each("begin; delete from {t} where id = {first}; insert into {t} values ({first}, 'e'); commit"))
+        both.step(*each("delete from {t}"))
 
 
 def test_values_come_as_their_output_functions_print_them(start):
