@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
+from waldelta.errors import AuthenticationFailed, ConfigError, PrivilegeMissing, SourceUnreachable
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
@@ -72,8 +72,8 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
 def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Open an autocommit connection with the pinned session settings.
 
-    Raises SourceUnreachable, AuthenticationFailed, or ConfigError for SSL settings that can't work; each names host,
-    port and database but never the password.
+    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL settings that can't work; each
+    names host, port and database but never the password.
     """
     try:
         connection = psycopg.connect(_pinned(conninfo, application_name), autocommit=True)
@@ -98,6 +98,12 @@ def describe(conninfo: str) -> str:
     """Host, port and database for messages and logs."""
     fields = conninfo_to_dict(conninfo)
     return f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
+
+
+def privilege_missing(role: str, said: str) -> PrivilegeMissing:
+    """The error for a statement that PostgreSQL refused the role, by what it said."""
+    attribute = f"alter role {role} replication; " if "replication slots" in said else ""
+    return PrivilegeMissing(f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in docs/privileges.md")
 
 
 def _pinned(conninfo: str, application_name: str) -> str:
@@ -152,8 +158,15 @@ def _check_kind(kind: str) -> None:
         raise ValueError(kind)
 
 
+_ConnectError = SourceUnreachable | AuthenticationFailed | PrivilegeMissing | ConfigError
+
 # What libpq or the server says, which error that is, and what to do; the first that fits.
-_REFUSALS: tuple[tuple[str, type[SourceUnreachable | AuthenticationFailed | ConfigError], str], ...] = (
+_REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
+    (
+        r"permission denied for database",
+        PrivilegeMissing,
+        "role {user!r} may not connect: grant connect on database {database} to {user} (docs/privileges.md)",
+    ),
     (
         r'file "[^"]*" does not exist|but not private key file|could not (read|load|open) .*(certificate|private key)',
         ConfigError,
@@ -202,7 +215,7 @@ _REFUSALS: tuple[tuple[str, type[SourceUnreachable | AuthenticationFailed | Conf
 )
 
 
-def _connect_error(conninfo: str, err: Exception) -> SourceUnreachable | AuthenticationFailed | ConfigError:
+def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
     where, text = describe(conninfo), str(err)
     given, reason = conninfo_to_dict(conninfo), _reason(text)
     for said, kind, remedy in _REFUSALS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -10,9 +12,9 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.connection import connect, conninfo_from_environment
+from waldelta.connection import connect, conninfo_from_environment, privilege_missing
 from waldelta.consume import SlotIdentity
-from waldelta.errors import SlotMissing, StateError
+from waldelta.errors import PrivilegeMissing, SlotMissing, StateError
 from waldelta.ledger import Ledger, SlotMove, TableState, now
 from waldelta.pipeline_file import PipelineFile
 
@@ -49,9 +51,17 @@ class Job:
         """The pipeline's bookkeeping."""
         return Ledger(self.pipeline.target.root, self.storage_options)
 
-    def connect(self, purpose: str) -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection to the source whose application_name says what it's for."""
-        return connect(self.conninfo, f"waldelta {purpose} {self.pipeline.source.slot}")
+    @contextmanager
+    def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """A connection to the source whose application_name says what it's for.
+
+        Raises PrivilegeMissing where the server refuses a statement that nobody gave a better message.
+        """
+        with connect(self.conninfo, f"waldelta {purpose} {self.pipeline.source.slot}") as connection:
+            try:
+                yield connection
+            except psycopg.errors.InsufficientPrivilege as err:
+                raise privilege_missing(connection.info.user, err.diag.message_primary or "refused") from err
 
     def change_log(self, identity: SlotIdentity) -> ChangeLog:
         """The change log as this incarnation of the slot writes it."""

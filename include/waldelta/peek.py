@@ -18,7 +18,7 @@ from psycopg import sql
 
 from waldelta.arrow_columns import storage
 from waldelta.connection import connect, connect_arrow
-from waldelta.errors import PeekTimeout, PublicationGone, SlotInUse, SourceError
+from waldelta.errors import PeekTimeout, PrivilegeMissing, PublicationGone, SlotInUse, SourceError
 from waldelta.fault import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
@@ -256,6 +256,10 @@ def peek_error(slot: str, text: str) -> SourceError:
         return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
     if "statement timeout" in text:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
+    if refused := re.search(r"permission denied [^\n]*", text):
+        return PrivilegeMissing(
+            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"
+        )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])
     return SourceError(f"reading slot {slot!r} failed: {text.strip()}")

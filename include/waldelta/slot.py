@@ -237,7 +237,7 @@ select coalesce(
            'prepared transaction ' || quote_literal(p.gid),
            'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
        ),
-       coalesce(p.prepared, a.xact_start, a.backend_start)::text
+       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text, 'a time that pg_read_all_stats would show')
 from pg_locks l
 left join pg_stat_activity a on a.pid = l.pid
 left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text

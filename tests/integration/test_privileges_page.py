@@ -1,0 +1,159 @@
+"""docs/privileges.md: roles with what the page grants, and nothing else, live through a whole pipeline."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
+from tests.pipelines import pipeline_file
+from waldelta.errors import PrivilegeMissing
+from waldelta.idle import look
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[2] / "docs/privileges.md").read_text()
+SETUP, READER, TEMPORARY, FUNCTIONS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+TAKEN_AWAY = re.findall(r"^\| `((?:revoke|alter) .*?)` \| `(.*?)` \|$", PAGE, re.MULTILINE)
+LOOKED_BY = (
+    "pg_logical_slot_peek_binary_changes(name, pg_lsn, integer, text[])",
+    "pg_try_advisory_lock(bigint)",
+    "pg_control_system()",
+    "pg_current_wal_flush_lsn()",
+    "pg_walfile_name(pg_lsn)",
+    "pg_current_snapshot()",
+)
+PASSWORD, PAID = "Xy-42", "state = 'paid'"
+TABLES = """
+create schema sales authorization shop_owner;
+set role shop_owner;
+create table sales.orders (id int primary key, state text not null, note text);
+create table sales.customers (id int primary key, name text);
+alter table sales.orders replica identity full;
+insert into sales.orders select n, case when n % 2 = 0 then 'open' else 'paid' end, 'n' || n from generate_series(1, 20) n;
+insert into sales.customers select n, 'c' || n from generate_series(1, 5) n;
+reset role;
+"""
+
+
+class Shop:
+    """The page's database, roles and pipeline, under names of this test's own."""
+
+    def __init__(self, database, lake, monkeypatch):
+        self.database, self.lake, self.monkeypatch = database, lake, monkeypatch
+
+    def named(self, text: str) -> str:
+        own = self.database.name
+        text = re.sub(r"\b(lake_setup|lake_reader|shop_owner)\b", rf"\1_{own}", text.replace("…", PASSWORD))
+        return re.sub(r"\bshop\b", own, text)
+
+    def run(self, text: str) -> None:
+        if self.database.connection.info.server_version < 170000:
+            text = text.replace("(name, name, boolean, boolean, boolean)", "(name, name, boolean, boolean)")
+        self.database.execute(self.named(text))
+
+    def pipeline(self, role: str, where: str = "state = 'open'") -> Pipeline:
+        """The pipeline, connected as this role of the page's."""
+        uri = self.database.server.uri(self.database.name, self.named(role), PASSWORD)
+        self.monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", uri)
+        slot = f"s_{self.database.name}"
+        tables = [{"name": "sales.orders", "where": where}, {"name": "sales.customers"}]
+        source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": f"{slot}_pub", "tables": tables}]}
+        target = {"root": self.lake, "tables": {"sales.customers": {"where": "id > 1"}}}
+        return Pipeline(pipeline_file(self.lake, slot, source=source, target=target))
+
+    @contextmanager
+    def without(self, revoke: str):
+        """A privilege is taken away for a while."""
+        self.run(revoke)
+        yield
+        back = revoke.replace("noreplication", "replication")
+        self.run(re.sub(r"^revoke (.*) from ", r"grant \1 to ", back))
+
+
+@pytest.fixture
+def shop(database, lake, monkeypatch):
+    """A server that grants nothing to everybody: neither on database and schema, nor on the functions of the page."""
+    shop = Shop(database, lake, monkeypatch)
+    roles = [shop.named(role) for role in ("lake_setup", "lake_reader", "shop_owner")]
+    try:
+        shop.run("create role shop_owner nologin")
+        shop.run(TABLES)
+        shop.run("revoke all on database shop from public; revoke all on schema public from public")
+        shop.run(re.sub(r"\nto [\w, ]+;", "\nfrom public;", FUNCTIONS).replace("grant execute", "revoke execute"))
+        yield shop
+    finally:
+        for role in roles:
+            if database.execute("select from pg_roles where rolname = %s", (role,)):
+                database.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+def missing(shop, role, where="state = 'open'"):
+    """What check says, as text: as findings, or as its own failure."""
+    try:
+        return "\n".join(shop.pipeline(role, where).check().problems)
+    except PrivilegeMissing as err:
+        return str(err)
+
+
+def held(spark, pipeline, table):
+    return {row["id"] for row in spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()}
+
+
+def test_the_page(spark, shop):
+    """Setup by one role, everything else by the other; each grant that is taken away is named by check."""
+    shop.run(SETUP)
+    shop.run(READER)
+    shop.run(TEMPORARY)
+    shop.run(FUNCTIONS)
+    assert len(TAKEN_AWAY) == 8
+    for revoke, says in TAKEN_AWAY:
+        role = re.search(r"lake_\w+", revoke)[0]
+        if role == "lake_setup":
+            with shop.without(revoke):
+                assert shop.named(says) in missing(shop, role)
+    assert missing(shop, "lake_setup") == ""
+    assert shop.database.execute("select from pg_publication") == []
+
+    shop.pipeline("lake_setup").setup()
+    shop.run("alter role lake_setup nologin")
+    pipeline = shop.pipeline("lake_reader")
+    pipeline.sync(spark)
+    shop.database.execute("insert into sales.orders values (21, 'open'); delete from sales.customers where id = 2")
+    pipeline.consume(spark)
+    assert held(spark, pipeline, "sales.orders") == {*range(2, 21, 2), 21}
+    assert held(spark, pipeline, "sales.customers") == {3, 4, 5}
+
+    # A filter changed by setup is mended by the reader's run, from the source's rows.
+    shop.run("alter role lake_setup login")
+    shop.pipeline("lake_setup", where=PAID).setup()
+    mended = shop.pipeline("lake_reader", where=PAID)
+    assert mended.consume(spark).status == "succeeded"
+    assert held(spark, mended, "sales.orders") == set(range(1, 20, 2))
+    assert mended.status()["targets"]["sales.orders"]["due"] == "feed"
+    assert mended.validate(spark).status == "succeeded"
+
+    assert missing(shop, "lake_reader", PAID) == ""
+    for revoke, says in TAKEN_AWAY:
+        if "lake_reader" in revoke:
+            with shop.without(revoke):
+                assert shop.named(says) in missing(shop, "lake_reader", PAID)
+    shop.database.execute("insert into sales.orders values (23, 'paid')")
+    before = mended.job().ledger.slot_moves()
+    for revoke in (
+        "alter role lake_reader noreplication",
+        *(f"revoke execute on function {name} from lake_reader" for name in LOOKED_BY),
+    ):
+        with shop.without(revoke), pytest.raises(PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"):
+            look(mended.job())
+    assert mended.job().ledger.slot_moves() == before
+    with (
+        shop.without("revoke select on sales.orders from lake_reader"),
+        pytest.raises(RunFailed, match="PrivilegeMissing: sales.orders can't be copied .*: grant select on it"),
+    ):
+        mended.sync(spark, tables=["sales.orders"])
+    assert held(spark, mended, "sales.orders") == set(range(1, 20, 2))
