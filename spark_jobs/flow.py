@@ -288,5 +288,6 @@ def _all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
     if len(failures) == 1:
         return next(iter(failures.values()))
     error = ApplyError("several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values()))
+    error.causes = tuple(failures.values())
     error.retryable = all(err.retryable for err in failures.values())
     return error

@@ -189,12 +189,15 @@ class RunFailed(Exception):
 
 
 def describe_error(err: BaseException) -> dict[str, Any]:
-    """An error as the result carries it: its class, its message, and whether trying again can help."""
-    return {
+    """An error as the result carries it: its class, its message, whether trying again can help, its causes' classes."""
+    described = {
         "class": type(err).__name__,
         "message": str(err) or type(err).__name__,
         "retryable": err.retryable if isinstance(err, WaldeltaError) else True,
     }
+    if isinstance(err, WaldeltaError) and err.causes:
+        described["causes"] = sorted({type(cause).__name__ for cause in err.causes})
+    return described
 
 
 def _lsn(text: str | None) -> int | None:

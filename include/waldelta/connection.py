@@ -103,7 +103,9 @@ def describe(conninfo: str) -> str:
 def privilege_missing(role: str, said: str) -> PrivilegeMissing:
     """The error for a statement that PostgreSQL refused the role, by what it said."""
     attribute = f"alter role {role} replication; " if "replication slots" in said else ""
-    return PrivilegeMissing(f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in docs/privileges.md")
+    return PrivilegeMissing(
+        f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in docs/privileges.md"
+    )
 
 
 def _pinned(conninfo: str, application_name: str) -> str:

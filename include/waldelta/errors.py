@@ -47,9 +47,13 @@ from collections.abc import Mapping, Sequence
 
 
 class WaldeltaError(Exception):
-    """Base of all named errors; ``retryable`` tells Airflow whether trying again can help."""
+    """Base of all named errors; ``retryable`` tells Airflow whether trying again can help.
+
+    ``causes`` are the errors that one which stands for several is made of.
+    """
 
     retryable = False
+    causes: tuple[WaldeltaError, ...] = ()
 
 
 class ConfigError(WaldeltaError):
@@ -201,6 +205,7 @@ class SyncFailed(WaldeltaError):
 
     def __init__(self, failures: Mapping[str, WaldeltaError], results: Sequence[object] = ()) -> None:
         self.failures, self.results = dict(failures), list(results)
+        self.causes = tuple(self.failures.values())
         # Trying again helps those for which it can; the others will be named again.
         self.retryable = any(err.retryable for err in self.failures.values())
         lines = "\n".join(f"  - {name}: {type(err).__name__}: {err}" for name, err in sorted(self.failures.items()))

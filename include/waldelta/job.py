@@ -14,7 +14,7 @@ import psycopg
 from waldelta.change_log import ChangeLog
 from waldelta.connection import connect, conninfo_from_environment, privilege_missing
 from waldelta.consume import SlotIdentity
-from waldelta.errors import PrivilegeMissing, SlotMissing, StateError
+from waldelta.errors import SlotMissing, StateError
 from waldelta.ledger import Ledger, SlotMove, TableState, now
 from waldelta.pipeline_file import PipelineFile
 

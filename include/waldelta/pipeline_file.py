@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from waldelta.errors import ConfigError
+from waldelta.failure import ANY, ERRORS
 from waldelta.type_options import TableTypeOptions, TypeOptions
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
@@ -305,6 +307,32 @@ class SlotLimits(_Model):
     critical_hours: float = Field(1, ge=0)
 
 
+class Notification(_Model):
+    """Who is told of failures of some classes."""
+
+    # Not "on", which YAML reads as true.
+    errors: tuple[str, ...] = Field(
+        min_length=1,
+        description="classes of errors, each with those below it (SlotError); any: every failure of a task",
+    )
+    notifier: str = Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", description="Airflow's notifier: the class with its module"
+    )
+    arguments: dict[str, Any] = Field(
+        {}, description="its arguments; templates find the failure as {{ failure.message }}"
+    )
+
+    @field_validator("errors")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name != ANY and name not in ERRORS:
+                near = get_close_matches(name, [ANY, *ERRORS], 1)
+                hint = f"write {near[0]}" if near else "README.md lists them"
+                raise ValueError(f"there is no class of errors {name!r}: {hint}")
+        return value
+
+
 class PipelineFile(_Model):
     """One pipeline: from a source's publications through one slot to one lake."""
 
@@ -319,6 +347,9 @@ class PipelineFile(_Model):
     quality: Quality = Quality()
     maintenance: Maintenance = Maintenance()
     slot_limits: SlotLimits = SlotLimits()
+    notify: tuple[Notification, ...] = Field(
+        (), description="who is told of a task's failure, by the class of its error"
+    )
 
     @field_validator("pipeline")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,25 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from waldelta.errors import WaldeltaError
 
 USAGE_ERROR = 2
+
+
+class _OfClass:
+    """A failure with the classes of its errors, for whom to tell (``waldelta_airflow.notify``)."""
+
+    def __init__(self, text: str, kinds: Sequence[str] = (), message: str | None = None) -> None:
+        super().__init__(text)
+        self.kinds = tuple(kinds)
+        self.message = text if message is None else message
+
+
+class TaskFailed(_OfClass, AirflowException):
+    """A task's failure that can go away by itself: Airflow tries again."""
+
+
+class TaskFailedForGood(_OfClass, AirflowFailException):
+    """A task's failure that trying again doesn't help."""
+
+
 _DONE = ("succeeded", "skipped")
 # What later tasks need: names, counts and positions, never rows.
 _SUMMARY = (
@@ -53,8 +72,9 @@ class JobResult:
         if self._status(stage) in _DONE:
             return
         error = self._stages.get(stage or "", {}).get("error") or self.document.get("error") or {}
-        text = self._failure_text(stage, error)
-        raise AirflowException(text) if error.get("retryable") else AirflowFailException(text)
+        kinds = [error["class"], *error.get("causes", ())] if error else []
+        raised = TaskFailed if error.get("retryable") else TaskFailedForGood
+        raise raised(self._failure_text(stage, error), kinds, error.get("message"))
 
     def _status(self, stage: str | None) -> str:
         if stage is None or not self.knows(stage):
@@ -85,6 +105,7 @@ def named_failures() -> Iterator[None]:
     try:
         yield
     except WaldeltaError as err:
-        text = f"{type(err).__name__}: {err}"
+        kinds = [type(each).__name__ for each in (err, *err.causes)]
+        raised = TaskFailed if err.retryable else TaskFailedForGood
         # Not chained: the log would repeat the message under a traceback that helps nobody.
-        raise (AirflowException(text) if err.retryable else AirflowFailException(text)) from None
+        raise raised(f"{kinds[0]}: {err}", kinds, str(err)) from None

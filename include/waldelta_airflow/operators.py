@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException
 
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
-from waldelta_airflow.job_result import JobResult, named_failures
+from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -206,15 +206,16 @@ class CopyAgainOperator(TriggerDagRunOperator):
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
-        """Trigger the run; raises AirflowFailException when the DAG is paused, since nothing would come of it."""
+        """Trigger the run; raises TaskFailedForGood when the DAG is paused, since nothing would come of it."""
         tables = self._tables(context)
         if not tables:
             raise AirflowSkipException("no table is left to be copied again")
         listed, dag, task = ", ".join(tables), self.trigger_dag_id, context["ti"]
         if task.get_dag(dag).is_paused:
-            raise AirflowFailException(
+            text = (
                 f"to be copied again: {listed}; their changes wait in the change log, but {dag} is paused: unpause it"
             )
+            raise TaskFailedForGood(text, ["NeedsSync"])
         if task.get_dr_count(dag, states=["queued", "running"]):
             raise AirflowSkipException(f"to be copied again: {listed}; a run of {dag} is under way already")
         self.log.info("to be copied again: %s", listed)

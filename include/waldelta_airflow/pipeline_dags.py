@@ -16,6 +16,7 @@ from waldelta.errors import ConfigError
 from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow import settings
 from waldelta_airflow.job_result import named_failures
+from waldelta_airflow.notify import NotifyOn, failure_callbacks
 from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
 from waldelta_airflow.pages import dag_page
 
@@ -42,6 +43,7 @@ class _Job:
 
     path: Path
     pipeline: PipelineFile
+    callbacks: list[NotifyOn]
 
     def dag(self, kind: str, schedule: str | None, **kwargs: Any) -> DAG:
         pipeline = self.pipeline
@@ -60,6 +62,7 @@ class _Job:
                 "retry_exponential_backoff": True,
                 "max_retry_delay": settings.LONGEST_RETRY_DELAY,
                 "execution_timeout": settings.STAGE_TIMEOUT,
+                "on_failure_callback": self.callbacks,
             },
             **kwargs,
         )
@@ -80,8 +83,8 @@ class _Job:
 
 
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
-    """The DAGs of one pipeline file; opens no connection and imports no Spark."""
-    job = _Job(path, pipeline)
+    """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError for its notifiers."""
+    job = _Job(path, pipeline, failure_callbacks(path, pipeline))
     return [_setup(job), _initial_sync(job), _cdc(job), _maintenance(job)]
 
 
@@ -151,7 +154,10 @@ def _close(
     """
     begun = begun or last
 
-    @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0, execution_timeout=settings.LOOK_TIMEOUT)
+    # Whoever is told of failures has been told by the task that failed.
+    @task(
+        trigger_rule=TriggerRule.ONE_FAILED, retries=0, execution_timeout=settings.LOOK_TIMEOUT, on_failure_callback=[]
+    )
     def fail_the_run() -> NoReturn:
         raise AirflowFailException(
             "a task of this run failed, and its log says why; tables that are behind or failed a check have no asset event"

@@ -153,7 +153,7 @@ def test_the_page(spark, shop):
     assert mended.job().ledger.slot_moves() == before
     with (
         shop.without("revoke select on sales.orders from lake_reader"),
-        pytest.raises(RunFailed, match="PrivilegeMissing: sales.orders can't be copied .*: grant select on it"),
+        pytest.raises(RunFailed, match=r"PrivilegeMissing: sales\.orders can't be copied .*: grant select on it"),
     ):
         mended.sync(spark, tables=["sales.orders"])
     assert held(spark, mended, "sales.orders") == set(range(1, 20, 2))

@@ -11,6 +11,7 @@ import yaml
 import waldelta.errors
 from spark_jobs.command_line import VERBS
 from waldelta.errors import WaldeltaError
+from waldelta.failure import REMEDIES
 from waldelta.ledger import BatchCut, ColumnState, Run, SlotMove, TableState, TargetCut
 from waldelta.pipeline_file import Options, PipelineFile, Publication, Source, Target
 
@@ -80,6 +81,18 @@ def test_failure_table_names_every_error_that_is_raised():
     """The table has each error once; only the bases of the tree, which are never the whole story, are left out."""
     bases = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
     assert set(failure_table()) == set(errors()) - bases
+
+
+def test_failure_table_has_the_remedies_that_notifiers_get():
+    section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`(?: ↻)? \| .*? \| (.*?) \|$", section, re.MULTILINE)
+    plain = {name: re.sub(r"\[(.*?)\]\((.*?)\)|`", _as_text, remedy) for name, remedy in rows}
+    assert plain == REMEDIES
+
+
+def _as_text(found: re.Match[str]) -> str:
+    """A link as text and place; no backquotes."""
+    return "" if found[0] == "`" else ": ".join(dict.fromkeys([found[1], found[2]]))
 
 
 def test_failure_table_marks_what_is_retried():

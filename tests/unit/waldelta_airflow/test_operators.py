@@ -22,6 +22,7 @@ from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.spark_settings import SETTINGS
+from waldelta_airflow.job_result import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
 
 pytestmark = pytest.mark.airflow
@@ -120,7 +121,7 @@ def test_the_summary_goes_to_xcom(make_task, make_context, job):
     assert make_task().execute(make_context()) == {"run_id": "r", "tables": tables, "changes": 3}
 
 
-@pytest.mark.parametrize("retryable, kind", [(True, AirflowException), (False, AirflowFailException)])
+@pytest.mark.parametrize("retryable, kind", [(True, TaskFailed), (False, TaskFailedForGood)])
 def test_only_errors_that_can_go_away_are_retried(make_task, make_context, job, retryable, kind):
     """The error's class and its whole message, of several lines, are the task's failure."""
     error = {"class": "PreflightFailed", "message": "refused:\n  - a\n  - b", "retryable": retryable}
@@ -426,4 +427,4 @@ def test_named_errors_in_a_task_become_airflows():
         raise ConfigError("wrong")
     with pytest.raises(AirflowException, match="LockHeld: by pid 1") as failure, named_failures():
         raise LockHeld("by pid 1")
-    assert type(failure.value) is AirflowException
+    assert type(failure.value) is TaskFailed

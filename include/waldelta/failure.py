@@ -1,0 +1,57 @@
+"""A failure as people are told of it: the class of its error, and what to do about it."""
+
+from __future__ import annotations
+
+from waldelta import errors
+from waldelta.errors import WaldeltaError
+
+# Every failure of a task, also one without a class: a job that was killed, a time limit.
+ANY = "any"
+ERRORS: dict[str, type[WaldeltaError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, WaldeltaError)
+}
+
+
+def is_kind(name: str, of: str) -> bool:
+    """Whether errors of one class are of another, given both names; ``any`` is what all are of.
+
+    >>> is_kind("SlotGap", "SlotError"), is_kind("SlotGap", "LakeError"), is_kind("Killed", "any")
+    (True, False, True)
+    """
+    return of == ANY or (name in ERRORS and of in ERRORS and issubclass(ERRORS[name], ERRORS[of]))
+
+
+# README's failure table says the same.
+REMEDIES: dict[str, str] = {
+    "ConfigError": "correct what the message lists; nothing was changed",
+    "FilterNotTranslatable": "rewrite the part that the message names (what can be translated: docs/row-filters.md), or filter in the publication",
+    "SourceUnreachable": "check host, port, firewall",
+    "AuthenticationFailed": "correct the Airflow connection, or pg_hba.conf, as the message says",
+    "PrivilegeMissing": "run the grant the message names",
+    "PreflightFailed": "mend every finding; nothing was changed",
+    "NotPrimary": "point it at the primary",
+    "LockHeld": "wait, or end that run",
+    "TableBusy": "wait for, or end, the sessions listed",
+    "TransactionsStillOpen": "end the transactions listed",
+    "SnapshotLost": "nothing; that table's copy starts again",
+    "SyncFailed": "mend each as listed, run the sync again",
+    "SlotMissing": "setup, then initial sync",
+    "SlotForeign": "choose another slot name",
+    "SlotInUse": "stop that reader",
+    "SlotLost": "teardown, setup, initial sync; raise max_slot_wal_keep_size or run more often",
+    "PublicationGone": "as the message says: take it out of the file until they are consumed, or teardown, setup, initial sync",
+    "SlotGap": "find out who; teardown, setup, initial sync",
+    "SlotStuck": "look at pg_replication_slots and the server's log",
+    "NoFreeSlot": "drop unused slots, or raise max_replication_slots; nothing was consumed",
+    "SourceChanged": "point the connection back, or teardown, setup, initial sync",
+    "PeekTimeout": "look for a huge or very old transaction",
+    "ConsumeMismatch": "docs/consume.md; nothing is lost",
+    "DecodeError": "report it with the message named",
+    "TargetNotWritable": "check target.root and its rights",
+    "LateWriter": "nothing",
+    "ApplyError": "as the message says; changes wait in the change log",
+    "SchemaChanged": "sync that table again: initial sync with tables",
+    "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
+    "QualityFailed": "open the report the log names; those tables have no asset event",
+    "StateError": "as the message says",
+}

@@ -1,0 +1,179 @@
+"""Who is told of a failure: by the class of the error, with what the notifier's templates see of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from airflow.sdk import BaseNotifier
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from waldelta.errors import ApplyError, PrivilegeMissing, SlotGap, SnapshotLost, SyncFailed, WaldeltaError
+from waldelta_airflow.factory import create_dags
+from waldelta_airflow.job_result import JobResult, named_failures
+from waldelta_airflow.notify import describe_failure
+
+pytestmark = pytest.mark.airflow
+
+NOTIFY = """\
+notify:
+  - errors: {errors}
+    notifier: {notifier}
+    arguments: {arguments}
+"""
+HERE = f"{__name__}.Noted"
+TEXT = "{text: '{{ failure.pipeline }} {{ failure.error_class }}: {{ failure.message }} | {{ failure.remedy }}'}"
+
+
+class Noted(BaseNotifier):
+    """Keeps what it was to send."""
+
+    template_fields = ("text",)
+    sent: ClassVar[list[str]] = []
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def notify(self, context) -> None:
+        self.sent.append(self.text)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_sent():
+    Noted.sent.clear()
+
+
+@pytest.fixture
+def dags_with(write_pipeline):
+    """The DAGs of a pipeline that tells failures of these classes."""
+
+    def make(errors: str, notifier: str = HERE, arguments: str = TEXT):
+        more = NOTIFY.format(errors=errors, notifier=notifier, arguments=arguments)
+        write_pipeline("shop", more=more)
+        return create_dags()
+
+    return make
+
+
+def fail(error: Exception) -> Exception:
+    """As the task that looks at the slot fails by it."""
+    with pytest.raises(AirflowException) as caught, named_failures():
+        raise error
+    return caught.value
+
+
+def fail_job(error: dict, stage: str = "apply") -> Exception:
+    """As a task fails by what its job has reported."""
+    failed = {stage: {"status": "failed", "error": error}}
+    with pytest.raises(AirflowException) as caught:
+        JobResult({"status": "failed", "stages": failed}).require(stage)
+    return caught.value
+
+
+GAP = SlotGap("slot 's' stands too far: find out who")
+SYNC = SyncFailed({"a.b": PrivilegeMissing("no select"), "a.c": SnapshotLost("gone")})
+TOLD = {
+    "the class itself": ("[SlotGap]", lambda: fail(GAP), True),
+    "a class above it": ("[SlotError]", lambda: fail(GAP), True),
+    "the base of all": ("[WaldeltaError]", lambda: fail(GAP), True),
+    "one of several": ("[QualityFailed, SourceError]", lambda: fail(GAP), True),
+    "another class": ("[QualityFailed, LakeError]", lambda: fail(GAP), False),
+    "a class below it": ("[SlotLost]", lambda: fail(GAP), False),
+    "what a job reported": ("[ApplyError]", lambda: fail_job({"class": "NeedsSync", "message": "no"}), True),
+    "what another job reported": ("[SlotError]", lambda: fail_job({"class": "NeedsSync", "message": "no"}), False),
+    "a cause": ("[PrivilegeMissing]", lambda: fail(SYNC), True),
+    "a cause that a job reported": (
+        "[SlotError]",
+        lambda: fail_job({"class": "ApplyError", "message": "two", "causes": ["LateWriter", "SlotStuck"]}),
+        True,
+    ),
+    "no cause": ("[SlotError]", lambda: fail(SYNC), False),
+    "no named error": ("[WaldeltaError]", lambda: AirflowException("the job was ended by signal 9"), False),
+    "no named error, any": ("[any]", lambda: AirflowException("the job was ended by signal 9"), True),
+    "killed from outside": ("[any]", lambda: None, True),
+    "killed, no class": ("[WaldeltaError]", lambda: "heartbeat lost", False),
+}
+
+
+@pytest.mark.parametrize("errors, error, told", TOLD.values(), ids=TOLD)
+def test_who_is_told(dags_with, errors, error, told):
+    dag = dags_with(errors)["shop_cdc"]
+    (callback,) = dag.get_task("apply").on_failure_callback
+    callback({"dag": dag, "exception": error()})
+    assert len(Noted.sent) == told
+
+
+def test_what_templates_see(dags_with):
+    """Pipeline, class, whole message and remedy; also for two failures in one process."""
+    dag = dags_with("[any]")["shop_cdc"]
+    (callback,) = dag.get_task("land").on_failure_callback
+    for error in (fail(GAP), fail_job({"class": "ApplyError", "message": "t: no"}), AirflowException("killed"), None):
+        callback({"dag": dag, "exception": error})
+    assert Noted.sent == [
+        f"shop SlotGap: {GAP} | find out who; teardown, setup, initial sync",
+        "shop ApplyError: t: no | as the message says; changes wait in the change log",
+        "shop AirflowException: killed | look at the task's log",
+        "shop Killed: the task was killed | look at the task's log",
+    ]
+
+
+def test_every_task_tells_but_the_one_that_repeats(dags_with):
+    """Also once Airflow has serialized the DAGs: fail_the_run only repeats another task's failure."""
+    for dag in dags_with("[SlotError, any]").values():
+        for task in dag.tasks:
+            assert len(task.on_failure_callback) == (task.task_id != "fail_the_run"), task.task_id
+        assert dag.get_task(dag.task_ids[0]).has_on_failure_callback
+
+
+def test_a_class_is_kept_by_retried_and_final_failures():
+    assert isinstance(fail(GAP), AirflowFailException)
+    again = fail(SnapshotLost("gone"))
+    assert not isinstance(again, AirflowFailException)
+    assert (str(again), again.kinds) == ("SnapshotLost: gone", ("SnapshotLost",))
+
+
+def test_the_example_of_the_page(write_pipeline):
+    """docs/airflow.md: a real notifier, and the templates are those that there are."""
+    page = (Path(__file__).parents[3] / "docs/airflow.md").read_text()
+    write_pipeline("shop", more=re.search(r"```yaml\n(notify:.*?)```", page, re.DOTALL)[1])
+    dag = create_dags()["shop_cdc"]
+    dba, team = dag.get_task("land").on_failure_callback
+    assert (dba.notifier().to, team.notifier().to) == ("dba@example.org", "data-team@example.org")
+    failure, kinds = describe_failure("shop", {"exception": fail(GAP)})
+    mail = dba.notifier()
+    mail.render_template_fields({"dag": dag, "failure": failure})
+    assert (mail.subject, kinds) == ("shop: SlotGap", ["SlotGap"])
+    assert mail.html_content.startswith("slot &#39;s&#39; stands too far")
+
+
+REFUSED = {
+    "misspelt class": ({"errors": "[SlotErorr]"}, "there is no class of errors 'SlotErorr': write SlotError"),
+    "no such class": ({"errors": "[Nonsense]"}, "README.md lists them"),
+    "no class": ({"errors": "[]"}, "notify[0].errors"),
+    "no such module": ({"notifier": "nowhere.at.all.Pager"}, "notifier nowhere.at.all.Pager can't be imported"),
+    "no such notifier": ({"notifier": f"{__name__}.Pager"}, "can't be imported"),
+    "not a notifier": ({"notifier": "pathlib.Path"}, "no notifier of Airflow's"),
+    "not a dotted name": ({"notifier": "Pager"}, "notify[0].notifier"),
+    "arguments": ({"arguments": "{txt: x}"}, "refuses its arguments"),
+}
+
+
+@pytest.mark.parametrize("entry, says", REFUSED.values(), ids=REFUSED)
+def test_a_wrong_entry_refuses_the_file(dags_with, entry, says):
+    (refused,) = dags_with(**{"errors": "[any]", **entry}).values()
+    assert says in str(refused.error)
+    assert "notify[0]" in str(refused.error)
+
+
+def test_causes_of_several_tables_reach_the_result():
+    from spark_jobs.result import describe_error
+
+    several = ApplyError("several tables failed")
+    assert "causes" not in describe_error(several)
+    several.causes = (GAP, PrivilegeMissing("x"), PrivilegeMissing("y"))
+    assert describe_error(several)["causes"] == ["PrivilegeMissing", "SlotGap"]
+    assert describe_error(SYNC)["causes"] == ["PrivilegeMissing", "SnapshotLost"]
+    assert WaldeltaError("x").causes == ()
