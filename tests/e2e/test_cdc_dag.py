@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.message import EmailMessage
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowClient, AirflowError, DagRun
 from demo.stack import Stack
+from tests.mail_server import mail_server
 
 pytestmark = pytest.mark.e2e
 
@@ -40,6 +43,14 @@ spark_conn_id: {spark}
 schedule: null
 maintenance: {{schedule: null}}
 quality: {{suites: "{suites}"}}
+notify:
+  - {{errors: [SourceError], notifier: {notifier}, arguments: {{to: dba@example.org, {mail}}}}}
+  - {{errors: [QualityFailed], notifier: {notifier}, arguments: {{to: team@example.org, {mail}}}}}
+"""
+NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+MAIL = """\
+from_email: airflow@example.org, smtp_conn_id: mail, subject: "{{ failure.pipeline }} {{ failure.error_class }}", \
+html_content: "{{ failure.message | e }} ({{ failure.remedy | e }})"\
 """
 TABLES = """\
 create table customers (id int primary key, name text);
@@ -90,7 +101,9 @@ def make_shop(stack: Stack, name: str, spark: str) -> Iterator[Shop]:
     root = f"{stack.lake}/{name}"
     suites = stack.folder / "suites" / name
     suites.mkdir(parents=True)
-    (stack.pipelines / f"{name}.yml").write_text(PIPELINE.format(name=name, root=root, spark=spark, suites=suites))
+    (stack.pipelines / f"{name}.yml").write_text(
+        PIPELINE.format(name=name, root=root, spark=spark, suites=suites, notifier=NOTIFIER, mail=MAIL)
+    )
     stack.create_pools()
     with (
         stack.client() as client,
@@ -108,7 +121,16 @@ def make_shop(stack: Stack, name: str, spark: str) -> Iterator[Shop]:
 
 
 @pytest.fixture(scope="module")
-def shop(stack: Stack) -> Iterator[Shop]:
+def mails(stack: Stack) -> Iterator[list[EmailMessage]]:
+    """What the pipelines' notifiers have sent."""
+    with mail_server() as server, stack.client() as client:
+        plain = json.dumps({"disable_ssl": True, "disable_tls": True})
+        client.set_connection("mail", "smtp", host="127.0.0.1", port=server.port, extra=plain)
+        yield server.mails
+
+
+@pytest.fixture(scope="module")
+def shop(stack: Stack, mails: list[EmailMessage]) -> Iterator[Shop]:
     """Jobs go to the stack's warm Spark Connect server."""
     yield from make_shop(stack, "shop", "waldelta_spark")
 
@@ -154,6 +176,10 @@ def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
     assert extra["start_lsn"] < extra["end_lsn"]
 
 
+def told(mails: list[EmailMessage], error: str) -> list[EmailMessage]:
+    return [mail for mail in mails if mail["subject"] == f"shop {error}"]
+
+
 def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
     """A CDC run in which one stage's task fails and the others don't; with the names of its asset events."""
     run = shop.client.wait(f"{shop.name}_cdc", shop.client.trigger(f"{shop.name}_cdc"))
@@ -163,8 +189,8 @@ def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
     return run, [e["name"] for e in shop.client.asset_events(source_dag_id=run.dag_id, source_run_id=run.run_id)]
 
 
-def test_a_failed_check_takes_the_event_of_its_table_only(shop):
-    """The other table that the run changed has its event, the run is red."""
+def test_a_failed_check_takes_the_event_of_its_table_only(shop, mails):
+    """The other table that the run changed has its event, the run is red, and the data team alone is told."""
     suite = "expectations: [{type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 0}}]"
     (shop.suites / "public.customers.yml").write_text(suite)
     shop.source.execute("update customers set name = name || '!' where id = 1")
@@ -173,6 +199,8 @@ def test_a_failed_check_takes_the_event_of_its_table_only(shop):
     (shop.suites / "public.customers.yml").unlink()
     assert events == ["shop/public.orders"]
     assert shop.is_equal()
+    wait_until(lambda: told(mails, "QualityFailed"))
+    assert [mail["to"] for mail in told(mails, "QualityFailed")] == ["team@example.org"]
 
 
 def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(shop):
@@ -340,8 +368,8 @@ def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):
     wait_until(lambda: str(bad) not in shop.client.import_errors())
 
 
-def test_a_named_error_is_shown_whole_and_not_retried(stack, shop):
-    """The run is red after one try, and the log says what to do."""
+def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
+    """The run is red after one try, the log says what to do, and who asked for errors of the source is told."""
     shop.source.execute("alter table customers rename to clients")
     try:
         with pytest.raises(AirflowError, match=r"PreflightFailed: .*public.customers"):
@@ -351,6 +379,11 @@ def test_a_named_error_is_shown_whole_and_not_retried(stack, shop):
             "preflight": ("failed", 1),
             "set_up": ("upstream_failed", 0),
         }
+        wait_until(lambda: told(mails, "PreflightFailed"))
+        (mail,) = told(mails, "PreflightFailed")
+        assert mail["to"] == "dba@example.org"
+        assert "public.customers" in (text := mail.get_body().get_content())
+        assert "mend every finding" in text
     finally:
         shop.source.execute("alter table clients rename to customers")
 
