@@ -20,6 +20,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, most_changes
 from waldelta.recover import recover, slot_move
 from waldelta.server import ServerPosition, read_position
+from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.tally import Landed
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Drained:
     batches: list[Landed] = field(default_factory=list)
     seconds_landing: float = 0.0
     seconds_consuming: float = 0.0
+    bill: SourceBill = field(default_factory=SourceBill)
 
     @property
     def changes(self) -> int:
@@ -78,6 +80,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     with job.connect("drain") as connection:
         server = read_position(connection)
         create_change_log(spark, change_log.uri)
+        meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
         stands, batch = recovered.confirmed, recovered.next_batch
         drained = Drained(stands, stands)
@@ -85,23 +88,30 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         while drained.end < server.flush_lsn:
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
             check_lock()
+            restart = meter.restart()
             try:
                 landed = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
             except PeekTimeout:
                 bite.shrink()
                 log.warning("the server was too slow: next bite %d MB, %d s", bite.window_bytes >> 20, bite.timeout_s)
                 continue
+            is_cut_off = _was_cut_off(job, landed)
+            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto)
             check_lock()
             began = time.monotonic()
+            if landed.end_lsn:
+                meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))
             stands = _consume_one(connection, job, identity, landed, stands)
             drained.end = stands
-            if not _was_cut_off(job, landed):  # all of the window was read
+            if not is_cut_off:  # all of the window was read
                 drained.end = max(stands, upto)
                 if server.must_move(stands, upto):
+                    meter.add(1, meter.restart(), upto)
                     stands = _pass_over(connection, job, identity, upto)
             drained.seconds_consuming += time.monotonic() - began
             batch += 1
             _report_progress(job, drained, server)
+        drained.bill = meter.bill(drained.seconds_landing + drained.seconds_consuming)
     return drained
 
 

@@ -59,6 +59,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
     result.changes += drained.changes
+    result.source.add(drained.bill)
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
     stage.detail = (
         f"{len(drained.batches)} batches, {drained.changes} changes, landed in {drained.seconds_landing:.1f} s, "
@@ -213,6 +214,7 @@ def run_sync(
             name = str(done.table)
             verbatim = count_verbatim(spark, job, name, done.version)
             result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
+            result.source.add(done.bill)
         result.not_applied = sorted(failed.failures) if failed is not None else []
         stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
         if failed is not None:

@@ -70,6 +70,7 @@ def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, dr
         result.warnings.append(f"{copy.table_name} is to be copied as a whole: {err}")
         return False
     result.changes += done.drained.changes
+    result.source.add(done.drained.bill)
     if result.end_lsn is None or Lsn.parse(result.end_lsn) < done.drained.end:
         result.end_lsn = str(done.drained.end)
     cut = done.cut
@@ -94,6 +95,7 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
     from spark_jobs.sync import sync
 
     (copied,) = sync(spark, job, [copy.table_name])
+    result.source.add(copied.bill)
     result.tables[copy.table_name] = TableResult(rows=copied.rows, version=copied.version)
     result.warnings.append(f"{_told(copy)}: it was copied again, {copied.rows:,} rows")
 

@@ -19,6 +19,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.job import Job
 from waldelta.ledger import BatchCut, Run, now
 from waldelta.lsn import Lsn
+from waldelta.source_bill import SourceBill
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {
@@ -87,6 +88,7 @@ class RunResult:
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
+    source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
     error: dict[str, Any] | None = None
 
     @classmethod
@@ -95,7 +97,8 @@ class RunResult:
         document = json.loads(text)
         stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
         tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
-        return cls(**document, stages=stages, tables=tables)
+        source = SourceBill(**document.pop("source", {}))  # absent from runs recorded earlier
+        return cls(**document, stages=stages, tables=tables, source=source)
 
     def to_json(self) -> str:
         """The result as JSON, the shape that Airflow's operator reads."""
@@ -157,6 +160,8 @@ class RunResult:
             console.print(
                 f"WAL {self.start_lsn}..{self.end_lsn}, {self.changes:,} changes, lag {self.lag_bytes:,} bytes"
             )
+        if bill := self.source.describe():
+            console.print(f"source: {bill}", soft_wrap=True)
         for warning in self.warnings:
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
         if self.report is not None:

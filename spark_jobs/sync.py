@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -44,6 +44,7 @@ from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, read_standings
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.targets import Target, read_targets
@@ -77,6 +78,7 @@ class SyncResult:
     relation_ids: tuple[int, ...]
     storage: StorageState | None = None
     target_filter: str | None = None
+    bill: SourceBill = field(default_factory=SourceBill)
 
 
 def sync(
@@ -168,12 +170,15 @@ def sync_table(
         if marked and not marks:  # only now: there are none left
             set_deletion_vectors(spark, uri, wanted=False)
         check_unaltered(job, fed, membership)
+        with job.connect("sync") as connection:
+            age = xmin_age(connection, holder.snapshot)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
             SyncResult(
                 table_id, generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
                 seconds, attempt, table.relation_ids, storage, to_text(where),
+                SourceBill(snapshot_seconds=seconds, xmin_age=age),
             ),
             fed,
         )  # fmt: skip

@@ -60,6 +60,8 @@ class SlotState:
     # Of these, how many didn't fit into logical_decoding_work_mem, and what was written to the server's disk for them.
     spilled: int = 0
     spilled_bytes: int = 0
+    # How many transactions vacuum of the catalogs lags behind for it.
+    catalog_xmin_age: int | None = None
     # What the server writes on average since its statistics were reset; None while that is too short ago.
     wal_bytes_per_hour: float | None = None
 
@@ -95,6 +97,7 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         decoded=row.decoded or 0,
         spilled=row.spill_txns or 0,
         spilled_bytes=row.spill_bytes or 0,
+        catalog_xmin_age=row.catalog_xmin_age,
         wal_bytes_per_hour=float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
     )
 
@@ -212,6 +215,7 @@ select s.slot_name,
        greatest(t.total_txns, sign(t.total_bytes)::bigint) as decoded,
        t.spill_txns,
        t.spill_bytes,
+       age(s.catalog_xmin) as catalog_xmin_age,
        (
            select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
            from pg_stat_wal

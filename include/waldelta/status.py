@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -35,6 +36,7 @@ def read_status(job: Job) -> dict[str, Any]:
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
         "last_run": None if run is None else {
             "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
+            "source": json.loads(run.result or "{}").get("source"),
         },
     }  # fmt: skip
 
@@ -66,6 +68,7 @@ def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str,
         "safe_wal_size": slot.safe_wal_size,
         "inactive_since": slot.inactive_since.isoformat() if slot.inactive_since else None,
         "spilled_bytes": slot.spilled_bytes,
+        "catalog_xmin_age": slot.catalog_xmin_age,
         "forecast": asdict(ahead) if (ahead := forecast(slot, limits, move, at)) else None,
         "warnings": [str(found) for found in slot_warnings(slot, limits, move, at)],
     }

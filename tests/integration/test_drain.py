@@ -61,6 +61,11 @@ def test_changes_land_once_and_the_slot_follows(spark, database, job):
     assert (counted.commits, counted.inserts, counted.updates, counted.deletes) == (3, 500, 10, 1)
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
     assert drained.end >= Lsn(landed.end_lsn)
+    bill = drained.bill  # landed and consumed: the WAL was read twice, and what it holds decoded twice
+    assert bill.slot_calls in (2, 3)
+    assert bill.wal_read_bytes >= 2 * (Lsn(landed.end_lsn) - drained.start)
+    assert bill.decoded_bytes > 2 * 500
+    assert bill.slot_seconds > 0
     assert drain(spark, job).batches == []
 
 
