@@ -13,6 +13,7 @@ from spark_jobs.result import RunFailed, RunResult
 from waldelta.errors import ApplyError, StateError, SyncFailed
 from waldelta.job import Job
 from waldelta.pipeline_file import PipelineFile
+from waldelta.source_bill import SourceBill
 
 NAMES = ("land", "apply", "check", "report")
 
