@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waldelta")
 
-VERBS = ("check", "setup", "sync", "consume", "replay", "validate", "maintain", "status", "teardown")
+VERBS = ("check", "setup", "sync", "consume", "replay", "validate", "maintain", "status", "quarantine", "teardown")
 
 
 def run_and_exit() -> NoReturn:
@@ -63,9 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _leave)
     try:
         pipeline = Pipeline.load(options.file)
-        {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(options.verb, _spark_verb)(
-            pipeline, options
-        )
+        _verb(options)(pipeline, options)
     except WaldeltaError as err:
         log.error("%s: %s", type(err).__name__, err)
         _write_failure(options, err)
@@ -77,6 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace], None]:
+    if options.verb == "quarantine" and not options.retry:
+        return _quarantine
+    return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(options.verb, _spark_verb)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m spark_jobs", description=__doc__)
     parser.add_argument("verb", choices=VERBS)
@@ -86,7 +90,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--interval-start", type=_moment, help="replay: of the runs from here on (UTC unless it says)")
     parser.add_argument("--interval-end", type=_moment, help="replay: and before this")
     parser.add_argument(
-        "--tables", type=lambda text: text.split(","), help="sync, replay: these tables, comma-separated"
+        "--tables", type=lambda text: text.split(","), help="sync, replay, quarantine: these tables, comma-separated"
     )
     parser.add_argument("--reason", help="sync: why, for the ledger")
     parser.add_argument(
@@ -107,6 +111,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--drop", type=lambda text: text.split(","), help="teardown: drop these orphans, comma-separated"
     )
+    parser.add_argument("--retry", action="store_true", help="quarantine: read these rows from the source again")
     parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
     parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
     return parser.parse_args(arguments)
@@ -146,6 +151,14 @@ def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
     text = json.dumps(pipeline.status(), indent=2)
     sys.stdout.write(text + "\n")
     _write_simple(options, "status", text)
+
+
+def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    from waldelta.quarantined import list_quarantined
+
+    text = json.dumps(list_quarantined(pipeline.job(), options.tables), indent=2, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
+    _write_simple(options, "quarantine", text)
 
 
 def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
@@ -197,6 +210,10 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
         return lambda spark, job: flow.consume(spark, job, options.stage)
     if options.verb == REPLAY:
         return lambda spark, job: flow.replay(spark, job, options.stage, options.tables)
+    if options.verb == "quarantine":
+        from spark_jobs.retry import run_retry
+
+        return lambda spark, job: run_retry(spark, job, options.tables)
     if options.verb == "maintain":
         return run_maintain
     return flow.run_validate

@@ -96,7 +96,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     result.not_applied = sorted({*failures, *result.not_applied})
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
     if failures:
-        raise _all_failures(failures)
+        raise all_failures(failures)
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -184,7 +184,7 @@ def replay(
         rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
         stage.detail = f"{span}: {done.keys} keys of {len(done.cuts)} tables, {rows} rows mended"
         if done.failures:
-            raise _all_failures(done.failures)
+            raise all_failures(done.failures)
 
     result = _continued(job, REPLAY, fresh=only is None or "land" in only)
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
@@ -286,7 +286,8 @@ def _continued(job: Job, verb: str, *, fresh: bool) -> RunResult:
     return RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
 
 
-def _all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
+def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
+    """One error for the failures of several tables, by name."""
     if len(failures) == 1:
         return next(iter(failures.values()))
     error = ApplyError("several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values()))

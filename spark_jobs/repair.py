@@ -2,7 +2,8 @@
 
 1. Settle the publications and take a snapshot, as for a copy.
 2. Land on until everything that the snapshot sees is in the change log. Each key of the table that is touched there,
-   after what the target holds, is to be read again: such rows can't be judged by comparing filters.
+   after what the target holds, is to be read again: such rows can't be judged by comparing filters. So is each key in
+   quarantine, which the target lacks whatever its filter says.
 3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and those of touched keys.
 4. Find the rows in the target that its filter doesn't admit any more.
 5. Enter a new generation into the ledger, commit, enter that it is done, with the snapshot: the stream goes on from there as
@@ -26,7 +27,16 @@ from spark_jobs.collapse import EventShape
 from spark_jobs.drain import Drained, drain
 from spark_jobs.merge import CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.plan import TargetPlan, plan_target
-from spark_jobs.repair_rows import ENTERS, LEAVES, RepairRows, check_cost, plan_rows, stage_net, stage_rows
+from spark_jobs.repair_rows import (
+    ENTERS,
+    LEAVES,
+    RepairRows,
+    check_cost,
+    plan_rows,
+    stage_net,
+    stage_quarantined,
+    stage_rows,
+)
 from spark_jobs.stretch import Stretches
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of, unpublished_columns
 from spark_jobs.target import VARIANT
@@ -42,7 +52,7 @@ from waldelta.leftovers import staging_folder
 from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn
 from waldelta.present import read_present
-from waldelta.quarantine import Quarantine, open_keys
+from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, open_keys
 from waldelta.recopy import mark
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
@@ -51,7 +61,7 @@ from waldelta.settled import check_settled, read_version_as_of, settle
 from waldelta.snapshot import SnapshotHolder
 from waldelta.standing import COPYING, NEEDS_SYNC, SYNCED
 from waldelta.target_filter import column_states, read_target_filter, to_text
-from waldelta.watermark import Watermarks, uri_of
+from waldelta.watermark import Watermarks, check_same_copy, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,9 +110,23 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     return done
 
 
+def reread_quarantined(spark: SparkSession, job: Job, fed: Repair) -> Repaired:
+    """Read the quarantined rows of a target again, which didn't drift otherwise, and put them right in one MERGE.
+
+    Raises NeedsSync when only a whole copy is exact, before anything is changed; other WaldeltaErrors as repair() does.
+    """
+    if (why := obstacle(fed)) is not None:
+        raise NeedsSync(why)
+    with target_lock(job, fed.state.table_name) as lock:
+        check_same_copy(job, fed.state)
+        return _repair(spark, job, fed, lock.check)
+
+
 def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None]) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = drifted.state.generation + 1
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantined = open_keys(quarantine.rows(name, drifted.state.generation))
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, job.pipeline.target.where_of(name), drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
@@ -118,6 +142,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
                 size = check_cost(connection, rows)
             drained = _land_through(spark, job, holder.lsn)
             touched = _stage_touched(spark, job, drifted, f"{staged}/touched")
+            touched += stage_quarantined(rows, quarantined, f"{staged}/touched")
             if is_dear(touched, size):
                 raise NeedsSync(f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more")
             stage_rows(spark, job, rows, holder, staged, touched)
@@ -127,6 +152,8 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         cut = _commit(spark, job, rows, (state, drifted.state), (f"{staged}/net", counts), check)
     finally:
         remove_folder(staged)
+    if quarantined:  # for people: rows of an earlier generation count no more
+        quarantine.add([_resolved(job, drifted.state, key, holder.lsn) for key in sorted(quarantined)])
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
 
 
@@ -151,9 +178,6 @@ def _as_seen(job: Job, drifted: Repair, table: PublishedTable, storage: StorageS
     present = column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name))
     if {c.name: c.spark_type for c in present} != {c.name: c.spark_type for c in state.columns}:
         raise NeedsSync("its columns have other types in the lake now")
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    if open_keys(quarantine.rows(state.table_name, state.generation)):
-        raise NeedsSync("rows of it are in quarantine")
     return seen
 
 
@@ -207,6 +231,11 @@ def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) 
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered meanwhile")
     return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
+
+
+def _resolved(job: Job, state: TableState, key: str, lsn: Lsn) -> IncompleteRow:
+    reason = f"read again as of {lsn}"
+    return IncompleteRow(now(), job.run_id, RESOLVED, state.table_name, state.generation, 0, key, reason=reason)
 
 
 def _synced_state(

@@ -5,22 +5,26 @@ Before the commit of ``repair``: what is planned and staged here changes nothing
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
+from spark_jobs.decode import typed_key
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.row_filter import spark_condition
 from waldelta.copy import TableCopy, plan_copy
 from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
+from waldelta.lake import write_parquet
 from waldelta.ledger import TableState
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, is_dear
@@ -139,6 +143,23 @@ def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
 def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
     ((plan,),) = connection.execute(f"explain (format json) {statement}".encode()).fetchall()
     return float(plan[0]["Plan"]["Plan Rows"])
+
+
+def stage_quarantined(rows: RepairRows, keys: Collection[str], folder: str) -> int:
+    """Write the keys of quarantined rows beside the touched ones, to be read again likewise; returns how many there are.
+
+    As the snapshot sees them they are whole; one that it doesn't see is rightly in no target that goes on from there.
+    """
+    if not keys:
+        return 0
+    types = dict(rows.copy.columns)
+    texts = [[json.loads(key)[column] for key in sorted(keys)] for column, _ in rows.key]
+    table = pa.table({f"t{k}": pa.array(values, pa.string()) for k, values in enumerate(texts)})
+    present = np.ones(len(keys), np.bool_)
+    for k, (column, _) in enumerate(rows.key):
+        table = table.append_column(f"k{k}", typed_key(table[f"t{k}"], types[column], column, present))
+    write_parquet(folder, table, part=1)
+    return len(keys)
 
 
 def stage_rows(

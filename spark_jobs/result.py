@@ -31,6 +31,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "restored": "inserted", "corrected": "updated", "removed": "deleted", "left out": "skipped", "reread": "reread",
         "quarantined": "quarantined", "version": "version",
     },
+    "quarantine": {"restored": "inserted", "corrected": "updated", "removed": "deleted", "version": "version"},
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
 

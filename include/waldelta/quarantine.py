@@ -8,7 +8,8 @@ left is replaced by the next one, whose watermark tells it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -66,14 +67,16 @@ class Quarantine:
         """The rows of one copy of a table, oldest first."""
         return self._read((pc.field("table_name") == table_name) & (pc.field("generation") == generation))
 
-    def open_counts(self, generations: dict[str, int]) -> dict[str, int]:
+    def open_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """How many rows each of these tables lacks in the given generation of its target; those without any are left out."""
-        counts: dict[str, int] = {}
+        return dict(Counter(row.table_name for row in self.open_rows(generations)))
+
+    def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
+        """What was told last of each row that these tables lack in the given generation of their targets, by table and time."""
         held = [row for row in self._read() if generations.get(row.table_name) == row.generation]
-        for name in sorted({row.table_name for row in held}):
-            if lacking := open_keys(row for row in held if row.table_name == name):
-                counts[name] = len(lacking)
-        return counts
+        latest = {(row.table_name, row.key): row for row in held}
+        rows = [row for row in latest.values() if row.status == QUARANTINED]
+        return sorted(rows, key=lambda row: (row.table_name, row.at))
 
     def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit."""

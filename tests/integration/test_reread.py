@@ -9,11 +9,14 @@ import pytest
 
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.result import TableResult
+from spark_jobs.result import RunFailed, TableResult
+from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import TransactionsStillOpen
-from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, Quarantine
+from waldelta.ledger import now
+from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine
+from waldelta.quarantined import list_quarantined
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
@@ -153,6 +156,49 @@ def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     assert target_rows(spark, job) == source_rows(database)
     assert done.skipped == 0
     assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (REREAD, "5")]
+
+
+def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
+    """As of a snapshot: also those that were changed, deleted or made anew since; then the stream goes on."""
+    database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 4) g")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("alter table t rename column big to hidden")
+    from spark_jobs.apply import apply
+
+    assert apply(spark, replace(job, run_id="first")).failures == {}
+    database.execute("alter table t rename column hidden to big")
+    database.execute(
+        "delete from t where id in (1, 2); insert into t values (2, 'z', 'new'); update t set m = 7 where id = 4"
+    )
+    listed = list_quarantined(job)
+    assert [(row["table"], row["key"], row["lacking"]) for row in listed] == [
+        ("public.t", {"id": str(n), "a": "x"}, ["big"]) for n in range(1, 5)
+    ]
+    assert {row["reason"] for row in listed} == {"column big was dropped or changed on the source"}
+    assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
+    assert list_quarantined(job, ["public.other"]) == []
+    done = run_retry(spark, replace(job, run_id="retry"), ["public.t"])
+    assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
+    assert target_rows(spark, job) == source_rows(database)
+    assert len(target_rows(spark, job)) == 3
+    assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == ([], 0)
+    assert run_retry(spark, replace(job, run_id="again")).tables == {}
+    database.execute("update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where id = 2")
+    run(spark, job, "later")
+    assert target_rows(spark, job) == source_rows(database)
+    # Where only a copy would be exact, the table stays as it is, and it is said why.
+    before = job.table_states()["public.t"]
+    held = IncompleteRow(now(), "x", QUARANTINED, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"])
+    Quarantine(job.pipeline.target.root).add([held])
+    database.execute(f"alter publication s_{database.name}_pub set (publish = 'insert, update')")
+    with pytest.raises(
+        RunFailed, match=r"public\.t drifted .*: let a run, or sync --tables public\.t, mend that first"
+    ):
+        run_retry(spark, replace(job, run_id="refused"))
+    assert job.table_states()["public.t"] == before
+    assert [row["key"]["id"] for row in list_quarantined(job)] == ["50"]
 
 
 def test_a_column_that_was_dropped_meanwhile(spark, database, job):

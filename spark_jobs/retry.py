@@ -1,0 +1,91 @@
+"""Retry: quarantined rows are read from the source again, and put right in their targets, or it is said why not.
+
+By the same steps as a repair: what the source holds of a key now is exact only as of a snapshot from which the stream goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from spark_jobs.flow import Stage, all_failures, run_stages
+from spark_jobs.repair import reread_quarantined
+from spark_jobs.result import RunResult, StageResult, TableResult
+from spark_jobs.task_error import first_line, named_error, of_table
+from waldelta.drift import find_drift
+from waldelta.errors import ApplyError, ConfigError, NeedsSync, WaldeltaError
+from waldelta.job import Job
+from waldelta.ledger import TableState
+from waldelta.present import PresentTable, read_present
+from waldelta.quarantine import Quarantine
+from waldelta.repair import Repair
+from waldelta.standing import Due, read_published, read_standings, states
+from waldelta.targets import Target, read_targets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = None) -> RunResult:
+    """Read the quarantined rows of all targets, or of these, again; a table that can't be mended doesn't stop the others.
+
+    The rows of a table that can't be read again stay in quarantine, and the failure names it. Raises RunFailed.
+    """
+
+    def retry(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        failures: dict[str, WaldeltaError] = {}
+        with job.connect("quarantine") as connection:
+            feeds = read_published(connection, job)
+            fed = {state.table_name: state for state in states(read_standings(job, feeds), Due.FEED)}
+            targets = {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)}
+            present = read_present(connection, list(fed.values()))
+        if unknown := sorted(set(tables or ()) - fed.keys()):
+            raise ConfigError(
+                f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables there are"
+            )
+        generations = {name: state.generation for name, state in fed.items()}
+        lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
+        for name in sorted(lacking.keys() if tables is None else lacking.keys() & set(tables)):
+            try:
+                _retry(spark, job, result, (fed[name], present[name], targets.get(name)))
+            except WaldeltaError as err:
+                log.error("table=%s %s", name, err)
+                failures[name] = of_table(err, name)
+        result.not_applied = sorted(failures)
+        stage.detail = f"{sum(lacking[name] for name in result.tables)} rows of {len(result.tables)} tables put right"
+        if failures:
+            raise all_failures(failures)
+
+    stages: dict[str, Stage] = {"retry": retry}
+    return run_stages(spark, job, RunResult("quarantine", job.run_id), stages, None)
+
+
+def _retry(
+    spark: SparkSession, job: Job, result: RunResult, table: tuple[TableState, PresentTable, Target | None]
+) -> None:
+    state, present, target = table
+    name = state.table_name
+    if target is None or target.problem is not None:
+        raise NeedsSync(
+            f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in quarantine"
+        )
+    drift = find_drift(job.pipeline, state, target.table, present, target.feed)
+    if drift is not None and drift.reasons:
+        raise NeedsSync(
+            f"{name} drifted ({'; '.join(drift.reasons)}): let a run, or sync --tables {name}, mend that first"
+        )
+    try:
+        done = reread_quarantined(spark, job, drift.repair if drift is not None else Repair(state, target.table))
+    except NeedsSync as err:
+        raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise named_error(err) or ApplyError(f"{name}: {first_line(err)}") from err
+    cut = done.cut
+    result.changes += done.drained.changes
+    result.source.add(done.drained.bill)
+    result.tables[name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
