@@ -2,8 +2,8 @@
 
 Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had moved on), ``reread``
 (in the target, with some values as they were later than the change), ``resolved`` (was quarantined; a later change has
-replaced, moved or deleted the row, or it was read again). A batch's rows are written before the target's commit; what a run that died in between
-left is replaced by the next one, whose watermark tells it.
+replaced, moved or deleted the row, or it was read again). A batch's rows are written before the target's commit; what a run
+that died in between left is replaced by the next one, whose watermark tells it.
 """
 
 from __future__ import annotations
