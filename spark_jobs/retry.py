@@ -77,8 +77,9 @@ def _retry(
         raise NeedsSync(
             f"{name} drifted ({'; '.join(drift.reasons)}): let a run, or sync --tables {name}, mend that first"
         )
+    fed = drift.repair if drift is not None else Repair(state, target.table, storage=present.storage)
     try:
-        done = reread_quarantined(spark, job, drift.repair if drift is not None else Repair(state, target.table))
+        done = reread_quarantined(spark, job, fed)
     except NeedsSync as err:
         raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
     except WaldeltaError:
