@@ -198,6 +198,7 @@ def _land_through(spark: SparkSession, job: Job, lsn: Lsn) -> Drained:
                 raise SnapshotLost(f"WAL up to {lsn} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
             time.sleep(0.2)
             further = drain(spark, job, lock.check)
+            further.bill.add(drained.bill)
             drained = replace(further, start=drained.start, batches=[*drained.batches, *further.batches])
     return drained
 
