@@ -6,6 +6,7 @@ PostgreSQL tells no session's CPU time, and temporary files only for a whole dat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -68,6 +69,7 @@ class _Counters:
     decoded_bytes: int
     spilled_bytes: int
     streamed_bytes: int
+    counted_since: datetime | None
 
 
 class SlotMeter:
@@ -91,14 +93,14 @@ class SlotMeter:
         """What was counted, with the server's own counters since the beginning (after a reset: since that)."""
         now, before = self._read(), self._before
         for name in ("decoded_bytes", "spilled_bytes", "streamed_bytes"):
-            counted, earlier = getattr(now, name), getattr(before, name)
-            setattr(self._bill, name, counted - earlier if counted >= earlier else counted)
+            earlier = getattr(before, name) if now.counted_since == before.counted_since else 0
+            setattr(self._bill, name, getattr(now, name) - earlier)
         self._bill.slot_seconds = round(seconds, 3)
         return self._bill
 
     def _read(self) -> _Counters:
-        row = self._connection.execute(_COUNTERS, (self._slot,)).fetchone() or ("0/0", 0, 0, 0)
-        return _Counters(Lsn.parse(row[0]), *(int(number) for number in row[1:]))
+        row = self._connection.execute(_COUNTERS, (self._slot,)).fetchone() or ("0/0", 0, 0, 0, None)
+        return _Counters(Lsn.parse(row[0]), int(row[1]), int(row[2]), int(row[3]), row[4])
 
 
 def peeks(source: Source) -> int:
@@ -121,7 +123,8 @@ _COUNTERS = """
 select coalesce(s.restart_lsn, '0/0')::text,
        coalesce(t.total_bytes, 0),
        coalesce(t.spill_bytes, 0),
-       coalesce(t.stream_bytes, 0)
+       coalesce(t.stream_bytes, 0),
+       t.stats_reset
 from pg_replication_slots s
 left join pg_stat_replication_slots t on t.slot_name = s.slot_name
 where s.slot_name = %s
