@@ -120,20 +120,18 @@ def test_the_page(spark, shop):
     assert shop.database.execute("select from pg_publication") == []
 
     shop.pipeline("lake_setup").setup()
+    shop.pipeline("lake_reader").sync(spark)
+    # A filter changed by setup is mended by the reader's run, from the source's rows; other changes come by the stream.
+    shop.pipeline("lake_setup", PAID).setup()
     shop.run("alter role lake_setup nologin")
-    pipeline = shop.pipeline("lake_reader")
-    pipeline.sync(spark)
-    shop.database.execute("insert into sales.orders values (21, 'open'); delete from sales.customers where id = 2")
-    pipeline.consume(spark)
-    assert held(spark, pipeline, "sales.orders") == {*range(2, 21, 2), 21}
-    assert held(spark, pipeline, "sales.customers") == {3, 4, 5}
-
-    # A filter changed by setup is mended by the reader's run, from the source's rows.
-    shop.run("alter role lake_setup login")
-    shop.pipeline("lake_setup", where=PAID).setup()
-    mended = shop.pipeline("lake_reader", where=PAID)
+    shop.database.execute(
+        "insert into sales.orders values (21, 'paid'), (22, 'open'); delete from sales.customers where id = 2"
+    )
+    mended = shop.pipeline("lake_reader", PAID)
     assert mended.consume(spark).status == "succeeded"
-    assert held(spark, mended, "sales.orders") == set(range(1, 20, 2))
+    paid = set(range(1, 22, 2))
+    assert held(spark, mended, "sales.orders") == paid
+    assert held(spark, mended, "sales.customers") == {3, 4, 5}
     assert mended.status()["targets"]["sales.orders"]["due"] == "feed"
     assert mended.validate(spark).status == "succeeded"
 
@@ -156,4 +154,4 @@ def test_the_page(spark, shop):
         pytest.raises(RunFailed, match=r"PrivilegeMissing: sales\.orders can't be copied .*: grant select on it"),
     ):
         mended.sync(spark, tables=["sales.orders"])
-    assert held(spark, mended, "sales.orders") == set(range(1, 20, 2))
+    assert held(spark, mended, "sales.orders") == paid
