@@ -148,12 +148,15 @@ def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
 def stage_quarantined(rows: RepairRows, keys: Collection[str], folder: str) -> int:
     """Write the keys of quarantined rows beside the touched ones, to be read again likewise; returns how many there are.
 
-    As the snapshot sees them they are whole; one that it doesn't see is rightly in no target that goes on from there.
+    As the snapshot sees them they are whole; one that it doesn't see is rightly in no target that goes on from there. Raises
+    NeedsSync when the key was renamed since.
     """
     if not keys:
         return 0
-    types = dict(rows.copy.columns)
-    texts = [[json.loads(key)[column] for key in sorted(keys)] for column, _ in rows.key]
+    types, held = dict(rows.copy.columns), [json.loads(key) for key in sorted(keys)]
+    if any(column not in key for key in held for column, _ in rows.key):
+        raise NeedsSync(f"its key was renamed while {len(keys)} of its rows are in quarantine")
+    texts = [[key[column] for key in held] for column, _ in rows.key]
     table = pa.table({f"t{k}": pa.array(values, pa.string()) for k, values in enumerate(texts)})
     present = np.ones(len(keys), np.bool_)
     for k, (column, _) in enumerate(rows.key):
