@@ -10,7 +10,10 @@ import sys
 import pytest
 import yaml
 
+from spark_jobs.command_line import main
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.ledger import TableState, now
+from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
 
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (
@@ -45,8 +48,8 @@ def test_the_exit_code_is_that_of_the_verb(arguments, before, code, told):
 
 
 @pytest.mark.pg
-def test_status_of_a_pipeline(database, lake, tmp_path):
-    """All of the answer is out before the process ends."""
+def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
+    """All of the answer is out before the process ends; rows in quarantine are listed without Spark."""
     database.execute("create table t(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     path = tmp_path / "pipeline.yml"
@@ -56,3 +59,14 @@ def test_status_of_a_pipeline(database, lake, tmp_path):
     answer = json.loads(done.stdout)
     assert answer["slot"]["name"] == job.pipeline.source.slot
     assert answer["slot"]["lag_bytes"] >= 0
+    assert answer["slot"]["catalog_xmin_age"] >= 0
+    row = IncompleteRow(
+        now(), "r", QUARANTINED, "public.t", 1, 1, '{"id": "7"}', ["big"], '{"id": "7"}', 24, None, "gone"
+    )
+    Quarantine(lake).add([row])
+    job.ledger.append_state(
+        TableState(now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation), None
+    )
+    assert main(["quarantine", str(path), "--tables=public.t"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["key"], listed["lsn"], listed["reason"]) == ({"id": "7"}, "0/18", "gone")
