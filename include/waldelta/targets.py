@@ -21,12 +21,11 @@ from waldelta.catalog import (
     Relation,
     TableId,
     read_partitions,
-    read_published_relations,
-    read_published_tables,
     read_relations,
 )
 from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.pipeline_file import PipelineFile, TargetTable
+from waldelta.published import read_published_relations, read_published_tables
 from waldelta.target_filter import both
 from waldelta.type_catalog import INT8, PgType
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.catalog import TableId, read_published_relations, read_published_tables
+from waldelta.catalog import TableId
 from waldelta.connection import connect
 from waldelta.errors import SourceError
+from waldelta.published import read_published_relations, read_published_tables
 
 pytestmark = pytest.mark.pg
 

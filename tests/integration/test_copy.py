@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from waldelta.catalog import read_published_tables
 from waldelta.connection import connect
 from waldelta.copy import MOST_EXPRESSIONS, chunk_query, plan_copy, raw_map, read_chunks
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable
+from waldelta.published import read_published_tables
 from waldelta.snapshot import SnapshotHolder, plan_chunks
 
 pytestmark = pytest.mark.pg

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from waldelta.catalog import read_published_tables
 from waldelta.connection import connect, connect_arrow
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
+from waldelta.published import read_published_tables
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type
 

@@ -1,0 +1,182 @@
+"""Which tables publications publish, and as what: what a subscriber of them all would have.
+
+The connection must come from ``connection.connect``: filters are printed by its search_path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from waldelta.catalog import (
+    Connection,
+    Leaf,
+    PublishedRelation,
+    PublishedTable,
+    Relation,
+    TableId,
+    read_leaves,
+    read_relations,
+)
+from waldelta.errors import SourceError
+from waldelta.type_catalog import fetch
+
+
+@dataclass(slots=True)
+class _Membership:
+    """What the publications, taken together, say about one relation."""
+
+    column_names: frozenset[str]
+    publications: list[str] = field(default_factory=list)
+    filters: list[str | None] = field(default_factory=list)
+    publishes: set[str] = field(default_factory=set)
+    entries: set[str] = field(default_factory=set)
+    # Why they can't be decoded together, which doesn't matter for a partition that counts as part of its root.
+    different: str | None = None
+
+
+def read_published_tables(conn: Connection, publication_names: Sequence[str]) -> list[PublishedTable]:
+    """The tables that a subscriber of these publications would have, sorted by name.
+
+    A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor is published via
+    root by any of the publications counts as part of that ancestor, as in pgoutput. Raises SourceError when the
+    publications give one table different column lists: decoding would stop there for good.
+    """
+    members = _read_memberships(conn, publication_names)
+    relations = read_relations(conn, list(members))
+    roots = [r for r in relations if not members.keys() & set(r.ancestors)]
+    for root in roots:
+        if different := members[root.oid].different:
+            raise SourceError(different)
+    leaves = read_leaves(conn, [r.oid for r in roots])
+    return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
+
+
+def read_published_relations(conn: Connection, publication_names: Sequence[str]) -> list[PublishedRelation]:
+    """The tables that read_published_tables() would give, in short; one statement, for every run's look."""
+    rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
+    return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors), r.is_late) for r in rows]
+
+
+def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dict[int, _Membership]:
+    members: dict[int, _Membership] = {}
+    for row in fetch(conn, _MEMBERSHIPS, {"publications": list(publication_names)}):
+        names = frozenset(row.column_names)
+        member = members.setdefault(row.oid, _Membership(names))
+        if member.column_names != names:
+            member.different = (
+                f"publications {', '.join(member.publications)} and {row.publication} give "
+                f"{TableId(row.schema, row.name)} different column lists, which pgoutput can't decode: "
+                "give the table the same columns in all publications of one slot"
+            )
+        member.publications.append(row.publication)
+        member.filters.append(row.row_filter)
+        member.publishes.update(row.publishes)
+        member.entries.update(row.entries)
+    return members
+
+
+def _published(relation: Relation, member: _Membership, leaves: tuple[Leaf, ...]) -> PublishedTable:
+    columns = tuple(c for c in relation.columns if c.name in member.column_names)
+    filters = sorted({f for f in member.filters if f is not None})
+    unfiltered = None in member.filters
+    return PublishedTable(
+        id=relation.id,
+        oid=relation.oid,
+        relkind=relation.relkind,
+        replica_identity=relation.replica_identity,
+        columns=columns,
+        key_columns=_key_columns(relation, member.column_names),
+        primary_key=relation.primary_key,
+        identity_columns=relation.identity_columns,
+        row_filter=None if unfiltered else " OR ".join(f"({f})" for f in filters) if len(filters) > 1 else filters[0],
+        leaves=leaves,
+        relation_ids=(relation.oid,),
+        publishes=frozenset(member.publishes),
+        publications=tuple(member.publications),
+        ancestors=relation.ancestors,
+        entries=frozenset(member.entries),
+    )
+
+
+def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ...]:
+    # Old tuples of UPDATE and DELETE carry the identity index's columns only, so with one the primary key is no help.
+    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
+    return key if published.issuperset(key) else ()
+
+
+# Before 18 generated columns are never sent, though 15's view lists them. ALTER PUBLICATION takes an entry out and puts in
+# another one wherever it changes anything: an oid never comes back.
+_MEMBERSHIPS = """
+select p.pubname as publication,
+       c.oid,
+       t.schemaname as schema,
+       t.tablename as name,
+       t.rowfilter as row_filter,
+       array(
+           select a.attname::text
+           from pg_attribute a
+           where a.attrelid = c.oid
+             and a.attname = any(t.attnames)
+             and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
+       ) as column_names,
+       array_remove(array[
+           case when p.pubinsert then 'insert' end,
+           case when p.pubupdate then 'update' end,
+           case when p.pubdelete then 'delete' end,
+           case when p.pubtruncate then 'truncate' end
+       ], null) as publishes,
+       array(
+           select 'all ' || p.oid where p.puballtables
+           union
+           select 'table ' || r.oid from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = any(w.above || c.oid)
+           union
+           select 'schema ' || s.oid
+           from pg_class m
+           join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
+           where m.oid = any(w.above || c.oid)
+       ) as entries
+from pg_publication_tables t
+join pg_publication p on p.pubname = t.pubname
+join pg_namespace n on n.nspname = t.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+cross join lateral (select array(select a.relid::oid from pg_partition_ancestors(c.oid) a) as above) w
+where t.pubname = any(%(publications)s::name[])
+order by p.pubname, c.oid
+"""
+
+# What was entered later has the greater oid.
+_PUBLISHED = """
+with named as (
+    select p.oid, p.puballtables from pg_publication p where p.pubname = any(%(publications)s::name[])
+),
+member as (
+    select distinct c.oid, t.schemaname as schema, t.tablename as name, c.relkind::text as relkind
+    from pg_publication_tables t
+    join pg_namespace n on n.nspname = t.schemaname
+    join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+    where t.pubname = any(%(publications)s::name[])
+)
+select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
+       l.above <> '{}' and not (
+           exists (select from named p where p.puballtables and p.oid < m.oid)
+           or exists (
+               select from pg_publication_rel r join named p on p.oid = r.prpubid
+               where r.prrelid = any(l.above || m.oid) and r.oid < m.oid
+           )
+           or exists (
+               select from pg_class c
+               join pg_publication_namespace s on s.pnnspid = c.relnamespace
+               join named p on p.oid = s.pnpubid
+               where c.oid = any(l.above || m.oid) and s.oid < m.oid
+           )
+       ) as is_late
+from member m
+cross join lateral (
+    select array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid) as above
+) l
+where not exists (
+    select from pg_partition_ancestors(m.oid) a
+    join member root on root.oid = a.relid and root.oid <> m.oid
+)
+"""
