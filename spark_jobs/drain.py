@@ -82,7 +82,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         create_change_log(spark, change_log.uri)
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
-        stands, batch = recovered.confirmed, recovered.next_batch
+        stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained = Drained(stands, stands)
         bite = _Bite(job.pipeline.batch.wal_window_mb << 20, job.pipeline.batch.statement_timeout_s)
         while drained.end < server.flush_lsn:

@@ -54,6 +54,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     with slot_lock(job) as lock:
         source = job.pipeline.source
         with job.connect("health") as connection:
+            read_position(connection)  # on a standby the slot's state tells nothing
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
         result.warnings += [f"when the run began, {text}" for text in tell(found)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -128,6 +128,12 @@ def any_database(any_postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
     """The same on each version at hand: for what PostgreSQL itself prints and sends."""
     with _database(any_postgres, monkeypatch) as made:
         yield made
+
+
+@pytest.fixture
+def lead_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[EmbeddedPostgres], None]:
+    """Points AIRFLOW_CONN_TEST_SOURCE at a server, as tests.standby's role, which may do no more than a pipeline needs."""
+    return lambda server: monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", server.uri(user="app", password="p"))
 
 
 @pytest.fixture

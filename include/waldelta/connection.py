@@ -83,6 +83,18 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     return connection
 
 
+def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """Open a connection that takes the replication protocol's commands (through ``pgconn``); errors as in connect().
+
+    It needs what reading a slot needs, the REPLICATION attribute, and a free place in max_wal_senders.
+    """
+    walsender = make_conninfo(_pinned(conninfo, application_name), replication="database")
+    try:
+        return psycopg.connect(walsender, autocommit=True)
+    except psycopg.OperationalError as err:
+        raise _connect_error(conninfo, err) from None
+
+
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
     """Open an ADBC connection (Arrow results) with the pinned session settings; errors as in connect()."""
     # Its import brings pandas along: half a second that a look at an idle slot doesn't have.

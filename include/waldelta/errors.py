@@ -24,7 +24,8 @@
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
      |         +-- SlotGap               it moved past changes we never landed
      |         +-- SlotStuck             it should have moved and did not
-     |         +-- SourceChanged         other system identifier or timeline
+     |         +-- StandbyAway           (retryable) PostgreSQL waits for a standby before it gives anything away
+     |         +-- SourceChanged         another server, or a timeline that doesn't go on from what has landed
      |         +-- ConsumeMismatch       what was consumed isn't what was landed
      +-- DecodeError                 a message of the replication protocol that can't be read
      +-- SyncFailed                  some tables couldn't be copied; the others are synced
@@ -171,8 +172,14 @@ class SlotStuck(SlotError):
     """The slot should have moved and did not."""
 
 
+class StandbyAway(SlotError):
+    """A standby that must have received changes before a failover slot gives them away isn't connected; nothing was read."""
+
+    retryable = True
+
+
 class SourceChanged(SlotError):
-    """The server's system identifier or timeline isn't the one the lake was fed from."""
+    """The server isn't the one the lake was fed from, or its timeline isn't shown to go on from what has landed."""
 
 
 class ConsumeMismatch(SlotError):

@@ -65,12 +65,12 @@ def look(job: Job) -> Look:
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     with job.connect("look") as connection, slot_lock(job):
+        server = read_position(connection)
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         tell(slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()))
-        server = read_position(connection)
         end_old_readers(job.conninfo, source.slot)
         recovered = recover(connection, job, identity, change_log, server)
-        stands = recovered.confirmed
+        stands, identity = recovered.confirmed, recovered.identity
         reason = _work_left(connection, job, identity, change_log)
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S

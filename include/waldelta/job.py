@@ -98,9 +98,10 @@ def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) 
 
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
-    """The slot in its present life."""
+    """The slot in its present life, on the timeline to which it was followed last."""
     life = life_of(slot, moves)
-    return SlotIdentity(slot, life.system_identifier, life.timeline, life.incarnation)
+    followed = [m.timeline for m in moves if (m.slot, m.incarnation, m.event) == (slot, life.incarnation, "promoted")]
+    return SlotIdentity(slot, life.system_identifier, max([life.timeline, *followed]), life.incarnation)
 
 
 def life_of(slot: str, moves: list[SlotMove]) -> SlotMove:

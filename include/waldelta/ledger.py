@@ -30,13 +30,16 @@ def now() -> datetime:
 class SlotMove:
     """Something done to the slot, or about to be done (``intent``); ``lsn`` is where it moves to.
 
+    ``promoted``: its server went on in another timeline, as a standby that became the primary; ``lsn`` is where the timeline
+    left the one on which the slot had been read until then, so moves beyond that say nothing of the new one.
+
     ``incarnation`` names the slot's life: its position when that life began, numbered when an earlier life began at
     the same place. A slot dropped and recreated under the same name has another one.
     """
 
     at: datetime
     run_id: str
-    event: str  # creating, created, adopted, intent, dropped
+    event: str  # creating, created, adopted, intent, promoted, dropped
     slot: str
     system_identifier: str
     timeline: int
@@ -321,9 +324,21 @@ class Ledger:
         return self._read(SlotMove, pc.field("event") != "intent")
 
     def furthest_lsn(self, slot: str, incarnation: str) -> int:
-        """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row."""
+        """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row.
+
+        Of moves on a timeline that the server has left since, only what the present one has in common with it counts.
+        """
         life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
-        return max((move.lsn for move in self._read(SlotMove, life)), default=0)
+        moves = self._read(SlotMove, life)
+        left = [move for move in moves if move.event == "promoted"]
+        return max(
+            (
+                min([move.lsn, *(m.lsn for m in left if m.timeline > move.timeline)])
+                for move in moves
+                if move.event != "promoted"
+            ),
+            default=0,
+        )
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target, by table name."""

@@ -31,8 +31,9 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
 
 
 def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
-    """A slot's lives, and the furthest intent of each: recovery tells a gap by it."""
-    furthest = {(m.slot, m.incarnation): i for i, m in sorted(enumerate(moves), key=lambda pair: pair[1].lsn)}
+    """A slot's lives, and the furthest intent of each on each timeline: recovery tells a gap by it."""
+    ordered = sorted(enumerate(moves), key=lambda pair: pair[1].lsn)
+    furthest = {(m.slot, m.incarnation, m.timeline): i for i, m in ordered}
     needed = set(furthest.values())
     return [move.at >= oldest or move.event != "intent" or i in needed for i, move in enumerate(moves)]
 

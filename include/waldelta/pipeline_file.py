@@ -120,6 +120,11 @@ class Source(_Model):
         False,
         description="true: take over a slot that exists and that somebody else has read; nobody else may read it then",
     )
+    failover: bool | None = Field(
+        None,
+        description="true: PostgreSQL keeps the slot on standbys too, so that it outlives a failover (PostgreSQL 17); "
+        "default: a slot that exists stays as it is, a new one isn't kept there",
+    )
     publications: tuple[Publication, ...] = Field(min_length=1)
     options: Options = Options()
 

@@ -92,7 +92,10 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
     if server.version < MIN_VERSION:
         yield problem(f"PostgreSQL 15 or later is needed, this is {server.settings.get('server_version')}: upgrade it")
     if server.in_recovery:
-        yield problem("the server is a standby: point the connection at the primary, copies need its snapshots")
+        yield problem(
+            "the server is a standby: point the connection at the primary, copies need its snapshots, or promote it "
+            "(docs/failover.md)"
+        )
     if (level := server.settings["wal_level"]) != "logical":
         yield problem(f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the server")
     if server.settings["server_encoding"] == "SQL_ASCII":
@@ -108,6 +111,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
         )
     yield from _free_slots(pipeline, server, slot_exists)
     yield from _options(pipeline, server)
+    yield from _failover(pipeline, server)
     if server.behind_pooler:
         yield problem(
             "a connection pooler answers instead of the server: snapshots and locks need whole sessions; point the "
@@ -149,6 +153,29 @@ def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
                 f"source.options.{name} needs PostgreSQL {since} or later, this is {server.settings.get('server_version')}: "
                 "leave it out, or upgrade the server"
             )
+
+
+def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
+    """What a slot that outlives a failover needs; whether a standby keeps it is seen on the standby only."""
+    if not pipeline.source.failover:
+        return
+    if server.version < 170000:
+        yield problem(
+            f"source.failover needs PostgreSQL 17 or later, this is {server.settings.get('server_version')}: leave it out, or "
+            "upgrade the server; without it the tables are copied anew after a failover (docs/failover.md)"
+        )
+        return
+    if pipeline.source.options.two_phase and server.version < 180000:
+        yield problem(
+            "source.failover and source.options.two_phase don't go together before PostgreSQL 18, whose standbys can lose "
+            "prepared transactions: leave one of them out"
+        )
+    if not server.settings.get("synchronized_standby_slots"):
+        yield warning(
+            "synchronized_standby_slots is empty: runs may land what no standby has received, and after a failover the lake "
+            "would then be ahead of the source, which asks for new copies; let it name the physical slot of the standby "
+            "(docs/failover.md)"
+        )
 
 
 def _server_warnings(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import psycopg
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import SlotGap, SourceChanged
+from waldelta.failover import find_promotion, record_promotion
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
@@ -22,10 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where slot and lake stand once they agree."""
+    """Where slot and lake stand once they agree; ``identity`` is the slot's on the server's present timeline."""
 
     confirmed: Lsn
     next_batch: int
+    identity: SlotIdentity
 
 
 def recover(
@@ -39,13 +41,17 @@ def recover(
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
     is advanced, after what it holds there was compared with what has landed. It must not be ahead of every position we ever
-    meant to move it to: then somebody else consumed it.
+    meant to move it to: then somebody else consumed it. After a promotion of the standby that kept the slot, both are
+    judged by what the new timeline has in common with the old one (waldelta.failover).
     """
     ledger = job.ledger
-    _same_server(identity, server)
+    promotion = find_promotion(connection, job, identity, change_log, server)
     check_no_mismatch(connection, identity.slot)
     confirmed = confirmed_lsn(connection, identity.slot)
     furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
+    if promotion is not None:
+        # Beyond, the server has other WAL, which nobody has read.
+        identity, furthest = promotion.identity, min(furthest, promotion.left_at)
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch()
     if last is not None:
@@ -61,12 +67,20 @@ def recover(
                 "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
             )
             move = slot_move(identity, job.run_id, landed_end, last)
-            if job.pipeline.source.options.acknowledge != "advance":
+            if promotion is not None or job.pipeline.source.options.acknowledge != "advance":
                 _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
+            if promotion is not None:
+                record_promotion(job, promotion)
             move_idle_slot(connection, identity.slot, ledger, move)
-            confirmed = Lsn(landed_end)
+            return _recovered(change_log, last, Lsn(landed_end), identity)
+    if promotion is not None:
+        record_promotion(job, promotion)
+    return _recovered(change_log, last, confirmed, identity)
+
+
+def _recovered(change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity) -> Recovered:
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
-    return Recovered(confirmed, max(change_log.highest_batch(), last or 0) + 1)
+    return Recovered(confirmed, max(change_log.highest_batch(), last or 0) + 1, identity)
 
 
 def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Transactions) -> None:
@@ -97,15 +111,6 @@ def slot_move(
     """A row for the ledger."""
     return SlotMove(now(), run_id, event, identity.slot, identity.system_identifier, identity.timeline,
                     identity.incarnation, lsn, batch)  # fmt: skip
-
-
-def _same_server(identity: SlotIdentity, server: ServerPosition) -> None:
-    if (identity.system_identifier, identity.timeline) != (server.system_identifier, server.timeline):
-        raise SourceChanged(
-            f"slot {identity.slot!r} was set up on system {identity.system_identifier}, timeline {identity.timeline}; the "
-            f"connection now leads to system {server.system_identifier}, timeline {server.timeline}: positions of one "
-            f"mean nothing on the other; point the connection back, or run teardown, setup and initial sync"
-        )
 
 
 def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:

@@ -8,14 +8,14 @@ of runs turns its interval, or the run itself, into a range of WAL, and the chan
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 
 from waldelta.change_log import Reach
 from waldelta.errors import StateError
 from waldelta.job import Job, life_of
-from waldelta.ledger import ColumnState, Run, TableState
+from waldelta.ledger import ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 
@@ -75,7 +75,7 @@ def read_span(job: Job) -> Span:
     """What a run replays; raises StateError when the change log no longer reaches back to its beginning."""
     ledger = job.ledger
     life = life_of(job.pipeline.source.slot, ledger.slot_lives())
-    rows = [run for run in ledger.runs() if run.verb == CONSUME]
+    rows = within_history([run for run in ledger.runs() if run.verb == CONSUME], ledger.slot_lives())
     own = [run for run in rows if run.run_id == job.run_id]
     interval = None
     if job.run_type == "backfill" or not own:
@@ -97,6 +97,17 @@ def falls_into(run: Run, start: datetime, end: datetime) -> bool:
     """
     begin, until = run.interval_start or run.at, run.interval_end or run.at
     return begin < end and (until > start or begin == until >= start)
+
+
+def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
+    """The runs, those before a failover ending where the server that took over left their timeline at the latest."""
+    left = [move for move in lives if move.event == "promoted"]
+    return [
+        replace(run, end_lsn=min([run.end_lsn, *(move.lsn for move in left if run.at < move.at)]))
+        if run.end_lsn is not None
+        else run
+        for run in runs
+    ]
 
 
 def segments(runs: Iterable[Run]) -> list[Segment]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import SourceError
+from waldelta.errors import NotPrimary, SourceError
 from waldelta.lsn import Lsn
 
 _POSITION = """
@@ -46,9 +46,12 @@ class ServerPosition:
 
 
 def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
-    """Ask a primary where it stands; raises SourceError on a standby."""
+    """Ask a primary where it stands; raises NotPrimary on a standby."""
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
-        raise SourceError("the server is a standby: point the connection at the primary")
+        raise NotPrimary(
+            f"{connection.info.host}:{connection.info.port} is a standby, where the slot can't be consumed and no copy taken: "
+            "point the connection at the primary, or promote this server (docs/failover.md)"
+        )
     row = connection.execute(_POSITION).fetchone()
     xid = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     if row is None or xid is None:

@@ -35,11 +35,20 @@ from waldelta.publication import (
     try_publications,
     wanted_publication,
 )
-from waldelta.setup_slot import copy_that_stays, ensure_slot, judge_history, made_here, slot_life, slot_that_stays
+from waldelta.setup_slot import (
+    copy_that_stays,
+    ensure_slot,
+    failover_to_set,
+    judge_history,
+    made_here,
+    slot_life,
+    slot_that_stays,
+)
 from waldelta.slot import PLUGIN, check_ours, drop_slot, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.target_preflight import plan_targets
+from waldelta.walsender import alter_failover, alter_failover_command
 from waldelta.where_preflight import Translate, judge_wheres, resolvable
 
 log = logging.getLogger(__name__)
@@ -58,6 +67,9 @@ class SetupPlan:
     create_slot: bool
     slot: str
     two_phase: bool = False
+    # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it stays as it is).
+    failover: bool = False
+    alter_failover: bool | None = None
     # What feeds the targets that aren't just the table of their name.
     fed: tuple[str, ...] = ()
     lock_timeout_ms: int = LOCK_TIMEOUT_MS
@@ -75,7 +87,7 @@ class SetupPlan:
     @property
     def is_empty(self) -> bool:
         """Whether everything is as wanted."""
-        return not self.statements and not self.create_slot
+        return not self.statements and not self.create_slot and self.alter_failover is None
 
     def as_sql(self) -> str:
         """The plan as a script that a DBA can run with psql; empty when nothing is to be done.
@@ -90,11 +102,14 @@ class SetupPlan:
                 lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
             lines.append("commit;")
         if self.create_slot:
-            flag = "true" if self.two_phase else "false"
+            flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
             lines += [
                 "-- after the publications, never in their transaction",
-                f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flag});",
+                f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()});",
             ]
+        if self.alter_failover is not None:
+            command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
+            lines.append(f"-- in a psql with 'replication=database' in its connection string: {command}")
         return "\n".join(lines)
 
     def describe(self) -> str:
@@ -156,6 +171,8 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable) ->
         create_slot=slot is None,
         slot=pipeline.source.slot,
         two_phase=pipeline.source.options.two_phase,
+        failover=bool(pipeline.source.failover),
+        alter_failover=failover_to_set(pipeline.source, slot),
         fed=tuple(fed),
     )
 
@@ -175,6 +192,9 @@ def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
         _record_removed(conn, job)  # what a DBA changed by hand
         ensure_slot(conn, job)
+        if plan.alter_failover is not None:
+            alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
+            log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
     return plan
 
 

@@ -15,6 +15,7 @@ from waldelta.errors import SlotForeign, WaldeltaError
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
+from waldelta.pipeline_file import Source
 from waldelta.server import read_position
 from waldelta.slot import PLUGIN, SlotState, create_slot, read_slot
 
@@ -24,8 +25,8 @@ Connection = psycopg.Connection[Any]
 
 
 def slot_life(job: Job) -> list[SlotMove]:
-    """What was done to the slot as a whole, oldest first."""
-    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
+    """What began and ended the slot's lives, oldest first."""
+    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot and m.event != "promoted"]
 
 
 def made_here(moves: Sequence[SlotMove]) -> bool:
@@ -100,6 +101,11 @@ def _was_ours(job: Job, slot: SlotState) -> bool:
     return lives[-1].lsn <= slot.confirmed_flush_lsn.value <= furthest
 
 
+def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
+    """What an existing slot's failover property is to be altered to; None when it stays as it is."""
+    return source.failover if slot is not None and source.failover not in (None, slot.failover) else None
+
+
 def ensure_slot(conn: Connection, job: Job) -> None:
     """Create the slot, or adopt the one that exists, and record it; nothing when that was done before."""
     moves, slot = slot_life(job), read_slot(conn, job.pipeline.source.slot)
@@ -113,7 +119,8 @@ def ensure_slot(conn: Connection, job: Job) -> None:
     creating = SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed)
     job.ledger.append(creating)
     try:
-        slot = create_slot(conn, name, two_phase=job.pipeline.source.options.two_phase)
+        source = job.pipeline.source
+        slot = create_slot(conn, name, two_phase=source.options.two_phase, failover=bool(source.failover))
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was made: a slot of this name that is there later is somebody else's.
         job.ledger.append(replace(creating, at=now(), event="dropped"))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from waldelta.errors import (
@@ -17,6 +18,7 @@ from waldelta.errors import (
     SlotLost,
     SlotMissing,
     SourceError,
+    StandbyAway,
     TransactionsStillOpen,
 )
 from waldelta.lsn import Lsn
@@ -62,6 +64,11 @@ class SlotState:
     spilled_bytes: int = 0
     # How many transactions vacuum of the catalogs lags behind for it.
     catalog_xmin_age: int | None = None
+    # Whether it is kept on standbys too, and whether it was made by that on what was one then (both from PostgreSQL 17 on).
+    failover: bool = False
+    synced: bool = False
+    # Standbys of synchronized_standby_slots that aren't connected: until they are, a failover slot gives nothing away.
+    standbys_away: tuple[str, ...] = ()
     # What the server writes on average since its statistics were reset; None while that is too short ago.
     wal_bytes_per_hour: float | None = None
 
@@ -98,12 +105,15 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         spilled=row.spill_txns or 0,
         spilled_bytes=row.spill_bytes or 0,
         catalog_xmin_age=row.catalog_xmin_age,
+        failover=bool(extra.get("failover")),
+        synced=bool(extra.get("synced")),
+        standbys_away=tuple(row.standbys_away) if extra.get("failover") else (),
         wal_bytes_per_hour=float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
     )
 
 
 def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = None) -> SlotState:
-    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse or ConfigError.
+    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse, StandbyAway or ConfigError.
 
     ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a call with the option would
     turn it on for good.
@@ -122,6 +132,12 @@ def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = 
         raise ConfigError(
             f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says otherwise: "
             "correct source.options.two_phase, or run teardown, setup and the initial sync, which makes the slot anew"
+        )
+    if slot.standbys_away:
+        raise StandbyAway(
+            f"slot {name!r} is a failover slot, and PostgreSQL gives its changes away only once the standbys of "
+            f"synchronized_standby_slots have them; {', '.join(slot.standbys_away)} isn't connected: start that standby, or "
+            "take its slot out of the setting and reload"
         )
     if slot.active and slot.active_by != reader_name(name)[:63]:
         raise SlotInUse(
@@ -145,9 +161,9 @@ def check_ours(slot: SlotState) -> None:
 
 
 def create_slot(
-    conn: Connection, name: str, *, two_phase: bool = False, timeout_s: float = CREATE_TIMEOUT_S
+    conn: Connection, name: str, *, two_phase: bool = False, failover: bool = False, timeout_s: float = CREATE_TIMEOUT_S
 ) -> SlotState:
-    """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin.
+    """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin. ``failover`` needs PostgreSQL 17.
 
     PostgreSQL waits for every transaction that is open or prepared; raises TransactionsStillOpen that names them
     after ``timeout_s``, and nothing was created then.
@@ -155,7 +171,11 @@ def create_slot(
     before = conn.execute("select current_setting('statement_timeout')").fetchone()
     conn.execute("select set_config('statement_timeout', %s, false)", (f"{timeout_s * 1000:.0f}",))
     try:
-        conn.execute("select pg_create_logical_replication_slot(%s, %s, false, %s)", (name, PLUGIN, two_phase))
+        # Before PostgreSQL 17 the function doesn't have the argument.
+        given = (name, PLUGIN, False, two_phase, *([True] if failover else []))
+        conn.execute(
+            sql.SQL("select pg_create_logical_replication_slot({})").format(sql.SQL(", ").join(map(sql.Literal, given)))
+        )
     except psycopg.errors.QueryCanceled as err:
         raise TransactionsStillOpen(_blocked_by(conn, name, timeout_s)) from err
     except psycopg.errors.InsufficientPrivilege as err:
@@ -216,6 +236,12 @@ select s.slot_name,
        t.spill_txns,
        t.spill_bytes,
        age(s.catalog_xmin) as catalog_xmin_age,
+       array(
+           select trim(both ' "' from listed.name)
+           from string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''), ',') as listed (name)
+           left join pg_replication_slots held on held.slot_name = trim(both ' "' from listed.name)
+           where held.active is not true
+       ) as standbys_away,
        (
            select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
            from pg_stat_wal

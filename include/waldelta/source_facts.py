@@ -133,7 +133,7 @@ def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, T
 
 _SETTINGS: Sequence[str] = (
     "server_version", "server_version_num", "server_encoding", "wal_level", "max_replication_slots", "max_slot_wal_keep_size",
-    "temp_file_limit", "search_path", *TIMEOUTS,
+    "temp_file_limit", "search_path", "synchronized_standby_slots", *TIMEOUTS,
 )  # fmt: skip
 
 _SERVER = """

@@ -1,0 +1,157 @@
+"""Failover: a standby became the primary, and the slot goes on in its timeline when that is shown to be exact.
+
+WAL positions mean the same on two timelines up to where the one was left for the other. So a lake may follow a promotion when
+everything in it lies before that: the slot, which PostgreSQL kept on the standby and which may lag behind, is then moved
+up to what has landed as after any crash. A lake that is ahead holds what the source has lost, and is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+
+from waldelta.change_log import ChangeLog
+from waldelta.consume import SlotIdentity
+from waldelta.errors import AuthenticationFailed, SourceChanged, SourceError
+from waldelta.job import Job, life_of
+from waldelta.ledger import SlotMove, TableState, now
+from waldelta.locks import target_lock
+from waldelta.lsn import Lsn
+from waldelta.recopy import mark
+from waldelta.server import ServerPosition
+from waldelta.slot import SlotState, read_slot
+from waldelta.standing import SYNCED
+from waldelta.walsender import read_timeline_ends
+
+log = logging.getLogger(__name__)
+
+RUNBOOK = "docs/failover.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """The slot on the server's present timeline, which left the one that the lake knows at ``left_at``."""
+
+    identity: SlotIdentity
+    left_at: Lsn
+
+
+def find_promotion(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    identity: SlotIdentity,
+    change_log: ChangeLog,
+    server: ServerPosition,
+) -> Promotion | None:
+    """The promotion that lies between lake and server; None when the server is on the timeline that the lake knows.
+
+    Raises SourceChanged unless it is shown that all that has landed belongs to the server's history. Changes nothing.
+    """
+    if (identity.system_identifier, identity.timeline) == (server.system_identifier, server.timeline):
+        return None
+    slot = read_slot(connection, identity.slot)
+    if refused := _not_followed(identity, server, slot):
+        raise SourceChanged(f"{_moved(identity, server)}; {refused}")
+    try:
+        ends = read_timeline_ends(job.conninfo, server.timeline)
+    except (SourceError, AuthenticationFailed) as err:
+        raise SourceChanged(
+            f"{_moved(identity, server)}; whether it goes on from what has landed stands in its timeline history, which "
+            f"couldn't be read: {err}; a free place in max_wal_senders is needed ({RUNBOOK})"
+        ) from err
+    moves = [m for m in job.ledger.slot_lives() if m.slot == identity.slot and m.incarnation == identity.incarnation]
+    last = change_log.last_batch()
+    landed_end = Lsn(change_log.landed_end(last) if last is not None else 0)
+    left_at = judge_history(identity, server, ends, known_ends(life_of(identity.slot, moves), moves), landed_end)
+    return Promotion(replace(identity, timeline=server.timeline), left_at)
+
+
+def judge_history(
+    identity: SlotIdentity, server: ServerPosition, ends: dict[int, Lsn], known: dict[int, Lsn], landed_end: Lsn
+) -> Lsn:
+    """Where the server's history left the lake's timeline; raises SourceChanged when the lake has what that history lacks.
+
+    ``ends`` is the server's history (waldelta.walsender), ``known`` what the lake was shown of it at earlier promotions.
+    """
+    left_at = ends.get(identity.timeline)
+    others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}
+    if left_at is None or others:
+        raise SourceChanged(
+            f"{_moved(identity, server)}; that one doesn't descend from it (its history: {_print(ends)}; the lake's: "
+            f"{_print(known) or 'none'}): point the connection back, or copy the tables anew ({RUNBOOK})"
+        )
+    if landed_end > left_at:
+        raise SourceChanged(
+            f"{_moved(identity, server)}, which left the former at {left_at}, but the lake holds changes up to {landed_end}: "
+            f"the server lost {landed_end - left_at} bytes of WAL at the failover that have landed, so the lake is ahead of "
+            f"it; copy the tables anew, and see synchronized_standby_slots for the next time ({RUNBOOK})"
+        )
+    return left_at
+
+
+def known_ends(life: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
+    """Where the slot's earlier timelines were left, as its earlier promotions recorded it."""
+    chain = [life, *(move for move in moves if move.event == "promoted")]
+    return {older.timeline: Lsn(newer.lsn) for older, newer in pairwise(chain)}
+
+
+def record_promotion(job: Job, promotion: Promotion) -> None:
+    """Enter it into the ledger, when the slot's changes were found to be those that landed; idempotent.
+
+    Copies taken from what the server has lost are marked to be copied again first: their snapshots count transactions as
+    seen whose numbers the server gives to others now.
+    """
+    for state in copies_beyond(list(job.table_states().values()), promotion.left_at):
+        with target_lock(job, state.table_name):
+            latest = job.table_states().get(state.table_name)
+            if latest is not None and copies_beyond([latest], promotion.left_at):
+                mark(job, latest, f"copied at {Lsn(latest.snapshot_lsn)}, beyond the failover at {promotion.left_at}")
+    identity, lsn = promotion.identity, promotion.left_at.value
+    moved = SlotMove(now(), job.run_id, "promoted", identity.slot, identity.system_identifier, identity.timeline,
+                     identity.incarnation, lsn)  # fmt: skip
+    job.ledger.append(moved)
+    log.warning(
+        "slot=%s: the server was promoted to timeline %d at %s, and everything landed lies before that: going on",
+        identity.slot, identity.timeline, promotion.left_at,
+    )  # fmt: skip
+
+
+def copies_beyond(states: Sequence[TableState], left_at: Lsn) -> list[TableState]:
+    """Complete copies whose snapshot may hold what came after that position."""
+    return [state for state in states if state.status == SYNCED and state.snapshot_lsn > left_at.value]
+
+
+def _not_followed(identity: SlotIdentity, server: ServerPosition, slot: SlotState | None) -> str | None:
+    """Why another server isn't even a candidate."""
+    if identity.system_identifier != server.system_identifier:
+        return (
+            "positions of one mean nothing on the other; point the connection back, or run teardown, setup and initial sync "
+            f"(after a major upgrade or a restore: {RUNBOOK})"
+        )
+    if server.timeline < identity.timeline:
+        return (
+            "this is the server from before a failover, and what is written to it is lost: point the connection at the "
+            f"primary ({RUNBOOK})"
+        )
+    if slot is None or not slot.synced:
+        return (
+            "its slot wasn't kept up to date by PostgreSQL's slot synchronization (source.failover), so nothing shows where "
+            f"it stands; point the connection back, or run teardown, setup and initial sync ({RUNBOOK})"
+        )
+    return None
+
+
+def _moved(identity: SlotIdentity, server: ServerPosition) -> str:
+    return (
+        f"slot {identity.slot!r} was set up on system {identity.system_identifier}, timeline {identity.timeline}; the "
+        f"connection now leads to system {server.system_identifier}, timeline {server.timeline}"
+    )
+
+
+def _print(ends: dict[int, Lsn]) -> str:
+    return ", ".join(f"timeline {timeline} until {end}" for timeline, end in sorted(ends.items()))

@@ -1,0 +1,62 @@
+"""What only the replication protocol says or does: a timeline's history, and whether standbys keep a slot.
+
+Both need no more than reading a slot does, where the functions of the same purpose (pg_read_file) need a superuser.
+Source: the chapter on the streaming replication protocol.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import ExecStatus
+
+from waldelta.connection import connect_walsender
+from waldelta.errors import SlotInUse, SourceError
+from waldelta.lsn import Lsn
+
+_HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
+
+
+def read_timeline_ends(conninfo: str, timeline: int) -> dict[int, Lsn]:
+    """Where each timeline that ``timeline`` descends from was left: what lies before is common to both.
+
+    Raises SourceError when the server doesn't tell.
+    """
+    return parse_timeline_ends(_run(conninfo, sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline)))[1])
+
+
+def parse_timeline_ends(history: str) -> dict[int, Lsn]:
+    r"""The lines of a timeline's history file: a timeline, where it was left, and why.
+
+    >>> parse_timeline_ends('1\t0/3000148\tno recovery target specified\n\n2\t0/5000000\tbefore 2026-01-01')
+    {1: Lsn('0/3000148'), 2: Lsn('0/5000000')}
+    """
+    found = (_HISTORY_LINE.match(line) for line in history.splitlines())
+    return {int(line[1]): Lsn.parse(line[2]) for line in found if line is not None}
+
+
+def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:
+    """Have standbys keep the slot, or not any more (PostgreSQL 17); raises SlotInUse while somebody reads it."""
+    _run(conninfo, alter_failover_command(slot, failover=failover))
+
+
+def alter_failover_command(slot: str, *, failover: bool) -> sql.Composed:
+    """The command, for a connection with ``replication=database``."""
+    return sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER {})").format(
+        sql.Identifier(slot), sql.SQL("true" if failover else "false")
+    )
+
+
+def _run(conninfo: str, command: sql.Composed) -> list[str]:
+    """The values of a command's first row."""
+    with connect_walsender(conninfo, "waldelta walsender") as connection:
+        # Not through a cursor: the protocol knows nothing of parameters and transactions.
+        result = connection.pgconn.exec_(command.as_bytes(connection))
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            what = f"{command.as_string(connection)}: {psycopg.pq.error_message(result)}"
+            if result.error_field(psycopg.pq.DiagnosticField.SQLSTATE) == b"55006":
+                raise SlotInUse(f"{what}: stop that reader")
+            raise SourceError(f"the server refused {what}")
+        return [(result.get_value(0, i) or b"").decode() for i in range(result.nfields)] if result.ntuples else []

@@ -1,0 +1,191 @@
+"""A standby becomes the primary: the pipeline goes on in its timeline where that is exact, and says by name where it isn't."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from urllib.parse import urlsplit
+
+import pytest
+
+from spark_jobs.pipeline import Pipeline
+from tests.standby import (
+    SCHEMA,
+    ask,
+    catch_up,
+    configure,
+    follow,
+    held,
+    insert,
+    keep_slot,
+    pipeline_on,
+    promote,
+    servers,
+    there,
+)
+from waldelta.errors import NotPrimary, SourceChanged, StandbyAway
+from waldelta.idle import look
+from waldelta.lsn import Lsn
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+def slot_moves(pipeline: Pipeline, event: str) -> list:
+    return [move for move in pipeline.job().ledger.slot_moves() if move.event == event]
+
+
+@pytest.fixture
+def newer(postgres):
+    """The version under test, where PostgreSQL keeps slots on standbys."""
+    if postgres.version < 17:
+        pytest.skip("PostgreSQL keeps slots on standbys from 17 on")
+    return postgres.version
+
+
+def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lake, lead_to):
+    """The slot it kept lags behind what has landed, and changes wait in it: all of them arrive, each once."""
+    pipeline = pipeline_on(lake)
+    with servers(newer) as (primary, standby):
+        ask(primary.start(), SCHEMA)
+        lead_to(primary)
+        pipeline.setup()
+        follow(standby, primary)
+        # A slot that exists is altered, which the role may do through the replication protocol.
+        pipeline = pipeline_on(lake, failover=True)
+        plan = pipeline.setup()
+        assert plan.alter_failover is True
+        assert 'ALTER_REPLICATION_SLOT "flights" (FAILOVER true)' in plan.as_sql()
+        assert any("synchronized_standby_slots is empty" in text for text in plan.warnings)
+        assert pipeline.check().is_empty
+        assert pipeline.status()["slot"]["failover"] is True
+        pipeline.sync(spark)
+        insert(primary, 2, "read before")
+        pipeline.consume(spark, "first")
+        keep_slot(standby, primary, "flights")
+        insert(primary, 3, "read later")
+        pipeline.consume(spark, "second")
+        insert(primary, 4, "not read yet")
+        catch_up(standby, primary)
+        primary.stop("immediate")
+
+        lead_to(standby)
+        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "third")):
+            with pytest.raises(NotPrimary, match=r"is a standby.*docs/failover\.md"):
+                verb()
+        before = pipeline.job().slot_identity()
+        promote(standby)
+        insert(standby, 5, "after")
+        pipeline.consume(spark, "third")
+        assert held(lake) == there(standby)
+        after = pipeline.job().slot_identity()
+        assert (before.timeline, after.timeline) == (1, 2)
+        assert after.app_id == before.app_id
+        # What had landed wasn't landed again: one insert of each table in every run.
+        assert [
+            run.changes for run in pipeline.job().ledger.runs() if run.status == "succeeded" and run.verb == "consume"
+        ] == [2, 2, 4]
+
+        insert(standby, 6, "later")
+        assert look(pipeline.job()).has_work
+        pipeline.consume(spark, "fourth")
+        assert held(lake) == there(standby)
+        assert len(slot_moves(pipeline, "promoted")) == 1
+        assert pipeline.check().is_empty
+        # What the failed server wrote meanwhile is lost, so nothing of it is read.
+        primary.start()
+        insert(primary, 5, "split brain")
+        lead_to(primary)
+        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "fifth")):
+            with pytest.raises(SourceChanged, match="the server from before a failover"):
+                verb()
+
+
+def branch_off(one, other) -> None:
+    """A second standby as of now, which receives nothing any more."""
+    one.stop()
+    other._make_readable()
+    shutil.copy(one.folder / "password", other.folder / "password")
+    shutil.rmtree(other.data, ignore_errors=True)
+    subprocess.run(["cp", "-a", str(one.data), str(other.data)], check=True)
+    with (other.data / "postgresql.auto.conf").open("a") as conf:
+        conf.write("primary_conninfo = ''\n")
+    one.start()
+    other.start()
+
+
+def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
+    """The failed primary becomes the standby of the one that took over, and takes over from that."""
+    failed._run("pg_rewind", "-D", str(failed.data), "--source-server", now.conninfo(), "-R")
+    configure(failed, primary_slot_name="standby", hot_standby_feedback="on")
+    ask(now, "select pg_create_physical_replication_slot('standby')")
+    failed.start()
+    insert(now, 5, "read before going back")
+    pipeline.consume(spark, "sixth")
+    keep_slot(failed, now, "flights")
+    insert(now, 6, "not read yet")
+    catch_up(failed, now)
+    now.stop()
+    promote(failed)
+    lead_to(failed)
+    insert(failed, 7, "back")
+    pipeline.consume(spark, "seventh")
+    assert held(pipeline.file.target.root) == there(failed)
+
+
+@pytest.mark.soak
+def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to):
+    """A lake that is ahead is refused; one whose copy alone is ahead takes that table anew; both are exact in the end.
+
+    ``synchronized_standby_slots`` keeps a lake from being ahead: nothing is given away that the standby hasn't received.
+    """
+    pipeline, second = pipeline_on(lake, failover=True), pipeline_on((tmp_path / "second").as_uri(), failover=True)
+    with servers(newer, 3) as (primary, standby, late):
+        ask(primary.start(), SCHEMA)
+        lead_to(primary)
+        pipeline.setup()
+        follow(standby, primary)
+        pipeline.sync(spark)
+        insert(primary, 2, "read before")
+        pipeline.consume(spark, "first")
+        keep_slot(standby, primary, "flights")
+        catch_up(standby, primary)
+        branch_off(standby, late)
+        shutil.copytree(urlsplit(lake).path, tmp_path / "second")
+        insert(primary, 3, "lost")
+        second.sync(spark, ["app.t"], "to have a copy of what will be lost")
+        pipeline.consume(spark, "second")
+
+        ask(primary, "alter system set synchronized_standby_slots = 'standby'")
+        ask(primary, "select pg_reload_conf()")
+        standby.stop()
+        insert(primary, 4, "not received")
+        with pytest.raises(StandbyAway, match="standby isn't connected"):
+            pipeline.consume(spark, "third")
+        primary.stop("immediate")
+
+        lead_to(late)
+        promote(late)
+        insert(late, 3, "instead")
+        where = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'flights'"
+        before = ask(late, where)
+        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
+            with pytest.raises(SourceChanged, match=r"is ahead of it; copy the tables anew.*docs/failover\.md"):
+                verb()
+        assert (ask(late, where), slot_moves(pipeline, "promoted")) == (before, [])
+
+        second.consume(spark, "fifth")
+        assert held(second.file.target.root) == there(late)
+        (promoted,) = slot_moves(second, "promoted")
+        again = [state for state in second.job().table_rows() if state.table_name == "app.t" and state.reason]
+        assert f"beyond the failover at {Lsn(promoted.lsn)}" in again[-1].reason
+
+        go_back(spark, second, late, primary, lead_to)
+        assert [move.timeline for move in slot_moves(second, "promoted")] == [2, 3]
+
+        # The runbook for the lake that was ahead.
+        pipeline.teardown()
+        pipeline.setup()
+        pipeline.sync(spark)
+        insert(primary, 8, "after the new copy")
+        pipeline.consume(spark, "eighth")
+        assert held(lake) == there(primary)

@@ -1,0 +1,134 @@
+"""Servers that take another's place: standbys that keep the primary's slots and are promoted, restored and upgraded ones."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg
+import tenacity
+from deltalake import DeltaTable
+
+from demo.embedded_postgres import EmbeddedPostgres
+from spark_jobs.pipeline import Pipeline
+from waldelta.pipeline_file import PipelineFile
+
+SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
+
+until = tenacity.retry(
+    retry=tenacity.retry_if_result(lambda done: not done),
+    stop=tenacity.stop_after_delay(60),
+    wait=tenacity.wait_fixed(0.02),
+)
+
+
+@contextmanager
+def servers(version: int, count: int = 2) -> Iterator[list[EmbeddedPostgres]]:
+    """Clusters that aren't made yet, in folders of their own; gone afterwards."""
+    with ExitStack() as stack:
+        made = []
+        for _ in range(count):
+            made.append(EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version, dict(SETTINGS)))
+            stack.callback(made[-1].delete)
+        yield made
+
+
+def ask(server: EmbeddedPostgres, statement: str, dbname: str = "postgres") -> list[tuple]:
+    """Run SQL as superuser and give its rows, if any."""
+    with psycopg.connect(server.conninfo(dbname), autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def follow(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
+    """Make a standby that streams from the primary, through a physical slot, and start it."""
+    standby._make_readable()
+    shutil.copy(primary.folder / "password", standby.folder / "password")
+    standby._run(
+        "pg_basebackup", "-d", primary.conninfo(), "-D", str(standby.data), "-R", "-C", "-S", "standby", "-c", "fast"
+    )
+    configure(standby, hot_standby_feedback="on")
+    standby.start()
+
+
+def configure(server: EmbeddedPostgres, **settings: str) -> None:
+    """Settings for the next start."""
+    with (server.data / "postgresql.conf").open("a") as conf:
+        conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+
+def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, slot: str) -> None:
+    """Let the standby take over where the primary's slot stands, until it keeps it for good.
+
+    The slot must have been moved since the standby was made: PostgreSQL can't keep one that needs older catalogs.
+    """
+    where = f"from pg_replication_slots where slot_name = '{slot}'"
+
+    @until
+    def kept() -> bool:
+        ask(primary, "select pg_log_standby_snapshot()")
+        ask(standby, "select pg_sync_replication_slots()")
+        found = ask(standby, f"select synced and not temporary and invalidation_reason is null {where}")
+        return found == [(True,)]
+
+    kept()
+
+
+def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
+    """Wait until the standby has replayed all that the primary has flushed."""
+    ((flushed,),) = ask(primary, "select pg_current_wal_flush_lsn()::text")
+
+    @until
+    def replayed() -> bool:
+        return ask(standby, f"select pg_last_wal_replay_lsn() >= '{flushed}'::pg_lsn") == [(True,)]
+
+    replayed()
+
+
+def promote(standby: EmbeddedPostgres) -> None:
+    """Make it the primary of a new timeline."""
+    standby._run("pg_ctl", "promote", "-w", "-D", str(standby.data))
+
+
+# The least that a pipeline's role needs; t has a key, u shows by its duplicates what was applied twice.
+SCHEMA = """
+    create role app login replication password 'p';
+    create schema app authorization app;
+    grant create on database postgres to app;
+    set role app;
+    create table app.t (id int primary key, v text);
+    create table app.u (v text);
+    insert into app.t values (1, 'before');
+    insert into app.u values ('before');
+"""
+
+
+def pipeline_on(lake: str, **source) -> Pipeline:
+    tables = [{"name": "app.t"}, {"name": "app.u"}]
+    publication = {"name": "p", "tables": tables, "publish": ["insert", "truncate"]}
+    document = {
+        "pipeline": "flights",
+        "source": {"conn_id": "test_source", "slot": "flights", "publications": [publication], **source},
+        "target": {"root": lake},
+        "quality": {"enabled": False},
+    }
+    return Pipeline(PipelineFile.model_validate(document))
+
+
+def held(lake: str) -> dict[str, list]:
+    """What the targets hold, duplicates included."""
+    return {
+        name: sorted(DeltaTable(f"{lake}/app/{name}").to_pyarrow_table(columns=["v"])["v"].to_pylist()) for name in "tu"
+    }
+
+
+def there(server) -> dict[str, list]:
+    """What the source's tables hold."""
+    return {name: [v for (v,) in ask(server, f'select v from app.{name} order by v collate "C"')] for name in "tu"}
+
+
+def insert(server, number: int, v: str) -> None:
+    ask(server, f"insert into app.t values ({number}, '{v}'); insert into app.u values ('{v}')")
