@@ -65,10 +65,17 @@ def find_promotion(
             f"couldn't be read: {err}; a free place in max_wal_senders is needed ({RUNBOOK})"
         ) from err
     moves = [m for m in job.ledger.slot_lives() if m.slot == identity.slot and m.incarnation == identity.incarnation]
-    last = change_log.last_batch()
-    landed_end = Lsn(change_log.landed_end(last) if last is not None else 0)
-    left_at = judge_history(identity, server, ends, known_ends(life_of(identity.slot, moves), moves), landed_end)
+    known = known_ends(life_of(identity.slot, moves), moves)
+    left_at = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
     return Promotion(replace(identity, timeline=server.timeline), left_at)
+
+
+def _landed_upto(job: Job, change_log: ChangeLog) -> Lsn:
+    """The end of the last transaction that landed in the slot's present life, whatever of the log was dropped since."""
+    floor, highest, cut = job.first_batch(), change_log.highest_batch(), job.ledger.last_cut()
+    # The last batch may be empty, and then says nothing of those before it.
+    landed = change_log.landed_end(highest) if highest > floor else 0
+    return Lsn(max(landed, cut.end_lsn if cut is not None and cut.batch > floor else 0))
 
 
 def judge_history(

@@ -154,6 +154,8 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         insert(primary, 3, "lost")
         second.sync(spark, ["app.t"], "to have a copy of what will be lost")
         pipeline.consume(spark, "second")
+        ask(primary, "create table app.other ()")
+        pipeline.consume(spark, "a batch without rows")
 
         ask(primary, "alter system set synchronized_standby_slots = 'standby'")
         ask(primary, "select pg_reload_conf()")
