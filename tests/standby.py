@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
+from waldelta.idle import look
 from waldelta.pipeline_file import PipelineFile
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
@@ -60,21 +61,24 @@ def configure(server: EmbeddedPostgres, **settings: str) -> None:
         conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
 
-def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, slot: str) -> None:
+def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pipeline) -> None:
     """Let the standby take over where the primary's slot stands, until it keeps it for good.
 
-    The slot must have been moved since the standby was made: PostgreSQL can't keep one that needs older catalogs.
+    PostgreSQL keeps none that needs older catalogs than the standby has: the slot has to pass records of running transactions.
     """
-    where = f"from pg_replication_slots where slot_name = '{slot}'"
+    slot = pipeline.file.source.slot
+    kept = f"select synced and not temporary and invalidation_reason is null from pg_replication_slots where slot_name = '{slot}'"
 
     @until
-    def kept() -> bool:
+    def synchronized() -> bool:
         ask(primary, "select pg_log_standby_snapshot()")
+        ask(primary, "select pg_switch_wal()")  # an idle slot is moved when that frees a file
+        look(pipeline.job())
+        catch_up(standby, primary)
         ask(standby, "select pg_sync_replication_slots()")
-        found = ask(standby, f"select synced and not temporary and invalidation_reason is null {where}")
-        return found == [(True,)]
+        return ask(standby, kept) == [(True,)]
 
-    kept()
+    synchronized()
 
 
 def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from spark_jobs.result import RunFailed
 from tests.standby import SCHEMA, ask, configure, held, insert, pipeline_on, servers, there, until
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.idle import look
@@ -54,12 +55,14 @@ def test_restore(spark, postgres, lake, lead_to):
         lead_to(restored)
         insert(restored, 3, "instead")
         for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "second")):
-            with pytest.raises(SlotMissing):
+            with pytest.raises((SlotMissing, RunFailed), match="does not exist"):
                 verb()
         copied_anew(spark, pipeline, restored, lake, 4)
 
 
-@pytest.mark.parametrize("version, refusal", [(16, SlotMissing), (18, SourceChanged)], ids=["slots lost", "slots kept"])
+@pytest.mark.parametrize(
+    "version, refusal", [(16, "does not exist"), (18, "now leads to system")], ids=["slots lost", "slots kept"]
+)
 def test_major_upgrade(spark, lake, lead_to, version, refusal):
     """pg_upgrade drops logical slots before 17, and makes them anew from 17 on; the system identifier is new either way."""
     pipeline = pipeline_on(lake)
@@ -77,7 +80,7 @@ def test_major_upgrade(spark, lake, lead_to, version, refusal):
         lead_to(new.start())
         insert(new, 3, "after")
         for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "second")):
-            with pytest.raises(refusal):
+            with pytest.raises((SlotMissing, SourceChanged, RunFailed), match=refusal):
                 verb()
         copied_anew(spark, pipeline, new, lake, 4)
 
