@@ -1,4 +1,4 @@
-"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc and _maintenance."""
+"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc, _resync and _maintenance."""
 
 from waldelta_airflow.factory import create_dags
 

@@ -28,7 +28,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waldelta")
 
-VERBS = ("check", "setup", "sync", "consume", "replay", "validate", "maintain", "status", "quarantine", "teardown")
+VERBS = (
+    "check",
+    "setup",
+    "sync",
+    "resync",
+    "consume",
+    "replay",
+    "validate",
+    "maintain",
+    "status",
+    "quarantine",
+    "teardown",
+)
 
 
 def run_and_exit() -> NoReturn:
@@ -90,9 +102,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--interval-start", type=_moment, help="replay: of the runs from here on (UTC unless it says)")
     parser.add_argument("--interval-end", type=_moment, help="replay: and before this")
     parser.add_argument(
-        "--tables", type=lambda text: text.split(","), help="sync, replay, quarantine: these tables, comma-separated"
+        "--tables",
+        type=lambda text: text.split(","),
+        help="sync, resync, replay, quarantine: these tables, comma-separated",
     )
-    parser.add_argument("--reason", help="sync: why, for the ledger")
+    parser.add_argument("--reason", help="sync, resync: why, for the ledger")
     parser.add_argument(
         "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"
     )
@@ -204,8 +218,9 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
     from spark_jobs import flow
     from spark_jobs.maintain import run_maintain
 
-    if options.verb == "sync":
-        return lambda spark, job: flow.run_sync(spark, job, options.tables, options.reason, options.stage)
+    if options.verb in ("sync", "resync"):
+        copy = flow.run_sync if options.verb == "sync" else flow.run_resync
+        return lambda spark, job: copy(spark, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
         return lambda spark, job: flow.consume(spark, job, options.stage)
     if options.verb == REPLAY:

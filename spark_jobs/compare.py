@@ -15,7 +15,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import ddl, quote
-from spark_jobs.target import VARIANT, as_stored
+from spark_jobs.identity import comparable
+from spark_jobs.target import as_stored
 from waldelta.catalog import TableId
 from waldelta.column_names import RAW
 from waldelta.copy import TableCopy, plan_copy, read_chunks
@@ -30,7 +31,7 @@ from waldelta.targets import Target, read_targets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -121,20 +122,8 @@ def _exact(frame: DataFrame, names: Sequence[str], columns: Sequence[str]) -> Da
     """The columns by position, in a form in which equal means identical."""
     types = dict(frame.dtypes)
     return frame.select(
-        *(_identity(name, types[name]).alias(alias) for name, alias in zip(names, columns, strict=True))
+        *(F.expr(comparable(quote(name), types[name])).alias(alias) for name, alias in zip(names, columns, strict=True))
     )
-
-
-def _identity(name: str, spark_type: str) -> Column:
-    column = F.col(quote(name))
-    if spark_type in ("float", "double"):
-        return column.cast("string")  # grouping takes -0.0 for 0.0
-    if spark_type.startswith("map<"):
-        entries = F.array_sort(F.map_entries(column))  # maps have no equality
-        return F.when(F.size(entries) > 0, entries)
-    if spark_type == VARIANT:
-        return F.to_json(column)  # its keys are in order
-    return column
 
 
 def _some_keys(rows: DataFrame, columns: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

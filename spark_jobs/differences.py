@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
 from spark_jobs.identifier import path, quote
+from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import VERBATIM_ROWS, merged_raw
 from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
@@ -100,24 +101,10 @@ def _differences(plan: TargetPlan, *, metadata_columns: bool) -> list[str]:
         if i in shape.key:
             continue
         sent = f"parse_json(s.c{i})" if kind.spark == VARIANT else f"s.c{i}"
-        differs = f"not ({_comparable(f't.{quote(name)}', kind.spark)} <=> {_comparable(sent, kind.spark)})"
+        differs = f"not ({comparable(f't.{quote(name)}', kind.spark)} <=> {comparable(sent, kind.spark)})"
         found.append(f"(not s.u{i} and {differs})" if i in shape.toastable else differs)
     if metadata_columns:
         merged = merged_raw(plan.decode.names, shape)
         found += [f"not (t.{LSN} <=> s.lsn)", f"not (t.{COMMIT_TS} <=> s.commit_ts)"]
-        found.append(f"not ({_entries(f't.{RAW}')} <=> {_entries(f'({merged})')})")
+        found.append(f"not ({comparable_map(f't.{RAW}')} <=> {comparable_map(f'({merged})')})")
     return found
-
-
-def _comparable(value: str, spark_type: str) -> str:
-    if spark_type == VARIANT:
-        return f"to_json({value})"
-    if spark_type in ("float", "double"):
-        # As it is written: -0 isn't 0.
-        return f"cast({value} as string)"
-    return _entries(value) if spark_type.startswith("map<") else value
-
-
-def _entries(value: str) -> str:
-    """A map, which has no equality, as something that has; an empty one as none."""
-    return f"case when size({value}) > 0 then array_sort(map_entries({value})) end"

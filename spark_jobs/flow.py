@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
 from waldelta.fault import fault_point
+from waldelta.gap import describe, gaps_recorded
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
 from waldelta.ledger import BatchCut, now
@@ -39,6 +40,8 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_jobs.sync import SyncResult
+
 log = logging.getLogger(__name__)
 
 _LEFT = (
@@ -51,7 +54,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     """Land and consume everything up to the server's present position."""
     from spark_jobs.drain import drain
 
-    with slot_lock(job) as lock:
+    with gaps_recorded(job), slot_lock(job) as lock:
         source = job.pipeline.source
         with job.connect("health") as connection:
             read_position(connection)  # on a standby the slot's state tells nothing
@@ -206,11 +209,7 @@ def run_sync(
     from spark_jobs.verbatim import count_verbatim
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        failed: SyncFailed | None = None
-        try:
-            copied = sync(spark, job, tables, reason)
-        except SyncFailed as err:
-            copied, failed = list(err.results), err
+        copied, failed = _synced(lambda: sync(spark, job, tables, reason))
         for done in copied:
             name = str(done.table)
             verbatim = count_verbatim(spark, job, name, done.version)
@@ -225,6 +224,64 @@ def run_sync(
     result = _continued(job, "sync", fresh=False)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
+
+
+def run_resync(
+    spark: SparkSession,
+    job: Job,
+    tables: Sequence[str] | None = None,
+    reason: str | None = None,
+    only: Collection[str] | None = None,
+) -> RunResult:
+    """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ, then check them.
+
+    Of all tables that the slot's present life has no copy of, or of these. With a slot that is fine, only the tables.
+    """
+    from spark_jobs.route import translate
+    from spark_jobs.sync import sync
+    from waldelta.resync import renew_slot
+
+    def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        gap = renew_slot(job, translate)
+        if gap is not None:
+            result.warnings.append(
+                f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}: {gap.detail}"
+            )
+        done, failed = _synced(lambda: sync(spark, job, tables, reason or (gap and gap.cause), by_diff=True))
+        for table in done:
+            name, diff = str(table.table), table.diff
+            result.source.add(table.bill)
+            if diff is None:
+                result.tables[name] = TableResult(rows=table.rows, version=table.version)
+                result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
+                continue
+            result.tables[name] = TableResult(
+                diff.inserted,
+                diff.updated,
+                diff.deleted,
+                version=diff.version,
+                compared=diff.compared,
+                unchanged=diff.unchanged,
+            )
+        result.not_applied = sorted(failed.failures) if failed is not None else []
+        written = sum(table.rows if table.diff is None else table.diff.written for table in done)
+        stage.detail = (
+            f"{len(done)} tables, {written} rows written or removed; slot {'made anew' if gap else 'as it was'}"
+        )
+        if failed is not None:
+            raise failed
+
+    result = _continued(job, "resync", fresh=False)
+    stages: dict[str, Stage] = {"resync": resync_stage, "check": check_stage, "report": report_stage}
+    return run_stages(spark, job, result, stages, only)
+
+
+def _synced(copy: Callable[[], list[SyncResult]]) -> tuple[list[SyncResult], SyncFailed | None]:
+    """What was copied, and the error that names the rest."""
+    try:
+        return copy(), None
+    except SyncFailed as err:
+        return cast("list[SyncResult]", list(err.results)), err
 
 
 def run_validate(spark: SparkSession, job: Job) -> RunResult:

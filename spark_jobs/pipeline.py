@@ -78,6 +78,18 @@ class Pipeline:
 
         return run_sync(spark, self.job(run_id), tables, reason)
 
+    def resync(
+        self,
+        spark: SparkSession,
+        tables: Sequence[str] | None = None,
+        reason: str | None = None,
+        run_id: str | None = None,
+    ) -> RunResult:
+        """Go on after the slot was lost, or the source is another: a new slot, and targets mended by the rows that differ."""
+        from spark_jobs.flow import run_resync
+
+        return run_resync(spark, self.job(run_id), tables, reason)
+
     def consume(self, spark: SparkSession, run_id: str | None = None, stage: str | None = None) -> RunResult:
         """Land, consume, apply and check everything up to the server's present position."""
         from spark_jobs.flow import consume

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
-from spark_jobs.collapse import EventShape
 from spark_jobs.drain import Drained, drain
-from spark_jobs.merge import CommitTag, merge_statement, tagged, with_variants
+from spark_jobs.merge import CommitTag
+from spark_jobs.merge_rows import merge_rows
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.repair_rows import (
     ENTERS,
@@ -39,7 +39,6 @@ from spark_jobs.repair_rows import (
 )
 from spark_jobs.stretch import Stretches
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of, unpublished_columns
-from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import read_commit, read_untouched
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_touched
@@ -304,17 +303,9 @@ def _commit(
 def _merge(
     spark: SparkSession, job: Job, rows: RepairRows, state: TableState, folder: str, counts: dict[str, int]
 ) -> TargetCut:
-    names = [name for name, _ in rows.copy.columns]
-    shape = EventShape(len(names), tuple(names.index(column) for column, _ in rows.key), ())
-    variants = [f"c{i}" for i, (_, kind) in enumerate(rows.copy.columns) if kind.spark == VARIANT]
-    source = with_variants(f"parquet.`{folder}`", variants)
     # An application of its own, since Delta would skip a second commit under one version.
     app_id = f"{job.slot_identity().app_id}:repair:{state.table_name}:{state.generation}"
     tag = CommitTag(app_id, 1, job.run_id, counts=counts)
-    statement = merge_statement(
-        uri_of(job, state.table_name), source, names, shape, metadata_columns=job.pipeline.target.metadata_columns
-    )
-    with tagged(spark, tag):
-        spark.sql(statement).collect()
     # A touched key that the target never had isn't a change that was skipped.
+    merge_rows(spark, uri_of(job, state.table_name), rows.copy, [column for column, _ in rows.key], folder, tag)
     return replace(read_commit(job, state, tag), skipped=0)

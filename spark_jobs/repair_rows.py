@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.decode import typed_key
 from spark_jobs.identifier import ddl, quote
+from spark_jobs.merge_rows import staged_names
 from spark_jobs.row_filter import spark_condition
 from waldelta.copy import TableCopy, plan_copy
 from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
@@ -170,7 +171,7 @@ def stage_rows(
 ) -> None:
     """Write the rows that enter, and those of touched keys, as the snapshot has them; columns ``c<i>`` and ours."""
     conninfo, copy, pid, count = job.conninfo, rows.copy, holder.pid, min(len(rows.choices), _MOST_TASKS)
-    names = _staged_names(copy)
+    names = staged_names(copy)
     tasks = [rows.choices[n::count] for n in range(count)]
     again, key = rows.again, rows.key
 
@@ -191,11 +192,6 @@ def stage_rows(
     if touched:
         keys = spark.read.parquet(f"{staged}/touched")
         keys.mapInArrow(read_again, schema).write.mode("overwrite").parquet(f"{staged}/again")
-
-
-def _staged_names(copy: TableCopy) -> list[str]:
-    metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
-    return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
 
 
 def stage_net(

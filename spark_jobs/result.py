@@ -32,6 +32,10 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "quarantined": "quarantined", "version": "version",
     },
     "quarantine": {"restored": "inserted", "corrected": "updated", "removed": "deleted", "version": "version"},
+    "resync": {
+        "rows compared": "compared", "inserted": "inserted", "updated": "updated", "deleted": "deleted",
+        "unchanged": "unchanged", "rows copied": "rows", "version": "version",
+    },
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
 
@@ -62,6 +66,9 @@ class TableResult:
     quarantined: int = 0
     # Rows with a value that its column's type can't hold: it stands in _wd_raw.
     verbatim: int = 0
+    # Of a resync that mended it: rows of the snapshot that it was compared with, and those that it held as they are.
+    compared: int | None = None
+    unchanged: int | None = None
 
     @property
     def changed(self) -> bool:

@@ -20,7 +20,9 @@ import pyarrow as pa
 import tenacity
 
 from spark_jobs.route import plan_routing
+from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
 from spark_jobs.target import (
+    Written,
     as_stored,
     has_deletion_vectors,
     prepare_target,
@@ -35,6 +37,7 @@ from waldelta.connection import describe
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
 from waldelta.fault import fault_point
+from waldelta.gap import close_gaps
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import StorageState, TableState, now
@@ -79,6 +82,32 @@ class SyncResult:
     storage: StorageState | None = None
     target_filter: str | None = None
     bill: SourceBill = field(default_factory=SourceBill)
+    # Of a table that was mended: what differed, and was all that was written. None: it was copied as a whole.
+    diff: RowDiff | None = None
+    # Why it was, though a diff was asked for.
+    whole: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to copy a table as one of its generations; ``version`` counts up over both."""
+
+    generation: int
+    number: int
+
+    @property
+    def version(self) -> int:
+        """Delta's transaction version of what the attempt commits."""
+        return self.generation * _ATTEMPTS_PER_GENERATION + self.number
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A table to be copied, why, and, where its rows are to be compared first, its copy before."""
+
+    table_id: TableId
+    reason: str | None
+    former: Former | None
 
 
 def sync(
@@ -87,10 +116,13 @@ def sync(
     tables: Sequence[str] | None = None,
     reason: str | None = None,
     *,
+    by_diff: bool = False,
     old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
 ) -> list[SyncResult]:
     """Copy these tables, or without names those that were never copied to the end; returns what was copied.
 
+    ``by_diff``: tables that were copied before, in whatever life of the slot, are compared with the snapshot, and only the
+    rows that differ are written, where that is exact (see snapshot_diff).
     A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
     for a table that isn't published; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
     """
@@ -98,6 +130,7 @@ def sync(
     with job.connect("sync") as connection:
         wanted = _choose(_read_targets(connection, job), job, tables)
         if not wanted:
+            close_gaps(job)
             return []
         check_writable(job.pipeline.target.root)
         settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
@@ -105,30 +138,39 @@ def sync(
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = {}
     ledger_lock = threading.Lock()
+    copied = {row.table_name: row for row in job.ledger.table_rows() if row.status == SYNCED} if by_diff else {}
 
     def one(wanted: Target) -> None:
         try:
-            results.append(_sync_locked(spark, job, wanted.id, reason, ledger_lock, settled))
+            former = Former(copied.get(str(wanted.id))) if by_diff else None
+            results.append(_sync_locked(spark, job, _Order(wanted.id, reason, former), ledger_lock, settled))
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
         except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
             log.exception("table=%s", wanted.id)
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
-    # The largest first, so that the small ones fill the gaps at its end.
-    with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+    # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
+    with ThreadPoolExecutor(1 if by_diff else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
         for future in [pool.submit(one, table) for table in sorted(wanted, key=lambda t: -t.table.size_bytes)]:
             future.result()
     if failures:
         raise SyncFailed(failures, results)
+    close_gaps(job)
     return sorted(results, key=lambda result: result.table)
 
 
 def sync_table(
-    spark: SparkSession, job: Job, table_id: TableId, generation: int, attempt: int, settled: Settled
+    spark: SparkSession,
+    job: Job,
+    table_id: TableId,
+    attempt: Attempt,
+    settled: Settled,
+    former: Former | None = None,
 ) -> tuple[SyncResult, Target]:
     """Copy what feeds one target from one snapshot of its own and replace the target with it, in one commit.
 
+    With its ``former`` copy, only the rows that differ are written, where that is exact.
     Raises SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is committed
     then. Published columns, filter and leaves are those that the snapshot sees. SnapshotLost too when it sees
     publications that were altered after they had ``settled``.
@@ -152,23 +194,30 @@ def sync_table(
         lsn = holder.lsn.value if target.metadata_columns else None
         copy = plan_copy(table, holder.snapshot_id, files, lsn, options, where)
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_CHUNK), BYTES_PER_CHUNK)
-        log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, generation,
+        log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, attempt.generation,
                  holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
         count = max(1, len(tasks))
         reader = _reader(job.conninfo, copy, tasks, holder.pid)
-        frame = spark.range(0, count, 1, count).mapInArrow(reader, target_schema(columns))
-        frame = as_stored(frame, [(c.name, c.spark_type) for c in columns])
+        rows = spark.range(0, count, 1, count).mapInArrow(reader, target_schema(columns))
+        frame = as_stored(rows, [(c.name, c.spark_type) for c in columns])
         metadata = {
-            "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": generation,
-            "attempt": attempt, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
+            "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": attempt.generation,
+            "attempt": attempt.number, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
         }  # fmt: skip
         # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
-        txn = (f"{job.slot_identity().app_id}:sync:{table_id}", generation * _ATTEMPTS_PER_GENERATION + attempt)
+        txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
         fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
-            written = replace_target(spark, uri, frame, txn, metadata)
-        if marked and not marks:  # only now: there are none left
-            set_deletion_vectors(spark, uri, wanted=False)
+            diff: RowDiff | str | None = None
+            if former is not None:
+                begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
+                diff = mend_target(spark, job, begun, former, (copy, rows, frame), txn[1])
+            if isinstance(diff, RowDiff):
+                written = Written(diff.version, diff.compared, 0)
+            else:
+                written = replace_target(spark, uri, frame, txn, metadata)
+                if marked and not marks:  # only now: there are none left
+                    set_deletion_vectors(spark, uri, wanted=False)
         check_unaltered(job, fed, membership)
         with job.connect("sync") as connection:
             age = xmin_age(connection, holder.snapshot)
@@ -176,9 +225,10 @@ def sync_table(
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
             SyncResult(
-                table_id, generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
-                seconds, attempt, table.relation_ids, storage, to_text(where),
+                table_id, attempt.generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
+                seconds, attempt.number, table.relation_ids, storage, to_text(where),
                 SourceBill(snapshot_seconds=seconds, xmin_age=age),
+                diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None,
             ),
             fed,
         )  # fmt: skip
@@ -187,13 +237,12 @@ def sync_table(
 def _sync_locked(
     spark: SparkSession,
     job: Job,
-    table_id: TableId,
-    reason: str | None,
+    order: _Order,
     ledger_lock: threading.Lock,
     settled: Settled,
 ) -> SyncResult:
     """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost."""
-    name = str(table_id)
+    table_id, reason, name = order.table_id, order.reason, str(order.table_id)
 
     def record(status: str, generation: int, after: TableState | None, **details: Any) -> TableState:
         # One writer at a time: appends to one Delta table from several threads would only collide.
@@ -218,7 +267,7 @@ def _sync_locked(
                     if number > 1:
                         with job.connect("sync") as connection:
                             settled = settle_again(connection, settled)
-                    result, fed = sync_table(spark, job, table_id, generation, number, settled)
+                    result, fed = sync_table(spark, job, table_id, Attempt(generation, number), settled, order.former)
         except Exception as err:
             with suppress(LateWriter):  # the table is another run's meanwhile
                 record(FAILED, generation, begun, reason=f"{type(err).__name__}: {first_line(err)}")

@@ -143,7 +143,7 @@ def replace_target(
     try:
         writer.save(uri)
     except Exception as err:
-        raise _write_error(uri, err) from None
+        raise write_error(uri, err) from None
     written = _read_commit(spark, uri, user_metadata)
     sync_commit(uri, written.version)
     return written
@@ -172,7 +172,8 @@ def _plainly_typed(frame: DataFrame) -> DataFrame:
     )
 
 
-def _write_error(uri: str, err: Exception) -> WaldeltaError:
+def write_error(uri: str, err: Exception) -> WaldeltaError:
+    """What went wrong while a target was written, by name: an error of a task, another writer, or the lake."""
     if (named := named_error(err)) is not None:
         return named
     if is_conflict(err):

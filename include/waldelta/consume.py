@@ -106,8 +106,8 @@ def check_landed(connection: Connection, source: Source, move: SlotMove, landed:
     if not _agree(connection, held, landed):
         raise ConsumeMismatch(
             f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
-            "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and initial sync "
-            "start from a fresh copy"
+            "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
+            "start afresh"
         )
 
 

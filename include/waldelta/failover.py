@@ -96,7 +96,7 @@ def judge_history(
         raise SourceChanged(
             f"{_moved(identity, server)}, which left the former at {left_at}, but the lake holds changes up to {landed_end}: "
             f"the server lost {landed_end - left_at} bytes of WAL at the failover that have landed, so the lake is ahead of "
-            f"it; copy the tables anew, and see synchronized_standby_slots for the next time ({RUNBOOK})"
+            f"it; run resync, and see synchronized_standby_slots for the next time ({RUNBOOK})"
         )
     return left_at
 
@@ -137,7 +137,7 @@ def _not_followed(identity: SlotIdentity, server: ServerPosition, slot: SlotStat
     """Why another server isn't even a candidate."""
     if identity.system_identifier != server.system_identifier:
         return (
-            "positions of one mean nothing on the other; point the connection back, or run teardown, setup and initial sync "
+            "positions of one mean nothing on the other; point the connection back, or run resync "
             f"(after a major upgrade or a restore: {RUNBOOK})"
         )
     if server.timeline < identity.timeline:
@@ -148,7 +148,7 @@ def _not_followed(identity: SlotIdentity, server: ServerPosition, slot: SlotStat
     if slot is None or not slot.synced:
         return (
             "its slot wasn't kept up to date by PostgreSQL's slot synchronization (source.failover), so nothing shows where "
-            f"it stands; point the connection back, or run teardown, setup and initial sync ({RUNBOOK})"
+            f"it stands; point the connection back, or run resync ({RUNBOOK})"
         )
     return None
 

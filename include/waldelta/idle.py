@@ -19,6 +19,7 @@ from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
 from waldelta.errors import StateError
+from waldelta.gap import gaps_recorded
 from waldelta.job import Job
 from waldelta.leaves import with_leaves
 from waldelta.ledger import TableState, now
@@ -64,7 +65,7 @@ def look(job: Job) -> Look:
     source, ledger = job.pipeline.source, job.ledger
     identity = job.slot_identity()
     change_log = job.change_log(identity)
-    with job.connect("look") as connection, slot_lock(job):
+    with gaps_recorded(job), job.connect("look") as connection, slot_lock(job):
         server = read_position(connection)
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         tell(slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()))

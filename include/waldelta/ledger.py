@@ -1,7 +1,7 @@
 """The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
 
 ``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync, ``batches`` the
-consistent cuts, ``runs`` what each run did. Rows are never changed; the latest one counts, and maintenance drops old ones
+consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost. Rows are never changed; the latest one counts, and maintenance drops old ones
 that nothing depends on (``ledger_upkeep``).
 """
 
@@ -275,8 +275,40 @@ class Run:
     )  # fmt: skip
 
 
-Row = SlotMove | TableState | BatchCut | Run
-R = TypeVar("R", SlotMove, TableState, BatchCut, Run)
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A stretch of the stream that the lake lacks and that this life of the slot no longer gives.
+
+    ``from_lsn`` is the landed end, ``to_lsn`` where slot or server stood when it was found; None where the server's positions
+    don't go on from ours. Closed, ``to_lsn`` is where the slot's next life began.
+    """
+
+    at: datetime
+    run_id: str
+    status: str  # open, closed
+    slot: str
+    system_identifier: str
+    timeline: int
+    incarnation: str
+    from_lsn: int
+    to_lsn: int | None
+    cause: str  # the error's class
+    detail: str
+    remedy: str
+
+    table: ClassVar[str] = "gaps"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", _UTC), ("run_id", pa.string()), ("status", pa.string()), ("slot", pa.string()),
+            ("system_identifier", pa.string()), ("timeline", pa.int64()), ("incarnation", pa.string()),
+            ("from_lsn", pa.int64()), ("to_lsn", pa.int64()), ("cause", pa.string()), ("detail", pa.string()),
+            ("remedy", pa.string()),
+        ]
+    )  # fmt: skip
+
+
+Row = SlotMove | TableState | BatchCut | Run | Gap
+R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap)
 
 
 class Ledger:
@@ -310,6 +342,18 @@ class Ledger:
     def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
         """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter when that isn't so any more."""
         self._table(BatchCut).append(asdict(row), Newest(after.at if after is not None else None))
+
+    def append_gap(self, row: Gap, after: Gap | None) -> None:
+        """Add a gap's row behind the newest one of that life of the slot (None: it is the first).
+
+        Raises LateWriter, and adds nothing, when another run has written one meanwhile.
+        """
+        life = (pc.field("slot") == row.slot) & (pc.field("incarnation") == row.incarnation)
+        self._table(Gap).append(asdict(row), Newest(after.at if after is not None else None, life))
+
+    def gaps(self, slot: str) -> list[Gap]:
+        """All rows on gaps of a slot, oldest first."""
+        return self._read(Gap, pc.field("slot") == slot)
 
     def slot_moves(self) -> list[SlotMove]:
         """All moves, oldest first."""

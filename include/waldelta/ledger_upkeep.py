@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from waldelta.expectation_results import prune_expectation_results
-from waldelta.ledger import BatchCut, ColumnState, Ledger, Run, SlotMove, TableState
+from waldelta.ledger import BatchCut, ColumnState, Gap, Ledger, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
 
@@ -25,6 +25,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
         + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
         + ledger.prune(Run, lambda rows: keep_runs(rows, oldest))
+        + ledger.prune(Gap, lambda rows: keep_gaps(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
     )
@@ -55,6 +56,12 @@ def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | Non
     """The newest cut, which watermarks rest on, and those by which the change log's old batches will be told."""
     held = [first_batch is not None and cut.batch >= first_batch for cut in cuts]
     return [cut.at >= oldest or held[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
+
+
+def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:
+    """The newest row of each of the slot's lives: an open one is still to be made up for."""
+    newest = set({(gap.slot, gap.incarnation): i for i, gap in enumerate(gaps)}.values())
+    return [gap.at >= oldest or i in newest for i, gap in enumerate(gaps)]
 
 
 def keep_runs(runs: Sequence[Run], oldest: datetime) -> list[bool]:

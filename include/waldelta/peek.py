@@ -246,7 +246,7 @@ def _publication_gone(slot: str, publication: str) -> PublicationGone:
         f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is read: it was dropped, or "
         f"created after changes that wait there, which before PostgreSQL 18 can't be decoded by its name any more. If it is "
         f"new to the pipeline file, take it out, let a run consume what waits, put it back, and sync its tables. If it "
-        f"was dropped, perhaps created anew: teardown, setup, initial sync"
+        f"was dropped, perhaps created anew: teardown, setup, resync"
     )
 
 

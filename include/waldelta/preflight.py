@@ -162,7 +162,7 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
     if server.version < 170000:
         yield problem(
             f"source.failover needs PostgreSQL 17 or later, this is {server.settings.get('server_version')}: leave it out, or "
-            "upgrade the server; without it the tables are copied anew after a failover (docs/failover.md)"
+            "upgrade the server; without it a failover takes a resync of all tables (docs/failover.md)"
         )
         return
     if pipeline.source.options.two_phase and server.version < 180000:
@@ -186,7 +186,7 @@ def _server_warnings(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Fi
         yield warning(
             f"max_slot_wal_keep_size is -1: while the pipeline pauses, its slot holds WAL until the disk is full; slots "
             f"hold {size(server.retained_bytes)} now{speed}. To bound it: alter system set max_slot_wal_keep_size = "
-            f"'{limits.critical_mb}MB' and reload; beyond that the slot is lost and the targets are copied anew"
+            f"'{limits.critical_mb}MB' and reload; beyond that the slot is lost, and a resync has to compare all tables"
         )
     for setting, remedy in TIMEOUTS.items():
         if (value := server.number(setting)) > 0:
@@ -210,7 +210,7 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
         yield problem(str(err))
         return
     if slot.wal_status == "lost" or slot.invalidation_reason:
-        yield problem(f"slot {slot.name!r} is lost: run teardown, then setup and the initial sync")
+        yield problem(f"slot {slot.name!r} is lost: run resync")
     if slot.two_phase != pipeline.source.options.two_phase:
         yield problem(
             f"slot {slot.name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says "

@@ -60,7 +60,7 @@ def recover(
         if landed_end > server.flush_lsn.value:
             raise SourceChanged(
                 f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at {server.flush_lsn}: it was "
-                f"restored to an earlier state; drop the slot and run setup and initial sync again"
+                f"restored to an earlier state; run resync"
             )
         if landed_end > confirmed.value:
             log.info(
@@ -117,6 +117,6 @@ def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
     if confirmed > furthest:
         raise SlotGap(
             f"slot {identity.slot!r} stands at {confirmed}, beyond {furthest}, the furthest this pipeline ever moved it: "
-            f"changes in {LsnRange(furthest, confirmed)} were consumed by somebody else, or the slot was recreated; run "
-            f"teardown, setup and initial sync to start from a fresh copy"
+            f"changes in {LsnRange(furthest, confirmed)} were consumed by somebody else, or the slot was recreated; find "
+            f"out who it was, and run resync"
         )

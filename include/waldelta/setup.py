@@ -17,10 +17,10 @@ import psycopg
 import tenacity
 
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
+from waldelta.fault import fault_point
 from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
-from waldelta.ledger import now
 from waldelta.locks import slot_lock
 from waldelta.pipeline_file import Publication
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
@@ -37,14 +37,14 @@ from waldelta.publication import (
 )
 from waldelta.setup_slot import (
     copy_that_stays,
+    end_life,
     ensure_slot,
     failover_to_set,
     judge_history,
-    made_here,
     slot_life,
     slot_that_stays,
 )
-from waldelta.slot import PLUGIN, check_ours, drop_slot, read_slot
+from waldelta.slot import PLUGIN, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.target_preflight import plan_targets
@@ -136,14 +136,17 @@ def _on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
+def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False) -> SetupPlan:
     """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked.
 
-    ``translate`` judges whether Spark can evaluate a target's filter.
+    ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that there is will be replaced.
     """
     pipeline = job.pipeline
-    actual, slot = read_publications(conn), read_slot(conn, pipeline.source.slot)
+    actual, held = read_publications(conn), read_slot(conn, pipeline.source.slot)
+    slot = None if renew else held
     facts = read_facts(conn, pipeline, actual, slot)
+    if renew and held is not None:
+        facts = replace(facts, server=replace(facts.server, used_slots=facts.server.used_slots - 1))
     findings: list[Finding] = []
     in_force: dict[str, PublicationState] = {}
     for entry in pipeline.source.publications:
@@ -164,7 +167,8 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable) ->
         findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
         fed = planned.describe()
     findings += _forgotten(job, actual)
-    findings += judge_history(job, slot)
+    if not renew:
+        findings += judge_history(job, slot)
     return SetupPlan(
         findings=tuple(dict.fromkeys(findings)),
         statements=plan_publications(managed, actual),
@@ -184,17 +188,25 @@ def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job):
-        plan = plan_setup(conn, job, translate)
-        plan.require()
-        for text in plan.warnings:
-            log.warning("%s", text)
-        # Before the publications change for others: whoever dies in between has at most recorded too much.
-        run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
-        _record_removed(conn, job)  # what a DBA changed by hand
-        ensure_slot(conn, job)
-        if plan.alter_failover is not None:
-            alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
-            log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
+        return carry_out(conn, job, translate)
+
+
+def carry_out(conn: Connection, job: Job, translate: Translate, *, renew: bool = False) -> SetupPlan:
+    """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the slot anew."""
+    plan = plan_setup(conn, job, translate, renew=renew)
+    plan.require()
+    for text in plan.warnings:
+        log.warning("%s", text)
+    if renew:
+        end_life(conn, job)
+    # Before the publications change for others: whoever dies in between has at most recorded too much.
+    run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
+    _record_removed(conn, job)  # what a DBA changed by hand
+    fault_point("setup.publications")
+    ensure_slot(conn, job)
+    if plan.alter_failover is not None:
+        alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
+        log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
     return plan
 
 
@@ -214,15 +226,9 @@ def teardown(conn: Connection, job: Job) -> list[str]:
                 f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped: let its owner run "
                 "drop publication, then run teardown again"
             )
-        if moves and moves[-1].event != "dropped":
-            if made_here(moves):
-                # The slot goes first: once the publications are gone, it could not be read any more.
-                found = read_slot(conn, slot)
-                if found is not None:
-                    check_ours(found)
-                    drop_slot(conn, slot)
-                    dropped.append(f"slot {slot}")
-            job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
+        # The slot goes first: once the publications are gone, it could not be read any more.
+        if end_life(conn, job):
+            dropped.append(f"slot {slot}")
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
         return dropped + slot_that_stays(read_slot(conn, slot), moves) + copy_that_stays(conn, slot)
@@ -312,7 +318,7 @@ def _too_late(managed: Sequence[PublicationState], facts: Facts) -> Iterable[Fin
         yield problem(
             f"publication {name!r} would be younger than slot {facts.slot.name!r}: before PostgreSQL 18 changes that "
             "wait in the slot could not be decoded any more; add its tables to a publication that this slot reads "
-            "already, or run teardown, setup and the initial sync"
+            "already, or run teardown, setup and resync"
         )
 
 

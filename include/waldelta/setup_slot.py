@@ -17,7 +17,7 @@ from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
 from waldelta.pipeline_file import Source
 from waldelta.server import read_position
-from waldelta.slot import PLUGIN, SlotState, create_slot, read_slot
+from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,21 @@ def slot_life(job: Job) -> list[SlotMove]:
 def made_here(moves: Sequence[SlotMove]) -> bool:
     """Whether the slot's present life began with its creation by this pipeline."""
     return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
+
+
+def end_life(conn: Connection, job: Job) -> bool:
+    """End the slot's present life: drop it where this pipeline made it, and record that; whether it was dropped.
+
+    Raises SlotForeign and SlotInUse, and changes nothing then.
+    """
+    name, moves, dropped = job.pipeline.source.slot, slot_life(job), False
+    if not moves or moves[-1].event == "dropped":
+        return False
+    if made_here(moves) and (found := read_slot(conn, name)) is not None:
+        check_ours(found)
+        dropped = drop_slot(conn, name)
+    job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
+    return dropped
 
 
 def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
@@ -68,12 +83,12 @@ def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
     if alive and slot is None:
         yield problem(
             f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes since then are lost to "
-            "the lake; run teardown, then setup and the initial sync, which copies the tables anew"
+            "the lake; run resync, which makes the slot anew and mends the targets"
         )
     if alive and slot is not None and slot.system_identifier != moves[-1].system_identifier:
         yield problem(
             f"slot {name!r} was set up on system {moves[-1].system_identifier}, the connection now leads to system "
-            f"{slot.system_identifier}: point the connection back, or run teardown, setup and the initial sync"
+            f"{slot.system_identifier}: point the connection back, or run resync"
         )
     if alive or slot is None or _is_half_made(moves, slot):
         return

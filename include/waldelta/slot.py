@@ -120,18 +120,20 @@ def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = 
     A reader that an earlier attempt of ours left behind doesn't count as use: whoever holds the slot's lock ends it.
     """
     if slot is None:
-        raise SlotMissing(f"slot {name!r} does not exist: run setup, then the initial sync")
+        raise SlotMissing(
+            f"slot {name!r} does not exist: run resync; if it was never made, run setup, then the initial sync"
+        )
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         raise SlotLost(
             f"slot {name!r} is lost ({slot.invalidation_reason or 'wal_status=lost'}): changes since "
-            f"{slot.confirmed_flush_lsn} are gone; run teardown, setup and the initial sync again, and raise "
-            "max_slot_wal_keep_size or run more often"
+            f"{slot.confirmed_flush_lsn} are gone; run resync, and raise max_slot_wal_keep_size or run "
+            "more often"
         )
     if two_phase is not None and slot.two_phase != two_phase:
         raise ConfigError(
             f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says otherwise: "
-            "correct source.options.two_phase, or run teardown, setup and the initial sync, which makes the slot anew"
+            "correct source.options.two_phase, or run teardown and setup, which make the slot anew, then resync"
         )
     if slot.standbys_away:
         raise StandbyAway(

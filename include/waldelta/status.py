@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from waldelta.errors import SlotMissing
+from waldelta.gap import open_gaps
 from waldelta.job import Job
-from waldelta.ledger import now
+from waldelta.ledger import Gap, now
+from waldelta.lsn import Lsn
 from waldelta.quarantine import Quarantine
 from waldelta.server import ServerPosition, read_position
 from waldelta.slot import SlotState, read_slot
@@ -32,6 +33,7 @@ def read_status(job: Job) -> dict[str, Any]:
     return {
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server),
+        "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
         "last_run": None if run is None else {
@@ -54,9 +56,21 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
     }
 
 
+def _gap(gap: Gap) -> dict[str, Any]:
+    return {
+        "since": gap.at.isoformat(),
+        "run_id": gap.run_id,
+        "from_lsn": str(Lsn(gap.from_lsn)),
+        "to_lsn": str(Lsn(gap.to_lsn)) if gap.to_lsn is not None else None,
+        "cause": gap.cause,
+        "detail": gap.detail,
+        "remedy": gap.remedy,
+    }
+
+
 def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str, Any]:
     if slot is None:
-        raise SlotMissing(f"slot {job.pipeline.source.slot!r} does not exist: run setup first")
+        return {"name": job.pipeline.source.slot, "wal_status": "missing"}
     limits, move, at = job.pipeline.slot_limits, job.ledger.last_move(), now()
     return {
         "name": slot.name,

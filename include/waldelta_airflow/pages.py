@@ -45,6 +45,16 @@ moves the slot, so that an idle table holds no WAL); otherwise land â†’ apply â†
 - **A backfill**, or a run that is cleared after it ended well, *replays*: from the change log it derives anew what the runs of its
   interval changed, and mends rows that differ. It leaves the slot alone and can be repeated; an interval without runs ends green at once.
 """,
+    "resync": """\
+Goes on after the stream broke: the slot was lost, dropped or moved by somebody else, or the source was restored or is another
+server (`SlotLost`, `SlotMissing`, `SlotGap`, `SourceChanged` in `{name}_cdc`). Makes the slot anew, compares each table with its target by
+key, and writes only the rows that differ; what has no key, or other columns, is copied as a whole.
+
+- **tables**: which ones to mend, as `schema.table`; empty: all that the new slot has no copy of.
+- **reason**: kept in the ledger beside the copy.
+- With a slot that is fine, nothing is made anew: then it only mends the tables that are named, or waiting.
+- *If it fails*: run it again; finished tables aren't compared again.
+""",
     "maintenance": """\
 Compacts and cleans the targets and the pipeline's own tables, and removes old reports. It never goes below the
 promised retention: the change log reaches back {days} days, time travel {hours} hours.

@@ -1,4 +1,4 @@
-"""The four DAGs of one pipeline; each builder shows its tasks in the order of the flow."""
+"""The five DAGs of one pipeline; each builder shows its tasks in the order of the flow."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Job:
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError for its notifiers."""
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
-    return [_setup(job), _initial_sync(job), _cdc(job), _maintenance(job)]
+    return [_setup(job), _initial_sync(job), _cdc(job), _resync(job), _maintenance(job)]
 
 
 def _setup(job: _Job) -> DAG:
@@ -103,18 +103,29 @@ def _setup(job: _Job) -> DAG:
 
 
 def _initial_sync(job: _Job) -> DAG:
-    with job.dag("initial_sync", None, params={"tables": _TABLES, "reason": _REASON}) as dag:
-        sync = job.task(
-            "sync",
-            "sync",
-            stage="sync",
+    return _copies(job, "initial_sync", "sync")
+
+
+def _resync(job: _Job) -> DAG:
+    # It makes the slot anew, as set_up makes it.
+    return _copies(job, "resync", "resync", pool=job.pipeline.pool)
+
+
+def _copies(job: _Job, kind: str, verb: str, **kwargs: Any) -> DAG:
+    """A DAG whose first stage, named like its verb, copies tables."""
+    with job.dag(kind, None, params={"tables": _TABLES, "reason": _REASON}) as dag:
+        copy = job.task(
+            verb,
+            verb,
+            stage=verb,
             first=True,
             options={"tables": "{{ (params.tables or []) | join(',') }}", "reason": "{{ params.reason or '' }}"},
             execution_timeout=settings.SYNC_TIMEOUT,
+            **kwargs,
         )
         # What was copied beside a table that failed is checked and told, once the last retry has ended.
-        check = job.task("check", "sync", stage="check", trigger_rule=TriggerRule.ALL_DONE)
-        _close(sync, check, job.report("sync"))
+        check = job.task("check", verb, stage="check", trigger_rule=TriggerRule.ALL_DONE)
+        _close(copy, check, job.report(verb))
     return dag
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spark_jobs.command_line import main
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from waldelta.errors import SlotMissing
@@ -61,10 +60,8 @@ def test_the_page(spark, database, lake, tmp_path):
     for line in shell.splitlines():
         command, verb, named = re.fullmatch(r"(python -m spark_jobs) (\w+) (FILE)", line).groups()
         assert (command, named) == ("python -m spark_jobs", "FILE")
-        if verb == "sync":  # in this session instead of one of its own
-            pipeline.sync(spark, tables=None)
-        else:
-            assert main([verb, str(file)]) == 0
+        assert verb == "resync"  # in this session instead of one of its own
+        assert pipeline.resync(spark).tables["public.t"].inserted == 6
     assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 7
     database.execute("insert into t values (8)")
     pipeline.consume(spark)

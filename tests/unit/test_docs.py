@@ -12,7 +12,7 @@ import waldelta.errors
 from spark_jobs.command_line import VERBS
 from waldelta.errors import WaldeltaError
 from waldelta.failure import REMEDIES
-from waldelta.ledger import BatchCut, ColumnState, Run, SlotMove, TableState, TargetCut
+from waldelta.ledger import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
 from waldelta.pipeline_file import Options, PipelineFile, Publication, Source, Target
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,9 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
     assert [key for key in model.model_fields if not re.search(rf"`[\w.]*\b{key}\b", text)] == []
 
 
-@pytest.mark.parametrize("row", [SlotMove, TableState, BatchCut, Run, ColumnState, TargetCut], ids=lambda r: r.__name__)
+@pytest.mark.parametrize(
+    "row", [SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut], ids=lambda r: r.__name__
+)
 def test_every_ledger_column_is_explained(row):
     text = (ROOT / "docs/architecture.md").read_text()
     assert [

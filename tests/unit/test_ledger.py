@@ -12,12 +12,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from waldelta import ledger_table
 from waldelta.errors import LateWriter
+from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import (
     AttributeState,
     BatchCut,
     ColumnState,
     FileState,
+    Gap,
     LabelState,
     Ledger,
     Run,
@@ -27,7 +29,7 @@ from waldelta.ledger import (
     TargetCut,
     now,
 )
-from waldelta.ledger_upkeep import keep_cuts, keep_moves, keep_states, prune_ledger
+from waldelta.ledger_upkeep import keep_cuts, keep_gaps, keep_moves, keep_states, prune_ledger
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -48,6 +50,10 @@ def state(table: str, generation: int, status: str, at: datetime = NOON, **detai
 
 def cut(batch: int, at: datetime = NOON) -> BatchCut:
     return BatchCut(at, "r", batch, batch * 100, None, [TargetCut("t", 1, batch)])
+
+
+def gap(status: str, incarnation: str, at: datetime = NOON) -> Gap:
+    return Gap(at, "r", status, "s", "1", 1, incarnation, 16, None, "SlotLost", "why", "resync")
 
 
 def files(ledger: Ledger, kind) -> int:
@@ -268,3 +274,19 @@ def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
     earlier["storage"]["labels"] = None
     ledger_table.LedgerTable(bookkeeping_uri(lake, TableState.table), TableState.schema).append(earlier)
     assert ledger.table_states()["public.u"].storage == replace(storage, labels=[])
+
+
+def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
+    """One row a life at a time: whoever comes second, with the row before in hand, adds nothing. The newest is kept."""
+    rows = [gap(OPEN, "0/1", OLD), gap(CLOSED, "0/1", OLD + DAY), gap(OPEN, "0/2", OLD + 2 * DAY)]
+    ledger.append_gap(rows[0], None)
+    with pytest.raises(LateWriter):
+        ledger.append_gap(rows[0], None)
+    ledger.append_gap(rows[1], rows[0])
+    ledger.append_gap(rows[2], None)
+    assert ledger.gaps("s") == rows
+    assert ledger.gaps("other") == []
+    assert [open_gaps(rows[:n]) for n in range(4)] == [[], rows[:1], [], rows[2:]]
+    assert keep_gaps(rows, NOON) == [False, True, True]
+    assert keep_gaps(rows, OLD + DAY) == [False, True, True]
+    assert prune_ledger(ledger, NOON, None) == 1

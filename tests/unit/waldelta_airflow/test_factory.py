@@ -23,6 +23,12 @@ GRAPHS = {
         "report": ["fail_the_run"],
         "fail_the_run": [],
     },
+    "resync": {
+        "resync": ["check", "fail_the_run", "report"],
+        "check": ["fail_the_run", "report"],
+        "report": ["fail_the_run"],
+        "fail_the_run": [],
+    },
     "cdc": {
         "slot_has_changes": ["land"],
         "land": ["apply", "check", "copy_again", "fail_the_run", "report"],
@@ -61,8 +67,8 @@ def test_graph(dags, kind):
     assert {t.task_id: sorted(t.downstream_task_ids) for t in dag.tasks} == GRAPHS[kind]
 
 
-def test_four_dags_per_file(dags):
-    """A pipeline file gives exactly the four DAGs of the stable surface."""
+def test_five_dags_per_file(dags):
+    """A pipeline file gives exactly the five DAGs of the stable surface."""
     assert set(dags) == {f"shop_{kind}" for kind in GRAPHS}
 
 
@@ -88,11 +94,12 @@ def test_check_and_report_run_though_something_failed(dags):
     assert (rules["apply"], rules["fail_the_run"]) == ("all_success", "one_failed")
 
 
-def test_tables_copied_beside_one_that_failed_are_checked_and_reported(dags):
+@pytest.mark.parametrize("kind, first", [("initial_sync", "sync"), ("resync", "resync")])
+def test_tables_copied_beside_one_that_failed_are_checked_and_reported(dags, kind, first):
     """Nothing comes before the sync that could have skipped it, so its failure alone doesn't end the run's work."""
-    rules = {t.task_id: t.trigger_rule.value for t in dags["shop_initial_sync"].tasks}
+    rules = {t.task_id: t.trigger_rule.value for t in dags[f"shop_{kind}"].tasks}
     assert rules == {
-        "sync": "all_success", "check": "all_done", "report": "all_done_min_one_success", "fail_the_run": "one_failed",
+        first: "all_success", "check": "all_done", "report": "all_done_min_one_success", "fail_the_run": "one_failed",
     }  # fmt: skip
 
 
@@ -114,18 +121,20 @@ def test_schedules(dags):
     assert isinstance(kinds["maintenance"], CronDataIntervalTimetable)
     assert not kinds["setup"].can_be_scheduled
     assert not kinds["initial_sync"].can_be_scheduled
+    assert not kinds["resync"].can_be_scheduled
 
 
 def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
     """The slot's own pool for what reads or makes the slot, the default pool for the rest."""
     pooled = {t.task_id for dag in dags.values() for t in dag.tasks if t.pool == "waldelta_shop_cdc"}
-    assert pooled == {"slot_has_changes", "land", "set_up"}
+    assert pooled == {"slot_has_changes", "land", "set_up", "resync"}
 
 
 def test_params(dags):
     """Params are typed, with defaults that are valid."""
     assert dags["shop_setup"].params.dump() == {"dry_run": False}
-    assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None}
+    for kind in ("initial_sync", "resync"):
+        assert dags[f"shop_{kind}"].params.dump() == {"tables": None, "reason": None}
 
 
 @pytest.mark.parametrize(
@@ -201,6 +210,6 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
             check=True,
         )
         count, seconds, imported = run.stdout.split()[-3:]
-        assert (count, imported) == ("200", "none")
+        assert (count, imported) == ("250", "none")
         taken.append(float(seconds))
     assert min(taken) < 1.0

@@ -1,0 +1,144 @@
+"""Gaps: what of the stream the lake lacks for good, recorded once when a run or a look finds it, closed when it is made up for.
+
+A lost, dropped or moved slot, or another server, gives the changes behind the landed end no more. Nothing brings these changes
+back; the rows that they left behind are in the source, and a resync brings the targets there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import psycopg
+
+from waldelta.consume import SlotIdentity
+from waldelta.errors import LateWriter, SlotError, SlotGap, SlotLost, SlotMissing, SourceChanged, SourceError
+from waldelta.job import Job, life_of
+from waldelta.ledger import Gap, now
+from waldelta.lsn import Lsn
+from waldelta.server import read_position
+from waldelta.slot import read_slot
+from waldelta.standing import Due, due, read_published, read_standings
+
+log = logging.getLogger(__name__)
+
+OPEN, CLOSED = "open", "closed"
+# What a slot can be found in that it doesn't come back from.
+BREAKS = (SlotMissing, SlotLost, SlotGap, SourceChanged)
+
+_REMEDY = "resync: makes the slot anew and mends the targets by the rows that differ"
+_OTHER_SERVER = "point the connection back, if it leads to the wrong server; else "
+
+
+@contextmanager
+def gaps_recorded(job: Job) -> Iterator[None]:
+    """Record the gap that an error inside means; without one, what was recorded of this life of the slot is closed.
+
+    That was a connection to another server, say, which leads back by now.
+    """
+    try:
+        yield
+    except BREAKS as err:
+        try:
+            record_gap(job, err)
+        except Exception as other:  # the error itself says what to do, and every run that meets it tries again
+            log.warning("the gap was not recorded: %s", other)
+        raise
+    _close_false(job)
+
+
+def record_gap(job: Job, err: SlotError) -> Gap | None:
+    """Enter the gap that ``err`` means into the ledger, once; None when the slot was never set up, or was torn down."""
+    try:
+        identity = job.slot_identity()
+    except SlotMissing:
+        return None
+    last = next(
+        (gap for gap in reversed(job.ledger.gaps(identity.slot)) if gap.incarnation == identity.incarnation), None
+    )
+    if last is not None and last.status == OPEN:
+        return last
+    stands = _stands(job, identity, err)
+    gap = Gap(
+        now(), job.run_id, OPEN, identity.slot, identity.system_identifier, identity.timeline, identity.incarnation,
+        _landed_end(job, identity), stands, type(err).__name__, str(err), _REMEDY if stands else _OTHER_SERVER + _REMEDY,
+    )  # fmt: skip
+    with suppress(LateWriter):  # a run and a look found it at the same moment
+        job.ledger.append_gap(gap, last)
+    log.error("slot=%s changes in %s are lost to the lake: %s", gap.slot, describe(gap), gap.cause)
+    return gap
+
+
+def open_gaps(rows: Sequence[Gap]) -> list[Gap]:
+    """Those whose newest row says that they are open, of rows oldest first."""
+    newest = {(row.slot, row.incarnation): row for row in rows}
+    return [row for row in newest.values() if row.status == OPEN]
+
+
+def close_gaps(job: Job) -> list[Gap]:
+    """Close the gaps of the slot's earlier lives once every published table has been copied, or mended, in the present one.
+
+    Returns those that were closed. Whoever completes the last table does it: a resync, or a sync after a setup.
+    """
+    opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+    if not opened:
+        return []
+    life = life_of(job.pipeline.source.slot, job.ledger.slot_lives())
+    earlier = [gap for gap in opened if gap.incarnation != life.incarnation]
+    if not earlier:
+        return []
+    with job.connect("gap") as connection:
+        standings = read_standings(job, read_published(connection, job))
+    if left := due(standings, Due.FIRST, Due.COPY, Due.WAIT, Due.BROKEN):
+        log.info("slot=%s its gap stays open: %d tables are still to be copied", life.slot, len(left))
+        return []
+    return [_close(job, gap, life.lsn) for gap in earlier]
+
+
+def describe(gap: Gap) -> str:
+    """The gap's bounds.
+
+    >>> describe(Gap(now(), "r", OPEN, "s", "1", 1, "0/1", 0x10, None, "SlotMissing", "", ""))
+    '0/10..?'
+    """
+    return f"{Lsn(gap.from_lsn)}..{Lsn(gap.to_lsn) if gap.to_lsn is not None else '?'}"
+
+
+def _close(job: Job, gap: Gap, to_lsn: int | None) -> Gap:
+    closed = replace(gap, at=now(), run_id=job.run_id, status=CLOSED, to_lsn=to_lsn)
+    with suppress(LateWriter):
+        job.ledger.append_gap(closed, gap)
+    log.info("slot=%s gap closed: %s", gap.slot, describe(closed))
+    return closed
+
+
+def _close_false(job: Job) -> None:
+    opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+    if not opened:
+        return
+    present = job.slot_identity().incarnation
+    for gap in opened:
+        if gap.incarnation == present:
+            _close(job, gap, gap.from_lsn)
+
+
+def _landed_end(job: Job, identity: SlotIdentity) -> int:
+    change_log = job.change_log(identity)
+    last = change_log.last_batch()
+    # An intent is written once its batch is durable; killed in between, the batch alone tells.
+    return max(
+        change_log.landed_end(last) if last is not None else 0,
+        job.ledger.furthest_lsn(identity.slot, identity.incarnation),
+    )
+
+
+def _stands(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
+    """Where the slot stands, if that is the gap, else how far the server's WAL is flushed; None when it is another server's."""
+    with suppress(SourceError, psycopg.Error), job.connect("gap") as connection:
+        position, slot = read_position(connection), read_slot(connection, identity.slot)
+        if (position.system_identifier, position.timeline) == (identity.system_identifier, identity.timeline):
+            at = slot.confirmed_flush_lsn if slot is not None and isinstance(err, SlotGap) else position.flush_lsn
+            return at.value
+    return None

@@ -1,0 +1,85 @@
+"""Resync, the PostgreSQL side: a pipeline whose slot is broken for good gets a new one; spark_jobs.resync mends the targets then.
+
+Order of effects: the gap is recorded, the slot's life ends (the slot is dropped, where it is ours), publications and slot are
+set up anew, which begins another life. Killed anywhere in between, the next resync, or setup, goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import psycopg
+
+from waldelta.errors import SlotError, SlotForeign, SlotMissing
+from waldelta.fault import fault_point
+from waldelta.gap import BREAKS, describe, open_gaps, record_gap
+from waldelta.job import Job
+from waldelta.lake import check_writable
+from waldelta.ledger import Gap
+from waldelta.locks import slot_lock
+from waldelta.peek import end_old_readers
+from waldelta.recover import recover
+from waldelta.server import read_position
+from waldelta.setup import carry_out
+from waldelta.setup_slot import made_here, slot_life
+from waldelta.slot import check_health, check_ours, read_slot
+from waldelta.where_preflight import Translate, resolvable
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+
+def renew_slot(job: Job, translate: Translate = resolvable) -> Gap | None:
+    """Make the slot anew, and whatever of the publications is missing, when the stream can't go on; returns the gap.
+
+    None, and nothing is done, while the slot is fine. Raises before anything is changed: SlotMissing when the pipeline was
+    never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one that somebody reads, PreflightFailed.
+    """
+    check_writable(job.pipeline.target.root)
+    with slot_lock(job), job.connect("resync") as connection:
+        try:
+            job.slot_identity()
+        except SlotMissing:
+            # A resync was killed between the end of one life and the beginning of the next.
+            opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+            if not opened:
+                raise
+            carry_out(connection, job, translate)
+            return opened[-1]
+        err = _broken(connection, job)
+        if err is None:
+            return None
+        _check_droppable(connection, job)
+        gap = record_gap(job, err)
+        fault_point("resync.recorded")
+        carry_out(connection, job, translate, renew=True)
+        log.info("slot=%s made anew behind the gap %s", job.pipeline.source.slot, describe(gap) if gap else "")
+        return gap
+
+
+def _broken(connection: Connection, job: Job) -> SlotError | None:
+    """Why the stream can't go on; None when it can. Raises whatever else is wrong."""
+    name, identity = job.pipeline.source.slot, job.slot_identity()
+    try:
+        end_old_readers(job.conninfo, name)
+        check_health(read_slot(connection, name), name)
+        recover(connection, job, identity, job.change_log(identity), read_position(connection))
+    except BREAKS as err:
+        return err
+    return None
+
+
+def _check_droppable(connection: Connection, job: Job) -> None:
+    """Raises SlotForeign when a slot is there that this pipeline didn't make: only its owner may drop it."""
+    name = job.pipeline.source.slot
+    slot, moves = read_slot(connection, name), slot_life(job)
+    if slot is None:
+        return
+    check_ours(slot)
+    if not made_here(moves) or slot.system_identifier != moves[-1].system_identifier:
+        raise SlotForeign(
+            f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once nobody else needs it, drop it "
+            f"(select pg_drop_replication_slot('{name}')) and run resync again"
+        )

@@ -1,0 +1,173 @@
+"""Snapshot diff: bring a target to what a snapshot of its source shows by the rows that differ, in one MERGE.
+
+In the place of a copy, for a target that holds most of these rows already: equal rows are not written again and keep their
+metadata columns. It is as exact as a copy whatever the target held before, since every row of both sides is compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
+from spark_jobs.identifier import quote
+from spark_jobs.identity import comparable, comparable_map
+from spark_jobs.merge import CommitTag
+from spark_jobs.merge_rows import merge_rows, staged_names
+from spark_jobs.target import VARIANT, write_error
+from spark_jobs.target_commit import read_commit, read_untouched
+from waldelta.column_names import RAW
+from waldelta.copy import TableCopy
+from waldelta.errors import WaldeltaError
+from waldelta.fault import fault_point
+from waldelta.job import Job
+from waldelta.lake import remove_folder
+from waldelta.ledger import TableState, TargetCut
+from waldelta.leftovers import staging_folder
+from waldelta.watermark import uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+# Staged for a key that the target holds more than once, which no MERGE can mend row by row.
+_TWICE = "twice"
+
+
+@dataclass(frozen=True, slots=True)
+class RowDiff:
+    """What the diff found and its commit did, in rows; ``version`` is the target's afterwards."""
+
+    version: int
+    inserted: int
+    updated: int
+    deleted: int
+    unchanged: int
+
+    @property
+    def compared(self) -> int:
+        """Rows of the snapshot, which the target holds now."""
+        return self.inserted + self.updated + self.unchanged
+
+    @property
+    def written(self) -> int:
+        """Rows that differed."""
+        return self.inserted + self.updated + self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The state of a target's last complete copy, in whatever life of the slot; None: it has had none."""
+
+    state: TableState | None
+
+
+def obstacle(former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+    """Why only a copy of the whole table is exact; None when a diff is.
+
+    ``held`` and ``wanted`` are Spark types by column: the target's, and those that a copy would write.
+    """
+    if former.state is None:
+        return "it was never copied completely"
+    if not key:
+        return "it has no key"
+    if sorted(former.state.key_columns) != sorted(key):
+        return "its key is another one than when it was copied"
+    if dict(held) != dict(wanted):
+        return "its columns, or their types, are others than its target's"
+    return None
+
+
+def mend_target(
+    spark: SparkSession,
+    job: Job,
+    state: TableState,
+    former: Former,
+    copied: tuple[TableCopy, DataFrame, DataFrame],
+    attempt: int,
+) -> RowDiff | str:
+    """Compare a copy's rows with the target, by key, and merge what differs; or say why only a whole copy is exact.
+
+    ``state`` is the generation that this begins. ``copied`` are the copy, its rows as they are read, once, and as the target
+    would store them. ``attempt`` is the transaction's version. Raises the error that a task named, LateWriter.
+    """
+    (copy, rows, stored), uri = copied, uri_of(job, state.table_name)
+    held = spark.read.format("delta").load(uri)
+    why = obstacle(former, copy.key_columns, dict(held.dtypes), dict(stored.dtypes))
+    if why is None:
+        try:
+            done = _mend(spark, job, state, copy, _differences(copy, rows.toDF(*staged_names(copy)), held), attempt)
+        except WaldeltaError:
+            raise
+        except Exception as err:
+            raise write_error(uri, err) from None
+        if done is not None:
+            total = spark.read.format("delta").load(uri).count()
+            return RowDiff(
+                done.version, done.inserted, done.updated, done.deleted, total - done.inserted - done.updated
+            )
+        why = "its target has rows with the same key"
+    log.warning("table=%s is copied as a whole: %s", state.table_name, why)
+    return why
+
+
+def _mend(
+    spark: SparkSession, job: Job, state: TableState, copy: TableCopy, differences: DataFrame, attempt: int
+) -> TargetCut | None:
+    """Stage and merge the differences; None when the target has a key twice."""
+    folder = staging_folder(job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id)
+    try:
+        differences.write.mode("overwrite").parquet(folder)
+        found = spark.read.parquet(folder).groupBy("action").count().collect()
+        counts = {row["action"]: row["count"] for row in found}
+        if _TWICE in counts:
+            return None
+        fault_point("resync.compared")
+        if not counts:
+            return read_untouched(job, state)
+        # The transaction of a copy, in whose place this stands.
+        app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"
+        tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
+        merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
+        return read_commit(job, state, tag)
+    finally:
+        remove_folder(folder)
+
+
+def _differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:
+    """The net changes between target and source: ``action``, ``b<k>``, and the source's columns."""
+    names = [name for name, _ in copy.columns]
+    key = [names.index(column) for column in copy.key_columns]
+    held = [F.col(quote(name)).alias(f"t{i}") for i, name in enumerate(names)]
+    if copy.lsn is not None:
+        held.append(F.col(RAW).alias("t_raw"))
+    target = target.select(*held).withColumn("copies", F.count("*").over(Window.partitionBy(*(f"t{i}" for i in key))))
+    joined = source.withColumn("given", F.lit(True)).join(
+        target, [F.col(f"c{i}") == F.col(f"t{i}") for i in key], "full_outer"
+    )
+    differs = F.expr(" or ".join(_differing(copy)))
+    action = (
+        F.when(F.col("copies") > 1, _TWICE)
+        .when(F.col("copies").isNull(), ACTION_INSERT)
+        .when(F.col("given").isNull(), ACTION_DELETE)
+        .when(differs, ACTION_UPDATE)
+    )
+    bases = [F.coalesce(f"t{i}", f"c{i}").alias(f"b{k}") for k, i in enumerate(key)]
+    return joined.select(action.alias("action"), *bases, *staged_names(copy)).where("action is not null")
+
+
+def _differing(copy: TableCopy) -> list[str]:
+    """Conditions, one for each column, on which two rows of one key aren't the same."""
+    found = []
+    for i, (_, kind) in enumerate(copy.columns):
+        sent = f"parse_json(c{i})" if kind.spark == VARIANT else f"c{i}"
+        found.append(f"not ({comparable(f't{i}', kind.spark)} <=> {comparable(sent, kind.spark)})")
+    if copy.lsn is not None:
+        found.append(f"not ({comparable_map('t_raw')} <=> {comparable_map('raw')})")
+    return found
