@@ -82,12 +82,13 @@ def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pi
 
 
 def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
-    """Wait until the standby has replayed all that the primary has flushed."""
-    ((flushed,),) = ask(primary, "select pg_current_wal_flush_lsn()::text")
+    """Wait until the standby has replayed all that the primary has written."""
+    # A record of its own: where a file of WAL ends is reached by no record.
+    ((written,),) = ask(primary, "select pg_logical_emit_message(false, 'test', 'here', true)::text")
 
     @until
     def replayed() -> bool:
-        return ask(standby, f"select pg_last_wal_replay_lsn() >= '{flushed}'::pg_lsn") == [(True,)]
+        return ask(standby, f"select pg_last_wal_replay_lsn() >= '{written}'::pg_lsn") == [(True,)]
 
     replayed()
 
