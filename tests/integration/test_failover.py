@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -115,6 +116,8 @@ def branch_off(one, other) -> None:
 
 def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
     """The failed primary becomes the standby of the one that took over, and takes over from that."""
+    for socket in filter(Path.is_socket, now.data.iterdir()):  # pg_rewind would copy it; TCP is enough
+        socket.unlink()
     failed._run("pg_rewind", "-D", str(failed.data), "--source-server", now.conninfo(), "-R")
     configure(failed, primary_slot_name="standby", hot_standby_feedback="on")
     ask(now, "select pg_create_physical_replication_slot('standby')")
