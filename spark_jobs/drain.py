@@ -14,6 +14,7 @@ from spark_jobs.land import create_change_log, land
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import PeekTimeout
+from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
@@ -88,6 +89,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         while drained.end < server.flush_lsn:
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
             check_lock()
+            check_followed(job, identity)
             restart = meter.restart()
             try:
                 landed = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)

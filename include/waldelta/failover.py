@@ -17,7 +17,7 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity
-from waldelta.errors import AuthenticationFailed, SourceChanged, SourceError
+from waldelta.errors import LateWriter, SourceChanged, SourceError, SourceUnreachable
 from waldelta.job import Job, life_of
 from waldelta.ledger import SlotMove, TableState, now
 from waldelta.locks import target_lock
@@ -50,24 +50,39 @@ def find_promotion(
 ) -> Promotion | None:
     """The promotion that lies between lake and server; None when the server is on the timeline that the lake knows.
 
-    Raises SourceChanged unless it is shown that all that has landed belongs to the server's history. Changes nothing.
+    Raises SourceChanged unless it is shown that all that has landed belongs to the server's history, SourceUnreachable when
+    that can't be read. Changes nothing.
     """
     if (identity.system_identifier, identity.timeline) == (server.system_identifier, server.timeline):
         return None
     slot = read_slot(connection, identity.slot)
     if refused := _not_followed(identity, server, slot):
         raise SourceChanged(f"{_moved(identity, server)}; {refused}")
-    try:
-        ends = read_timeline_ends(job.conninfo, server.timeline)
-    except (SourceError, AuthenticationFailed) as err:
-        raise SourceChanged(
-            f"{_moved(identity, server)}; whether it goes on from what has landed stands in its timeline history, which "
-            f"couldn't be read: {err}; a free place in max_wal_senders is needed ({RUNBOOK})"
-        ) from err
+    ends = _read_ends(job, identity, server)
     moves = [m for m in job.ledger.slot_lives() if m.slot == identity.slot and m.incarnation == identity.incarnation]
     known = known_ends(life_of(identity.slot, moves), moves)
     left_at = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
     return Promotion(replace(identity, timeline=server.timeline), left_at)
+
+
+def check_followed(job: Job, identity: SlotIdentity) -> None:
+    """Raises LateWriter when another run has followed a promotion meanwhile: this one still reads the server of before."""
+    if (present := job.slot_identity()).timeline > identity.timeline:
+        raise LateWriter(
+            f"slot {identity.slot!r} was followed to timeline {present.timeline} by another run, while this one reads timeline "
+            f"{identity.timeline}: stop the server from before the failover ({RUNBOOK}), and run again"
+        )
+
+
+def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict[int, Lsn]:
+    """The server's timeline history; that it can't be read now doesn't make the server another one."""
+    try:
+        return read_timeline_ends(job.conninfo, server.timeline)
+    except SourceError as err:
+        raise SourceUnreachable(
+            f"{_moved(identity, server)}; whether it goes on from what has landed stands in its timeline history, which "
+            f"couldn't be read: {err}; a free place in max_wal_senders is needed ({RUNBOOK})"
+        ) from err
 
 
 def _landed_upto(job: Job, change_log: ChangeLog) -> Lsn:

@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from waldelta.consume import SlotIdentity
-from waldelta.errors import SourceChanged, StandbyAway
-from waldelta.failover import copies_beyond, judge_history, known_ends
-from waldelta.job import identity_of
+from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
+from waldelta.failover import _read_ends, check_followed, copies_beyond, judge_history, known_ends
+from waldelta.job import Job, identity_of
 from waldelta.ledger import Ledger, Run, SlotMove, TableState
 from waldelta.ledger_upkeep import keep_moves
 from waldelta.lsn import Lsn
+from waldelta.pipeline_file import PipelineFile
 from waldelta.replay import within_history
 from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, check_health
@@ -142,3 +143,33 @@ def test_a_standby_that_is_away_is_named():
 
 def test_command():
     assert alter_failover_command("s", failover=True).as_string() == 'ALTER_REPLICATION_SLOT "s" (FAILOVER true)'
+
+
+def job_on(lake: str) -> Job:
+    document = {
+        "pipeline": "shop",
+        "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+        "target": {"root": lake},
+    }
+    return Job(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
+
+
+def test_a_run_on_the_old_server_lands_nothing_more(lake):
+    """Its lock is the old server's, so nothing else tells it that another run went on with the new one."""
+    job = job_on(lake)
+    job.ledger.append(move("created", 10))
+    late = job.slot_identity()
+    check_followed(job, late)
+    job.ledger.append(move("promoted", 70, 2))
+    with pytest.raises(LateWriter, match="followed to timeline 2 by another run, while this one reads timeline 1"):
+        check_followed(job, late)
+    check_followed(job, job.slot_identity())
+
+
+def test_a_history_that_cannot_be_read_is_asked_for_again(lake):
+    """No walsender free just now, or a proxy: no reason to take the server for another one."""
+    with pytest.raises(
+        SourceUnreachable, match=r"timeline history, which couldn't be read: .* can't be reached"
+    ) as refused:
+        _read_ends(job_on(lake), SlotIdentity("s", "1", 1, "0/1"), ServerPosition("1", 2, Lsn(1000), 1, 1 << 24))
+    assert refused.value.retryable
