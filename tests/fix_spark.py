@@ -23,9 +23,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     session.stop()
 
 
-@pytest.fixture(params=["driver", "tasks"])
+@pytest.fixture(params=[pytest.param("driver", marks=pytest.mark.soak), "tasks"])
 def where_decoded(request, monkeypatch):
-    """A small range is decoded by the driver, a larger one by Spark's tasks; both must do the same."""
+    """A small range is decoded by the driver, a larger one by Spark's tasks; both must do the same.
+
+    All other tests have small ranges.
+    """
     if request.param == "tasks":
         monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
     return request.param

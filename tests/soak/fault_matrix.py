@@ -53,6 +53,14 @@ def _unpublished(scene: Scene) -> None:
         scene.connection.execute(b"select pg_switch_wal()")
 
 
+def _slot_dropped(scene: Scene) -> None:
+    scene.write(4)
+    scene.connection.execute(
+        b"select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
+    )
+    scene.write(4)
+
+
 @dataclass(frozen=True)
 class Step:
     """A moment of a run: its fault point, the verb that passes it, and what is written to the source before."""
@@ -84,6 +92,9 @@ STEPS: tuple[Step, ...] = (
     *(Step(point, checked=True) for point in ("check.begun", "check.ended")),
     Step("run.ended"),
     *(Step(point, "sync", group="sync") for point in _SYNC),
+    *(Step(point, "resync", _slot_dropped, "resync") for point in (
+        "resync.recorded", "setup.publications", "resync.compared", *_SYNC,
+    )),
     *(Step(point, "maintain") for point in (
         "maintain.compacted", "maintain.forgetting", "maintain.forgotten", "maintain.pruned",
     )),
@@ -224,7 +235,8 @@ class Matrix:
         return Cell(step.name, "zombie", what, round(seconds, 1), problems)
 
     def _next_runs(self, step: Step) -> list[str]:
-        verbs = ["maintain", "consume"] if step.verb == "maintain" else ["consume"]
+        # Maintenance comes around by itself; a resync was asked for, and is asked for again.
+        verbs = [step.verb, "consume"] if step.verb in ("maintain", "resync") else ["consume"]
         problems = []
         for verb in verbs:
             try:
