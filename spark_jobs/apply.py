@@ -93,12 +93,13 @@ class _Run:
     present: dict[str, PresentTable]
 
 
-def apply(spark: SparkSession, job: Job) -> Applied:
+def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
     """Bring every synced target up to the last landed batch, publishing a cut whenever all of them got there.
 
     Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
     it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
-    is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied.
+    is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied. ``landed_as_of``: all
+    transactions below this one (xid8) have landed.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -110,7 +111,7 @@ def apply(spark: SparkSession, job: Job) -> Applied:
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         present, published = (
-            with_emptied(connection, states, read_present(connection, states)),
+            with_emptied(connection, states, read_present(connection, states), landed_as_of),
             read_published_now(connection, job, applied.published, states),
         )
     applied.removed = record_removed(job, standings)

@@ -32,7 +32,7 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
-from waldelta.server import read_position
+from waldelta.server import read_oldest_xid, read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
 from waldelta.watermark import synced_states
@@ -58,10 +58,12 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         source = job.pipeline.source
         with job.connect("health") as connection:
             read_position(connection)  # on a standby the slot's state tells nothing
+            landed_as_of = read_oldest_xid(connection)
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
+    result.landed_as_of = landed_as_of
     result.changes += drained.changes
     result.source.add(drained.bill)
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
@@ -80,7 +82,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         from spark_jobs.messages import write_messages
 
         write_messages(spark, job)
-    applied = apply(spark, job)
+    applied = apply(spark, job, result.landed_as_of)
     result.warnings += applied.warnings
     for cut in applied.steps:
         result.add_cut(cut)

@@ -89,6 +89,7 @@ class RunResult:
     start_lsn: str | None = None
     end_lsn: str | None = None
     lag_bytes: int = 0
+    landed_as_of: int = 0  # all transactions below this one (xid8) have landed; 0: that isn't known
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them

@@ -14,6 +14,7 @@ from spark_jobs.repair import reread_quarantined
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.task_error import first_line, named_error, of_table
 from waldelta.drift import find_drift
+from waldelta.emptied import renewed_files
 from waldelta.errors import ApplyError, ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
 from waldelta.ledger import TableState
@@ -72,6 +73,8 @@ def _retry(
         raise NeedsSync(
             f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in quarantine"
         )
+    if renewed_files(state, present.storage):
+        raise NeedsSync(f"{name}: partitions of it have another file, perhaps truncated: let a run look at them first")
     drift = find_drift(job.pipeline, state, target.table, present, target.feed)
     if drift is not None and drift.reasons:
         raise NeedsSync(

@@ -36,7 +36,11 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
         if what and policy == "evolve":
             mark(job, held, f"{state.table_name}: {what}")
             raise NeedsSync(f"{state.table_name}: {what}")
-        job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, storage=present.storage), held)
+        storage = present.storage
+        if not what and held.storage is not None and storage is not None and to_record(state, storage) is None:
+            # What rewrites of columns are told by stays.
+            storage = replace(held.storage, as_of=storage.as_of)
+        job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, storage=storage), held)
     return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else []
 
 

@@ -144,11 +144,12 @@ def _record(state: TableState, table: PublishedTable, moved: Collection[int]) ->
 
 
 def _was_away(state: TableState, table: PublishedTable) -> bool:
-    """Whether what published the table is gone, although nothing tells today's publications from those of then."""
+    """Whether all that published the table is gone, although nothing tells today's publications from those of then."""
     same_filter = [state.row_filter or EVERYTHING, *state.later_filters][-1] == (table.row_filter or EVERYTHING)
     same_columns = {column.attnum for column in state.columns} == {column.attnum for column in table.columns}
     same_kinds = not state.publishes or state.publishes == sorted(table.publishes)
-    return same_filter and same_columns and same_kinds and not table.entries.issuperset(state.entries)
+    gone = bool(state.entries) and table.entries.isdisjoint(state.entries)
+    return gone and same_filter and same_columns and same_kinds
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:

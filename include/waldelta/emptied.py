@@ -8,6 +8,7 @@ A TRUNCATE of the root is sent, and empties all leaves; who asks has to know tha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,23 +20,54 @@ from waldelta.ledger import StorageState, TableState
 from waldelta.present import PresentTable
 from waldelta.rewrite import unsent_changes
 
+log = logging.getLogger(__name__)
+
 # A leaf whose first old row is farther away than this takes to read counts as emptied.
 SEARCH_TIMEOUT_MS = 2000
 _XIDS = 1 << 32
 
 
 def with_emptied(
-    connection: psycopg.Connection[Any], states: Sequence[TableState], present: Mapping[str, PresentTable]
+    connection: psycopg.Connection[Any],
+    states: Sequence[TableState],
+    present: Mapping[str, PresentTable],
+    landed_as_of: int | None = None,
 ) -> dict[str, PresentTable]:
-    """The same tables, with the leaves that were emptied; asks the source only where a leaf's file is another one."""
+    """The same tables, with the leaves that were emptied; asks the source only where a leaf's file is another one.
+
+    A leaf of which that can't be told now keeps the file that was recorded, so that it is asked of again. So does, with
+    ``landed_as_of``, one that a transaction which isn't below that (xid8) wrote the file of: of those below it everything has
+    landed, a TRUNCATE of the root too; 0 where nobody knows. None: whatever there is.
+    """
     return {
         **present,
         **{
-            state.table_name: replace(there, emptied=frozenset(_emptied(connection, state, leaves)))
+            state.table_name: _judged(connection, state, there, leaves, landed_as_of)
             for state in states
             if (leaves := renewed_files(state, (there := present[state.table_name]).storage))
         },
     }
+
+
+def _judged(
+    connection: psycopg.Connection[Any],
+    state: TableState,
+    there: PresentTable,
+    leaves: Sequence[int],
+    landed_as_of: int | None,
+) -> PresentTable:
+    then, now = state.storage, there.storage
+    if then is None or now is None:
+        return there
+    as_of, known = then.as_of % _XIDS, landed_as_of != 0
+    found = {leaf: _is_emptied(connection, leaf, as_of, landed_as_of) if known else None for leaf in leaves}
+    held = {file.oid: file for file in then.files if found.get(file.oid, True) is None}
+    files = [replace(file, relfilenode=held[file.oid].relfilenode) if file.oid in held else file for file in now.files]
+    return replace(
+        there,
+        storage=replace(now, files=files),
+        emptied=frozenset(leaf for leaf, is_emptied in found.items() if is_emptied),
+    )
 
 
 def renewed_files(state: TableState, now: StorageState | None) -> list[int]:
@@ -53,27 +85,40 @@ def renewed_files(state: TableState, now: StorageState | None) -> list[int]:
     return [f.oid for f in now.files if f.oid not in own and files.get(f.oid, f.relfilenode) != f.relfilenode]
 
 
-def _emptied(connection: psycopg.Connection[Any], state: TableState, leaves: Sequence[int]) -> list[int]:
-    as_of = state.storage.as_of % _XIDS if state.storage is not None else 0
-    return [leaf for leaf in leaves if not _has_older_row(connection, leaf, as_of)]
-
-
-def _has_older_row(connection: psycopg.Connection[Any], leaf: int, as_of: int) -> bool:
-    """Whether a row of the leaf was written by a transaction below ``as_of`` (frozen rows keep that number)."""
-    named = connection.execute(
-        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s", (leaf,)
-    ).fetchone()  # fmt: skip
-    if named is None:
-        return True  # it went meanwhile, which is told as such
-    older = sql.SQL("select exists (select from only {} where age(xmin) > age({}::text::xid))").format(
-        sql.Identifier(*named), sql.Literal(str(as_of))
+def _is_emptied(connection: psycopg.Connection[Any], leaf: int, as_of: int, landed_as_of: int | None) -> bool | None:
+    """Whether no row of the leaf was written by a transaction below ``as_of`` (frozen rows keep that number); None: unknown."""
+    written = connection.execute(_WRITTEN, (leaf,)).fetchone()
+    if written is None:
+        return False  # it went meanwhile, which is told as such
+    schema, name, age, now = written
+    if landed_as_of is not None and 0 <= age <= now - landed_as_of:
+        return None
+    # Of what is farther away than an age can tell, it is negative.
+    older = sql.SQL("select exists (select from only {} where age(xmin) > age({}::text::xid) or age(xmin) < 0)").format(
+        sql.Identifier(schema, name), sql.Literal(str(as_of))
     )
     try:
         with connection.transaction():
             connection.execute("select set_config('statement_timeout', %s, true)", (str(SEARCH_TIMEOUT_MS),))
-            (found,) = connection.execute(older).fetchall()[0]
+            connection.execute("select set_config('lock_timeout', %s, true)", (str(SEARCH_TIMEOUT_MS // 2),))
+            ((found,),) = connection.execute(older).fetchall()
     except psycopg.errors.QueryCanceled:
-        return False
-    except psycopg.errors.UndefinedTable:
         return True
-    return bool(found)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
+        log.warning(
+            "partition %s.%s has another file; whether it was truncated can't be told now (%s)",
+            schema, name, err.diag.message_primary,
+        )  # fmt: skip
+        return None
+    except psycopg.errors.UndefinedTable:
+        return False
+    return not found
+
+
+# How many transactions ago the leaf's row of pg_class was written, of which TRUNCATE is one; and the next one.
+_WRITTEN = """
+select n.nspname, c.relname, age(c.xmin)::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where c.oid = %s
+"""

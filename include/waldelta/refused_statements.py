@@ -80,8 +80,11 @@ with entry as (
       and (p.pubviaroot or c.relkind = 'r')
       and not (p.pubviaroot and exists (
           select from pg_partition_ancestors(r.prrelid) a
-          join pg_publication_rel above on above.prrelid = a.relid and above.prpubid = p.oid
+          join pg_class root on root.oid = a.relid
           where a.relid <> r.prrelid
+            and (exists (select from pg_publication_rel m where m.prpubid = p.oid and m.prrelid = root.oid)
+                 or exists (select from pg_publication_namespace m
+                            where m.pnpubid = p.oid and m.pnnspid = root.relnamespace))
       ))
 ),
 judged as (

@@ -45,6 +45,12 @@ class ServerPosition:
         return lsn.value // self.wal_segment_size
 
 
+def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
+    """The oldest transaction (xid8) that is still running: those below it have ended, and whoever reads the slot sees them."""
+    ((oldest,),) = connection.execute("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint").fetchall()
+    return int(oldest)
+
+
 def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
     """Ask a primary where it stands; raises NotPrimary on a standby."""
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):

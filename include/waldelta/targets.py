@@ -173,6 +173,7 @@ def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
         publishes=frozenset().union(*(leaf.publishes for leaf in leaves)),
         publications=tuple(sorted({name for leaf in leaves for name in leaf.publications})),
         ancestors=root.ancestors,
+        entries=frozenset().union(*(leaf.entries for leaf in leaves)),
     )
 
 
