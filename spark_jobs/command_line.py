@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -107,6 +108,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="sync, resync, replay, quarantine: these tables, comma-separated",
     )
     parser.add_argument("--reason", help="sync, resync: why, for the ledger")
+    parser.add_argument(
+        "--accept-server", metavar="SYSTEM/TIMELINE", help="resync: from a server that isn't the one of before"
+    )
     parser.add_argument(
         "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"
     )
@@ -219,7 +223,8 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
     from spark_jobs.maintain import run_maintain
 
     if options.verb in ("sync", "resync"):
-        copy = flow.run_sync if options.verb == "sync" else flow.run_resync
+        accepting = {"accept_server": options.accept_server} if options.verb == "resync" else {}
+        copy = partial(flow.run_resync if options.verb == "resync" else flow.run_sync, **accepting)
         return lambda spark, job: copy(spark, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
         return lambda spark, job: flow.consume(spark, job, options.stage)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
+from waldelta.failover import check_system
 from waldelta.fault import fault_point
 from waldelta.gap import describe, gaps_recorded
 from waldelta.job import Job
@@ -57,7 +58,8 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     with gaps_recorded(job), slot_lock(job) as lock:
         source = job.pipeline.source
         with job.connect("health") as connection:
-            read_position(connection)  # on a standby the slot's state tells nothing
+            # Where the slot's state tells nothing: a standby, another cluster.
+            check_system(job.slot_identity(), read_position(connection))
             landed_as_of = read_oldest_xid(connection)
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
@@ -234,20 +236,28 @@ def run_resync(
     tables: Sequence[str] | None = None,
     reason: str | None = None,
     only: Collection[str] | None = None,
+    *,
+    accept_server: str | None = None,
 ) -> RunResult:
     """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ, then check them.
 
     Of all tables that the slot's present life has no copy of, or of these. With a slot that is fine, only the tables.
+    ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
     """
     from spark_jobs.route import translate
     from spark_jobs.sync import sync
     from waldelta.resync import renew_slot
 
     def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        gap = renew_slot(job, translate)
+        gap = renew_slot(job, translate, accept_server=accept_server)
         if gap is not None:
             result.warnings.append(
                 f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}: {gap.detail}"
+            )
+        if gap is not None and accept_server is not None:
+            result.warnings.append(
+                f"slot {gap.slot!r} of the server of before (system {gap.system_identifier}, timeline {gap.timeline}) holds its "
+                "WAL until somebody drops it there"
             )
         done, failed = _synced(lambda: sync(spark, job, tables, reason or (gap and gap.cause), by_diff=True))
         for table in done:

@@ -84,11 +84,12 @@ class Pipeline:
         tables: Sequence[str] | None = None,
         reason: str | None = None,
         run_id: str | None = None,
+        accept_server: str | None = None,
     ) -> RunResult:
         """Go on after the slot was lost, or the source is another: a new slot, and targets mended by the rows that differ."""
         from spark_jobs.flow import run_resync
 
-        return run_resync(spark, self.job(run_id), tables, reason)
+        return run_resync(spark, self.job(run_id), tables, reason, accept_server=accept_server)
 
     def consume(self, spark: SparkSession, run_id: str | None = None, stage: str | None = None) -> RunResult:
         """Land, consume, apply and check everything up to the server's present position."""

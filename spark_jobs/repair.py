@@ -39,7 +39,7 @@ from spark_jobs.repair_rows import (
 )
 from spark_jobs.stretch import Stretches
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of, unpublished_columns
-from spark_jobs.target_commit import read_commit, read_untouched
+from spark_jobs.target_commit import commit_untouched, read_commit
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_touched
 from waldelta.catalog import PublishedTable, TableId
@@ -283,7 +283,7 @@ def _commit(
         TableState(began, job.run_id, name, generation, COPYING, reason=reason, incarnation=synced.incarnation), marked
     )
     try:
-        cut = _merge(spark, job, rows, synced, folder, counts) if counts else read_untouched(job, synced)
+        cut = _merge(spark, job, rows, synced, folder, counts) if counts else commit_untouched(spark, job, synced)
         check()
         present = job.table_states()[name]
         if (present.generation, present.status) != (generation, COPYING):

@@ -20,7 +20,7 @@ from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_rows import merge_rows, staged_names
 from spark_jobs.target import VARIANT, write_error
-from spark_jobs.target_commit import read_commit, read_untouched
+from spark_jobs.target_commit import commit_untouched, read_commit
 from waldelta.column_names import RAW
 from waldelta.copy import TableCopy
 from waldelta.errors import WaldeltaError
@@ -130,7 +130,7 @@ def _mend(
             return None
         fault_point("resync.compared")
         if not counts:
-            return read_untouched(job, state)
+            return commit_untouched(spark, job, state)
         # The transaction of a copy, in whose place this stands.
         app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")

@@ -36,6 +36,7 @@ from waldelta.catalog import PublishedTable, TableId
 from waldelta.connection import describe
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
+from waldelta.failover import check_source
 from waldelta.fault import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
@@ -126,8 +127,8 @@ def sync(
     A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
     for a table that isn't published; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
     """
-    job.slot_identity()
     with job.connect("sync") as connection:
+        check_source(connection, job)
         wanted = _choose(_read_targets(connection, job), job, tables)
         if not wanted:
             close_gaps(job)
@@ -219,8 +220,7 @@ def sync_table(
                 if marked and not marks:  # only now: there are none left
                     set_deletion_vectors(spark, uri, wanted=False)
         check_unaltered(job, fed, membership)
-        with job.connect("sync") as connection:
-            age = xmin_age(connection, holder.snapshot)
+        age = _age(job, holder)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
@@ -234,6 +234,13 @@ def sync_table(
         )  # fmt: skip
 
 
+def _age(job: Job, holder: SnapshotHolder) -> int:
+    """For the bill alone, which isn't worth a copy."""
+    with suppress(WaldeltaError, psycopg.Error), job.connect("sync") as connection:
+        return xmin_age(connection, holder.snapshot)
+    return 0
+
+
 def _sync_locked(
     spark: SparkSession,
     job: Job,
@@ -243,6 +250,7 @@ def _sync_locked(
 ) -> SyncResult:
     """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost."""
     table_id, reason, name = order.table_id, order.reason, str(order.table_id)
+    identity = job.slot_identity()
 
     def record(status: str, generation: int, after: TableState | None, **details: Any) -> TableState:
         # One writer at a time: appends to one Delta table from several threads would only collide.
@@ -275,6 +283,9 @@ def _sync_locked(
         fault_point("sync.committed")
         lock.check()
         _check_not_removed(job, name, generation)
+        with job.connect("sync") as connection:
+            if check_source(connection, job).timeline != identity.timeline:
+                raise LateWriter(f"{name} was copied from the server of before a failover: sync it again")
         table = fed.table
         record(
             SYNCED,

@@ -32,6 +32,7 @@ _METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,strin
 # Parquet's own names can't hold these, so a table that has one is written with column mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+_GENERATION = "waldelta.generation"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
 
@@ -123,6 +124,11 @@ def has_deletion_vectors(spark: SparkSession, uri: str) -> bool:
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
     """Have later commits mark rows as gone, or no longer; marks that are there stay readable either way."""
     spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
+
+
+def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
+    """Commit which generation the target is: whoever still writes an earlier one conflicts with it."""
+    spark.sql(f"alter table {path(uri)} set{_tblproperties({_GENERATION: str(generation)})}")
 
 
 def replace_target(

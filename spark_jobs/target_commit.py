@@ -6,19 +6,23 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
 from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS, CommitTag
 from spark_jobs.result import RunResult
+from spark_jobs.target import set_generation
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter
 from waldelta.job import Job
 from waldelta.lake import sync_commit
 from waldelta.ledger import Run, TableState, TargetCut
 from waldelta.watermark import apply_app_id, uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # As far back as commits are looked for; only maintenance and other people's commits come between.
 _NEWEST = 50
@@ -27,6 +31,15 @@ _NEWEST = 50
 def read_untouched(job: Job, state: TableState) -> TargetCut:
     """The target as it stands, with nothing done to it."""
     return TargetCut(state.table_name, state.generation, _open(job, state).version())
+
+
+def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> TargetCut:
+    """A generation that changes no row, as a commit all the same: it fences those who still write an earlier one."""
+    uri = uri_of(job, state.table_name)
+    set_generation(spark, uri, state.generation)
+    cut = read_untouched(job, state)
+    sync_commit(uri, cut.version)
+    return cut
 
 
 def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
 from waldelta.idle import look
 from waldelta.pipeline_file import PipelineFile
 
@@ -137,3 +139,14 @@ def there(server) -> dict[str, list]:
 
 def insert(server, number: int, v: str) -> None:
     ask(server, f"insert into app.t values ({number}, '{v}'); insert into app.u values ('{v}')")
+
+
+def accepted_resync(spark, pipeline) -> None:
+    """A resync by whoever reads the refusal of the first one, and knows that this server is the one."""
+    try:
+        pipeline.resync(spark)
+    except RunFailed as err:
+        found = re.search(r"--accept-server (\d+/\d+)", str(err))
+        if found is None:
+            raise
+        pipeline.resync(spark, accept_server=found[1])

@@ -23,7 +23,7 @@ from waldelta.ledger import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.recopy import mark
-from waldelta.server import ServerPosition
+from waldelta.server import ServerPosition, read_position
 from waldelta.slot import SlotState, read_slot
 from waldelta.standing import SYNCED
 from waldelta.walsender import read_timeline_ends
@@ -31,6 +31,10 @@ from waldelta.walsender import read_timeline_ends
 log = logging.getLogger(__name__)
 
 RUNBOOK = "docs/failover.md"
+_OTHER_SYSTEM = (
+    "positions of one mean nothing on the other; point the connection back, or run resync "
+    f"(after a major upgrade or a restore: {RUNBOOK})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,27 @@ def find_promotion(
     known = known_ends(life_of(identity.slot, moves), moves)
     left_at = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
     return Promotion(replace(identity, timeline=server.timeline), left_at)
+
+
+def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
+    """Raises SourceChanged when the connection leads to another cluster: asked first, since a slot isn't there either."""
+    if identity.system_identifier != server.system_identifier:
+        raise SourceChanged(f"{_moved(identity, server)}; {_OTHER_SYSTEM}")
+
+
+def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> SlotIdentity:
+    """The slot's identity, when the connection leads to its server and timeline; for copies, whose snapshots count there alone.
+
+    Raises SourceChanged, also for a promoted standby that no run has followed yet.
+    """
+    identity, server = job.slot_identity(), read_position(connection)
+    check_system(identity, server)
+    if identity.timeline != server.timeline:
+        raise SourceChanged(
+            f"{_moved(identity, server)}; if a standby was promoted, let a run of the stream follow it first, else point the "
+            f"connection back ({RUNBOOK})"
+        )
+    return identity
 
 
 def check_followed(job: Job, identity: SlotIdentity) -> None:
@@ -151,10 +176,7 @@ def copies_beyond(states: Sequence[TableState], left_at: Lsn) -> list[TableState
 def _not_followed(identity: SlotIdentity, server: ServerPosition, slot: SlotState | None) -> str | None:
     """Why another server isn't even a candidate."""
     if identity.system_identifier != server.system_identifier:
-        return (
-            "positions of one mean nothing on the other; point the connection back, or run resync "
-            f"(after a major upgrade or a restore: {RUNBOOK})"
-        )
+        return _OTHER_SYSTEM
     if server.timeline < identity.timeline:
         return (
             "this is the server from before a failover, and what is written to it is lost: point the connection at the "

@@ -119,6 +119,8 @@ def _close_false(job: Job) -> None:
     if not opened:
         return
     present = job.slot_identity().incarnation
+    if any(gap.incarnation != present for gap in opened):
+        close_gaps(job)  # whoever completed the last table was killed before it could
     for gap in opened:
         if gap.incarnation == present:
             _close(job, gap, gap.from_lsn)

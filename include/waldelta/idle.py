@@ -19,6 +19,7 @@ from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
 from waldelta.errors import StateError
+from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
 from waldelta.job import Job
 from waldelta.leaves import with_leaves
@@ -67,6 +68,7 @@ def look(job: Job) -> Look:
     change_log = job.change_log(identity)
     with gaps_recorded(job), job.connect("look") as connection, slot_lock(job):
         server = read_position(connection)
+        check_system(identity, server)
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         tell(slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()))
         end_old_readers(job.conninfo, source.slot)

@@ -114,5 +114,7 @@ def life_of(slot: str, moves: list[SlotMove]) -> SlotMove:
         )
     lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
     if not lives or lives[-1].event == "dropped":
-        raise SlotMissing(f"slot {slot!r} was never set up for this lake: run setup first")
+        raise SlotMissing(
+            f"slot {slot!r} was never set up for this lake: run setup first, or resync where status shows an open gap"
+        )
     return lives[-1]

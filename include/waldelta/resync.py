@@ -11,7 +11,8 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import SlotError, SlotForeign, SlotMissing
+from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
+from waldelta.failover import check_system
 from waldelta.fault import fault_point
 from waldelta.gap import BREAKS, describe, open_gaps, record_gap
 from waldelta.job import Job
@@ -31,11 +32,13 @@ log = logging.getLogger(__name__)
 Connection = psycopg.Connection[Any]
 
 
-def renew_slot(job: Job, translate: Translate = resolvable) -> Gap | None:
+def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: str | None = None) -> Gap | None:
     """Make the slot anew, and whatever of the publications is missing, when the stream can't go on; returns the gap.
 
     None, and nothing is done, while the slot is fine. Raises before anything is changed: SlotMissing when the pipeline was
-    never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one that somebody reads, PreflightFailed.
+    never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one that somebody reads, PreflightFailed, and
+    SourceChanged for a server that isn't, or doesn't go on from, the one that the lake was fed by, unless ``accept_server``
+    names it ("system identifier/timeline").
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job), job.connect("resync") as connection:
@@ -51,6 +54,8 @@ def renew_slot(job: Job, translate: Translate = resolvable) -> Gap | None:
         err = _broken(connection, job)
         if err is None:
             return None
+        if isinstance(err, SourceChanged):
+            _check_accepted(connection, err, accept_server)
         _check_droppable(connection, job)
         gap = record_gap(job, err)
         fault_point("resync.recorded")
@@ -59,13 +64,26 @@ def renew_slot(job: Job, translate: Translate = resolvable) -> Gap | None:
         return gap
 
 
+def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | None) -> None:
+    """Targets are about to become what this server holds, which may be a clone, or somebody's test."""
+    server = read_position(connection)
+    found = f"{server.system_identifier}/{server.timeline}"
+    if accepted != found:
+        raise SourceChanged(
+            f"{err}. A resync makes the targets what this server holds: only if it is the one that is meant, run it with "
+            f"--accept-server {found} (in Airflow: the param accept_server)"
+        ) from err
+
+
 def _broken(connection: Connection, job: Job) -> SlotError | None:
     """Why the stream can't go on; None when it can. Raises whatever else is wrong."""
     name, identity = job.pipeline.source.slot, job.slot_identity()
     try:
+        server = read_position(connection)
+        check_system(identity, server)
         end_old_readers(job.conninfo, name)
         check_health(read_slot(connection, name), name)
-        recover(connection, job, identity, job.change_log(identity), read_position(connection))
+        recover(connection, job, identity, job.change_log(identity), server)
     except BREAKS as err:
         return err
     return None

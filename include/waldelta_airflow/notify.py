@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseNotifier
 
 from waldelta.errors import ConfigError
-from waldelta.failure import REMEDIES, is_kind
+from waldelta.failure import ERRORS, REMEDIES, is_kind
 from waldelta.pipeline_file import Notification, PipelineFile
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[st
     kinds = list(getattr(error, "kinds", ())) or [
         type(error).__name__ if isinstance(error, BaseException) else "Killed"
     ]
-    message = getattr(error, "message", None) or str(error or "the task was killed")
+    # Texts of other errors may hold whatever Spark or a driver was given; in the log Airflow masks secrets.
+    message = "it has no class of its own" if isinstance(error, BaseException) else "the task was killed"
+    if kinds[0] in ERRORS:
+        message = getattr(error, "message", None) or str(error)
     remedy = REMEDIES.get(kinds[0], "look at the task's log")
     return {"pipeline": pipeline, "error_class": kinds[0], "message": message, "remedy": remedy}, kinds

@@ -30,6 +30,12 @@ _TABLES = Param(
     description="tables to copy, as schema.table; empty: all that were never copied completely",
 )
 _REASON = Param(None, type=["null", "string"], maxLength=200, description="why; kept in the ledger")
+_ACCEPT_SERVER = Param(
+    None,
+    type=["null", "string"],
+    pattern=r"^\d+/\d+$",
+    description="system identifier/timeline of a source that isn't the one of before, as the refused run names it",
+)
 # Whatever failed afterwards; its upstream includes the run's first stage.
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 # A large table that has to be copied again is left to the DAG of the initial sync, beside which runs go on.
@@ -107,21 +113,28 @@ def _initial_sync(job: _Job) -> DAG:
 
 
 def _resync(job: _Job) -> DAG:
-    # It makes the slot anew, as set_up makes it.
-    return _copies(job, "resync", "resync", pool=job.pipeline.pool)
+    # Outside of the slot's pool: what changes while tables are compared has to land. The slot's lock keeps others away
+    # while it is made anew.
+    accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
+    return _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server)
 
 
-def _copies(job: _Job, kind: str, verb: str, **kwargs: Any) -> DAG:
-    """A DAG whose first stage, named like its verb, copies tables."""
-    with job.dag(kind, None, params={"tables": _TABLES, "reason": _REASON}) as dag:
+def _copies(
+    job: _Job, kind: str, verb: str, params: dict[str, Param] | None = None, options: dict[str, str] | None = None
+) -> DAG:
+    """A DAG whose first stage, named like its verb, copies tables; with further params, and options made of them."""
+    with job.dag(kind, None, params={"tables": _TABLES, "reason": _REASON, **(params or {})}) as dag:
         copy = job.task(
             verb,
             verb,
             stage=verb,
             first=True,
-            options={"tables": "{{ (params.tables or []) | join(',') }}", "reason": "{{ params.reason or '' }}"},
+            options={
+                "tables": "{{ (params.tables or []) | join(',') }}",
+                "reason": "{{ params.reason or '' }}",
+                **(options or {}),
+            },
             execution_timeout=settings.SYNC_TIMEOUT,
-            **kwargs,
         )
         # What was copied beside a table that failed is checked and told, once the last retry has ended.
         check = job.task("check", verb, stage="check", trigger_rule=TriggerRule.ALL_DONE)

@@ -15,6 +15,7 @@ from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from tests.standby import (
     SCHEMA,
+    accepted_resync,
     ask,
     catch_up,
     configure,
@@ -188,7 +189,7 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         assert [move.timeline for move in slot_moves(second, "promoted")] == [2, 3]
 
         # The runbook for the lake that was ahead.
-        pipeline.resync(spark)
+        accepted_resync(spark, pipeline)
         insert(primary, 8, "after the resync")
         pipeline.consume(spark, "eighth")
         assert held(lake) == there(primary)

@@ -12,13 +12,14 @@ from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
-from waldelta.errors import SlotForeign, SlotMissing, WaldeltaError
+from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.idle import look
 from waldelta.job import load_job
 from waldelta.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.resync import renew_slot
+from waldelta.server import read_position
 from waldelta.setup import apply_setup, teardown
 from waldelta.slot import create_slot, read_slot
 from waldelta.status import read_status
@@ -185,7 +186,7 @@ def of_another_server(conn, job):
 
 @pytest.mark.parametrize(
     "breaks, cause",
-    [(dropped, "SlotMissing"), (advanced, "SlotGap"), (of_another_server, "SlotMissing")],
+    [(dropped, "SlotMissing"), (advanced, "SlotGap"), (of_another_server, "SourceChanged")],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
@@ -196,7 +197,15 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
     breaks(conn, job)
     with pytest.raises(WaldeltaError, match="resync"):
         look(job)
-    gap = renew_slot(job)
+    accepted = None
+    if breaks is of_another_server:
+        server = read_position(conn)
+        accepted = f"{server.system_identifier}/{server.timeline}"
+        for wrong in (None, "1/1"):
+            with pytest.raises(SourceChanged, match=f"--accept-server {accepted}"):
+                renew_slot(job, accept_server=wrong)
+        assert read_slot(conn, former.slot) is None
+    gap = renew_slot(job, accept_server=accepted)
     assert (gap.cause, gap.from_lsn) == (cause, Lsn.parse(former.incarnation).value)
     assert (gap.to_lsn is None) is (breaks is of_another_server)
     assert job.slot_identity().incarnation != former.incarnation

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from spark_jobs.result import RunFailed
-from tests.standby import SCHEMA, ask, configure, held, insert, pipeline_on, servers, there, until
+from tests.standby import SCHEMA, accepted_resync, ask, configure, held, insert, pipeline_on, servers, there, until
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.idle import look
 
@@ -21,9 +21,9 @@ def mended(spark, pipeline, server, lake, number: int) -> None:
         pipeline.setup()
     if ask(server, "select 1 from pg_replication_slots"):  # made by pg_upgrade, as far as anybody can tell
         with pytest.raises(RunFailed, match="wasn't made by this pipeline"):
-            pipeline.resync(spark)
+            accepted_resync(spark, pipeline)
         ask(server, "select pg_drop_replication_slot(slot_name) from pg_replication_slots")
-    pipeline.resync(spark)
+    accepted_resync(spark, pipeline)
     assert pipeline.status()["gaps"] == []
     assert held(lake) == there(server)
     insert(server, number, "after the copy")

@@ -127,14 +127,14 @@ def test_schedules(dags):
 def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
     """The slot's own pool for what reads or makes the slot, the default pool for the rest."""
     pooled = {t.task_id for dag in dags.values() for t in dag.tasks if t.pool == "waldelta_shop_cdc"}
-    assert pooled == {"slot_has_changes", "land", "set_up", "resync"}
+    assert pooled == {"slot_has_changes", "land", "set_up"}
 
 
 def test_params(dags):
     """Params are typed, with defaults that are valid."""
     assert dags["shop_setup"].params.dump() == {"dry_run": False}
-    for kind in ("initial_sync", "resync"):
-        assert dags[f"shop_{kind}"].params.dump() == {"tables": None, "reason": None}
+    assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None}
+    assert dags["shop_resync"].params.dump() == {"tables": None, "reason": None, "accept_server": None}
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_what_templates_see(dags_with):
     assert Noted.sent == [
         f"shop SlotGap: {GAP} | find out who; resync",
         "shop ApplyError: t: no | as the message says; changes wait in the change log",
-        "shop AirflowException: killed | look at the task's log",
+        "shop AirflowException: it has no class of its own | look at the task's log",
         "shop Killed: the task was killed | look at the task's log",
     ]
 
