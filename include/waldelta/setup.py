@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 import tenacity
 
+from waldelta.entries import entries_kept
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.fault import fault_point
 from waldelta.finding import Finding, problem, warning
@@ -200,7 +201,8 @@ def carry_out(conn: Connection, job: Job, translate: Translate, *, renew: bool =
     if renew:
         end_life(conn, job)
     # Before the publications change for others: whoever dies in between has at most recorded too much.
-    run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
+    with entries_kept(conn, job) if plan.statements else nullcontext():
+        run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
     _record_removed(conn, job)  # what a DBA changed by hand
     fault_point("setup.publications")
     ensure_slot(conn, job)

@@ -132,6 +132,18 @@ def test_a_table_that_was_out_of_its_publication_for_a_while(spark, database, la
     assert not any("taken out" in text for text in mending.consume(spark, "three").warnings)
 
 
+def test_a_publication_that_setup_makes_another(spark, database, lake):
+    """In one transaction, so that the table was published all the time: nothing is told, and nothing copied."""
+    database.execute(DDL)
+    made = started(spark, database, lake)
+    document = made.file.model_dump(exclude_unset=True)
+    document["source"]["publications"] = [{"name": "p", "schemas": ["public"], "accept_future_tables": True}]
+    changed = Pipeline(PipelineFile.model_validate(document))
+    changed.setup()
+    result = changed.consume(spark, "one")
+    assert (result.warnings, result.needs_sync) == ([], [])
+
+
 def test_a_column_that_enters_a_column_list(spark, database, lake):
     """Its values for rows that are there aren't sent: a new copy brings them, even before any change of the table."""
     database.execute(DDL)
