@@ -18,7 +18,7 @@ from psycopg import sql
 
 from waldelta.ledger import StorageState, TableState
 from waldelta.present import PresentTable
-from waldelta.rewrite import unsent_changes
+from waldelta.rewrite import rewritten
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def renewed_files(state: TableState, now: StorageState | None) -> list[int]:
     then = state.storage
     if then is None or now is None or not then.as_of or (state.publishes and "truncate" not in state.publishes):
         return []
-    if unsent_changes(state, now):
+    if rewritten(then, now):
         return []
     files = {file.oid: file.relfilenode for file in then.files}
     own = set(state.relation_ids)

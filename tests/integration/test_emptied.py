@@ -1,0 +1,87 @@
+"""Whether a partition of a published root was truncated: told by its file and its rows, or not told until it can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from waldelta.connection import connect
+from waldelta.emptied import renewed_files, with_emptied
+from waldelta.ledger import TableState, now
+from waldelta.present import read_present
+from waldelta.server import read_oldest_xid
+
+pytestmark = pytest.mark.pg
+
+DDL = """
+create table t(id int primary key, v text) partition by range (id);
+create table t_1 partition of t for values from (0) to (10);
+create table t_2 partition of t for values from (10) to (20);
+insert into t values (1, 'v'), (11, 'v');
+"""
+
+
+@pytest.fixture
+def conn(database):
+    database.execute(DDL)
+    with connect(database.conninfo, "test") as connection:
+        yield connection
+
+
+@pytest.fixture
+def state(conn):
+    ((oid, leaf),) = conn.execute(
+        "select 'public.t'::regclass::oid::bigint, 'public.t_1'::regclass::oid::bigint"
+    ).fetchall()
+    bare = TableState(now(), "r", "public.t", 1, "synced", relation_ids=[oid], publishes=["insert", "truncate"])
+    return replace(bare, storage=read_present(conn, [bare])["public.t"].storage), leaf
+
+
+def judged(conn, state, landed_as_of=None):
+    present = read_present(conn, [state])
+    found = with_emptied(conn, [state], present, landed_as_of)["public.t"]
+    return found.emptied, renewed_files(state, found.storage)
+
+
+# What is done, whether it looks like a TRUNCATE, whether the partition has another file that nothing else explains.
+TOLD = {
+    "truncated": (["truncate t_1"], True, True),
+    "truncated and filled": (["truncate t_1", "insert into t values (2, 'new')"], True, True),
+    "written anew": (["vacuum full t_1"], False, True),
+    "clustered after more rows": (["insert into t values (3, 'x')", "cluster t_1 using t_1_pkey"], False, True),
+    "altered": (["alter table t alter v type text using v || 'x'"], False, False),
+    "a column with values": (["alter table t add n float8 default random()"], False, False),
+    "nothing": ([], False, False),
+}
+
+
+@pytest.mark.parametrize("statements, told, renewed", TOLD.values(), ids=TOLD)
+def test_by_its_file_and_its_rows(database, conn, state, statements, told, renewed):
+    known, leaf = state
+    for statement in statements:
+        database.execute(statement)
+    assert judged(conn, known)[0] == ({leaf} if told else frozenset())
+    assert (leaf in judged(conn, known)[1]) is renewed
+    database.execute("vacuum freeze t_1")  # frozen rows keep what they were written by
+    assert (leaf in judged(conn, known)[0]) is told
+
+
+def test_only_what_had_ended_when_all_was_landed(database, conn, state):
+    """A TRUNCATE of the root that hasn't landed yet looks the same; it is asked again by the run that has it."""
+    known, leaf = state
+    before = read_oldest_xid(conn)
+    database.execute("truncate t_1")
+    assert judged(conn, known, before) == judged(conn, known, 0) == (frozenset(), [])
+    assert judged(conn, known, read_oldest_xid(conn)) == ({leaf}, [leaf])
+
+
+def test_what_may_not_be_read_is_not_told(database, conn, state):
+    """A partition that came without a grant: its old file stays on record, and no run fails for it."""
+    known, _ = state
+    database.execute("truncate t_1")
+    database.execute("drop role if exists reader_of_t; create role reader_of_t; grant select on t to reader_of_t")
+    conn.execute("set role reader_of_t")
+    assert judged(conn, known) == (frozenset(), [])
+    conn.execute("reset role")
+    database.execute("revoke all on t from reader_of_t; drop role reader_of_t")
