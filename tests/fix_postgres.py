@@ -49,9 +49,17 @@ def postgres() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-@pytest.fixture(scope="session", params=[*WHEEL, *(v for v in INSTALLED if v not in WHEEL)], ids="PostgreSQL {}".format)
+AT_HAND = [*WHEEL, *(v for v in INSTALLED if v not in WHEEL)]
+
+
+@pytest.fixture(
+    scope="session",
+    params=[v if v in (max(AT_HAND), min(AT_HAND)) else pytest.param(v, marks=pytest.mark.soak) for v in AT_HAND],
+    ids="PostgreSQL {}".format,
+)
 def any_postgres(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    """The same of each version at hand: 18 and 16 always, others where Debian's packages are installed."""
+    """The same of each version at hand: 18 and 16 always, others where Debian's packages are installed; those between the
+    newest and the oldest in make soak."""  # fmt: skip
     with _cluster(request.param) as server:
         yield server
 

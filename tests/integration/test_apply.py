@@ -73,6 +73,7 @@ STATEMENTS = [
 ]
 
 
+@pytest.mark.soak
 def test_every_kind_of_change_one_run_each(spark, database, job):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])

@@ -215,6 +215,7 @@ def test_a_rewritten_partition_root(spark, database, lake):
     assert_equal(spark, database, job)
 
 
+@pytest.mark.soak
 def test_types_that_print_otherwise(spark, database, lake):
     """A renamed label of an enum and an attribute of a composite type change what old rows show, and send nothing.
 
