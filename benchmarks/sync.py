@@ -17,6 +17,7 @@ from waldelta.connection import connect
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
 from waldelta.pipeline_file import PipelineFile
+from waldelta.server import read_position
 
 ORDERS = """
 create table public.orders (
@@ -47,7 +48,8 @@ def main(row_count: int) -> None:
             "target": {"root": (folder / "lake").as_uri()},
         }
         job = Job(PipelineFile.model_validate(document), server.conninfo(), "bench")
-        job.ledger.append(SlotMove(now(), "bench", "created", "bench", "1", 1, lsn.fetchone()[0], 0))
+        system = read_position(connection).system_identifier
+        job.ledger.append(SlotMove(now(), "bench", "created", "bench", system, 1, lsn.fetchone()[0], 0))
         spark = spark_session("local[2]", name="bench")
         spark.sparkContext.setLogLevel("ERROR")
         for n in range(ROUNDS + 1):

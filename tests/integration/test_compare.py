@@ -11,6 +11,7 @@ from waldelta.job import Job
 from waldelta.lake import target_uri
 from waldelta.ledger import SlotMove, now
 from waldelta.pipeline_file import PipelineFile
+from waldelta.server import read_position
 
 pytestmark = pytest.mark.spark
 
@@ -88,7 +89,8 @@ def job(spark, database, lake):
     ((lsn,),) = database.execute(
         "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,)
     )  # fmt: skip
-    made.ledger.append(SlotMove(now(), "run-0", "created", slot, "1", 1, lsn, 0))
+    server = read_position(database.connection)
+    made.ledger.append(SlotMove(now(), "run-0", "created", slot, server.system_identifier, server.timeline, lsn, 0))
     sync(spark, made)
     return made
 

@@ -25,6 +25,7 @@ from waldelta.lake import target_uri
 from waldelta.ledger import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.pipeline_file import PipelineFile
+from waldelta.server import read_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -53,7 +54,9 @@ class Lake:
         lsn = self.database.execute(
             "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')", (self.slot,)
         )[0][0]
-        self.job.ledger.append(SlotMove(now(), "run-0", "created", self.slot, "1", 1, lsn, 0))
+        server = read_position(self.database.connection)
+        created = (self.slot, server.system_identifier, server.timeline)
+        self.job.ledger.append(SlotMove(now(), "run-0", "created", *created, lsn, 0))
         return self
 
     def sync(self, *tables, **options):
