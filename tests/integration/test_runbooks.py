@@ -63,10 +63,8 @@ def test_restore(spark, postgres, lake, lead_to):
         mended(spark, pipeline, restored, lake, 4)
 
 
-@pytest.mark.parametrize(
-    "version, refusal", [(16, "does not exist"), (18, "now leads to system")], ids=["slots lost", "slots kept"]
-)
-def test_major_upgrade(spark, lake, lead_to, version, refusal):
+@pytest.mark.parametrize("version", [16, 18], ids=["slots lost", "slots kept"])
+def test_major_upgrade(spark, lake, lead_to, version):
     """pg_upgrade drops logical slots before 17, and makes them anew from 17 on; the system identifier is new either way."""
     pipeline = pipeline_on(lake)
     with servers(version, 1) as (old,), servers(18, 1) as (new,):
@@ -83,7 +81,7 @@ def test_major_upgrade(spark, lake, lead_to, version, refusal):
         lead_to(new.start())
         insert(new, 3, "after")
         for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "second")):
-            with pytest.raises((SlotMissing, SourceChanged, RunFailed), match=refusal):
+            with pytest.raises((SourceChanged, RunFailed), match="now leads to system"):
                 verb()
         mended(spark, pipeline, new, lake, 4)
 
