@@ -96,12 +96,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     name, began = drifted.state.table_name, time.monotonic()
     with target_lock(job, name) as lock:
         _check_marked(job, drifted.state)
-        try:
-            done = _repair(spark, job, drifted, lock.check)
-        except WaldeltaError:
-            raise
-        except Exception as err:
-            raise named_error(err) or ApplyError(f"{name}: {first_line(err)}") from err
+        done = _named_repair(spark, job, drifted, lock.check)
     log.info(
         "table=%s repaired lsn=%s: %d rows entered, %d left, %d were read again, %.1f s",
         name, done.lsn, done.entered, done.left, done.reread, time.monotonic() - began,
@@ -118,7 +113,16 @@ def reread_quarantined(spark: SparkSession, job: Job, fed: Repair) -> Repaired:
         raise NeedsSync(why)
     with target_lock(job, fed.state.table_name) as lock:
         check_same_copy(job, fed.state)
-        return _repair(spark, job, fed, lock.check)
+        return _named_repair(spark, job, fed, lock.check)
+
+
+def _named_repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None]) -> Repaired:
+    try:
+        return _repair(spark, job, drifted, check)
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise named_error(err) or ApplyError(f"{drifted.state.table_name}: {first_line(err)}") from err
 
 
 def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None]) -> Repaired:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.repair import reread_quarantined
 from spark_jobs.result import RunResult, StageResult, TableResult
-from spark_jobs.task_error import first_line, named_error, of_table
+from spark_jobs.task_error import of_table
 from waldelta.drift import find_drift
 from waldelta.emptied import renewed_files
-from waldelta.errors import ApplyError, ConfigError, NeedsSync, WaldeltaError
+from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
 from waldelta.ledger import TableState
 from waldelta.present import PresentTable, read_present
@@ -85,10 +85,6 @@ def _retry(
         done = reread_quarantined(spark, job, fed)
     except NeedsSync as err:
         raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        raise named_error(err) or ApplyError(f"{name}: {first_line(err)}") from err
     cut = done.cut
     result.changes += done.drained.changes
     result.source.add(done.drained.bill)

@@ -26,7 +26,8 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
     that nobody sent.
     """
     what = "; ".join(unsent_changes(state, present.storage))
-    if not what and to_record(state, present.storage) is None and not _is_stale(state, present.storage):
+    renew = _is_stale(state, present.storage)
+    if not what and to_record(state, present.storage, renew=renew) is None:
         return []
     policy = job.pipeline.target.policy_of(state.table_name)
     if what and policy == "fail":
@@ -36,11 +37,9 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
         if what and policy == "evolve":
             mark(job, held, f"{state.table_name}: {what}")
             raise NeedsSync(f"{state.table_name}: {what}")
-        storage = present.storage
-        if not what and held.storage is not None and storage is not None and to_record(state, storage) is None:
-            # What rewrites of columns are told by stays.
-            storage = replace(held.storage, as_of=storage.as_of)
-        job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, storage=storage), held)
+        known = replace(held, storage=present.storage) if what else to_record(held, present.storage, renew=renew)
+        if known is not None:
+            job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
     return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else []
 
 

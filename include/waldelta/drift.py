@@ -1,8 +1,8 @@
 """Drift: where a target no longer holds what a copy taken now would hold, though every change was applied.
 
 A filter that changes sends nothing for the rows that it lets in or keeps out from then on; nor does a partition that is
-attached, detached or truncated, a column that enters a column list, or an operation that wasn't published before. PostgreSQL's subscriber keeps such rows as they are. Pure: the
-ledger's record of the copy against the catalogs of today.
+attached, detached or truncated, a column that enters a column list, or an operation that wasn't published before.
+PostgreSQL's subscriber keeps such rows as they are. Pure: the ledger's record of the copy against the catalogs of today.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ def find_drift(
     state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
-    own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table))
+    away = _was_away(known, table)
+    own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table, away=away))
     renewed = reattached(known, present.storage) | present.emptied
     moved = frozenset().union(*moved_leaves(known, table), renewed)
     reasons = (*own, *published, *_partitions(known, table, present))
     if pipeline.target.drift == "repair":
         reasons += tuple(_told_before(known, moved))
-    recorded = _record(known, table, moved)
-    away = recorded.later_filters if _was_away(known, table) else known.later_filters
-    repair = Repair(replace(known, later_filters=away), table, renewed, present.storage)
+    recorded = _record(known, table, moved, away=away)
+    # What was away is mended as what was told before: by a copy.
+    fed = replace(known, later_filters=recorded.later_filters) if away else known
+    repair = Repair(fed, table, renewed, present.storage)
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
@@ -91,12 +93,16 @@ def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | Non
         yield f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by {before}"
 
 
-def _publication(state: TableState, table: PublishedTable) -> Iterator[str]:
-    filters = [state.row_filter or EVERYTHING, *state.later_filters]
-    present = table.row_filter or EVERYTHING
+def _filters(state: TableState) -> list[str]:
+    """The publications' filters that are known to have been in force since the copy, the copy's own first."""
+    return [state.row_filter or EVERYTHING, *state.later_filters]
+
+
+def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Iterator[str]:
+    filters, present = _filters(state), table.row_filter or EVERYTHING
     if {present} != set(filters):
         yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
-    elif state.later_filters or _was_away(state, table):
+    elif state.later_filters or away:
         yield (
             "it was taken out of its publications and put in again, or had another filter there for a while; what changed "
             "meanwhile may not have been sent"
@@ -135,17 +141,16 @@ def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
         yield f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that was told, but not mended"
 
 
-def _record(state: TableState, table: PublishedTable, moved: Collection[int]) -> TableState:
-    filters = [state.row_filter or EVERYTHING, *state.later_filters]
+def _record(state: TableState, table: PublishedTable, moved: Collection[int], *, away: bool) -> TableState:
     present = table.row_filter or EVERYTHING
-    if filters[-1] != present or _was_away(state, table):
+    if away or _filters(state)[-1] != present:
         state = replace(state, later_filters=[*state.later_filters, present])
     return replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}), entries=sorted(table.entries))
 
 
 def _was_away(state: TableState, table: PublishedTable) -> bool:
     """Whether all that published the table is gone, although nothing tells today's publications from those of then."""
-    same_filter = [state.row_filter or EVERYTHING, *state.later_filters][-1] == (table.row_filter or EVERYTHING)
+    same_filter = _filters(state)[-1] == (table.row_filter or EVERYTHING)
     same_columns = {column.attnum for column in state.columns} == {column.attnum for column in table.columns}
     same_kinds = not state.publishes or state.publishes == sorted(table.publishes)
     gone = bool(state.entries) and table.entries.isdisjoint(state.entries)

@@ -31,10 +31,6 @@ from waldelta.walsender import read_timeline_ends
 log = logging.getLogger(__name__)
 
 RUNBOOK = "docs/failover.md"
-_OTHER_SYSTEM = (
-    "positions of one mean nothing on the other; point the connection back, or run resync "
-    f"(after a major upgrade or a restore: {RUNBOOK})"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +55,7 @@ def find_promotion(
     """
     if (identity.system_identifier, identity.timeline) == (server.system_identifier, server.timeline):
         return None
+    check_system(identity, server)
     slot = read_slot(connection, identity.slot)
     if refused := _not_followed(identity, server, slot):
         raise SourceChanged(f"{_moved(identity, server)}; {refused}")
@@ -72,7 +69,10 @@ def find_promotion(
 def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
     """Raises SourceChanged when the connection leads to another cluster: asked first, since a slot isn't there either."""
     if identity.system_identifier != server.system_identifier:
-        raise SourceChanged(f"{_moved(identity, server)}; {_OTHER_SYSTEM}")
+        raise SourceChanged(
+            f"{_moved(identity, server)}; positions of one mean nothing on the other; point the connection back, or run resync "
+            f"(after a major upgrade or a restore: {RUNBOOK})"
+        )
 
 
 def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> SlotIdentity:
@@ -174,9 +174,7 @@ def copies_beyond(states: Sequence[TableState], left_at: Lsn) -> list[TableState
 
 
 def _not_followed(identity: SlotIdentity, server: ServerPosition, slot: SlotState | None) -> str | None:
-    """Why another server isn't even a candidate."""
-    if identity.system_identifier != server.system_identifier:
-        return _OTHER_SYSTEM
+    """Why another timeline of the cluster isn't even a candidate."""
     if server.timeline < identity.timeline:
         return (
             "this is the server from before a failover, and what is written to it is lost: point the connection at the "

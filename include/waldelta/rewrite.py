@@ -55,14 +55,18 @@ def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
     return [f"{what} ({', '.join(names)})" for names, what in named if names]
 
 
-def to_record(state: TableState, now: StorageState | None) -> TableState | None:
+def to_record(state: TableState, now: StorageState | None, *, renew: bool = False) -> TableState | None:
     """The state with today's files and columns, when they are others and that needs no new copy; else None.
 
     While columns that the target doesn't have yet may have come with values, the old ones stay: they tell when the
-    first rows with these columns are applied.
+    first rows with these columns are applied. With ``renew``, the old ones are entered as of today.
     """
-    if now is None or state.storage == now or rewritten(state.storage, now) or relabelled(state.storage, now):
+    if now is None:
         return None
+    if state.storage == now or rewritten(state.storage, now) or relabelled(state.storage, now):
+        if not renew or state.storage is None:
+            return None
+        now = replace(state.storage, as_of=now.as_of)
     return replace(state, storage=now)
 
 
