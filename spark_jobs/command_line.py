@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -12,36 +11,23 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from spark_jobs.arguments import parse
 from spark_jobs.pipeline import Pipeline
 from waldelta.errors import WaldeltaError
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.replay import REPLAY
 
 if TYPE_CHECKING:
+    import argparse
+
     from spark_jobs.result import RunResult
     from waldelta.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
-
-VERBS = (
-    "check",
-    "setup",
-    "sync",
-    "resync",
-    "consume",
-    "replay",
-    "validate",
-    "maintain",
-    "status",
-    "quarantine",
-    "teardown",
-)
 
 
 def run_and_exit() -> NoReturn:
@@ -68,7 +54,7 @@ def run_and_exit() -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
-    options = _parse(arguments)
+    options = parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for chatty in ("py4j", "great_expectations"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -92,52 +78,6 @@ def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace
     if options.verb == "quarantine" and not options.retry:
         return _quarantine
     return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(options.verb, _spark_verb)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m spark_jobs", description=__doc__)
-    parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("file", type=Path, help="the pipeline file")
-    parser.add_argument("--run-id", help="name of the run; Airflow's dag run id")
-    parser.add_argument("--run-type", choices=("scheduled", "manual", "backfill"), default="manual")
-    parser.add_argument("--interval-start", type=_moment, help="replay: of the runs from here on (UTC unless it says)")
-    parser.add_argument("--interval-end", type=_moment, help="replay: and before this")
-    parser.add_argument(
-        "--tables",
-        type=lambda text: text.split(","),
-        help="sync, resync, replay, quarantine: these tables, comma-separated",
-    )
-    parser.add_argument("--reason", help="sync, resync: why, for the ledger")
-    parser.add_argument(
-        "--accept-server", metavar="SYSTEM/TIMELINE", help="resync: from a server that isn't the one of before"
-    )
-    parser.add_argument(
-        "--stage", type=lambda text: text.split(","), help="run these stages of the verb only, comma-separated"
-    )
-    parser.add_argument(
-        "--hand-over", action="store_true", help="consume: a sync follows, leave large tables to be copied again to it"
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="consume: these stages ran before; of a run that ended well they replay"
-    )
-    parser.add_argument("--result", type=Path, help="write the result as JSON to this file")
-    parser.add_argument(
-        "--orphans",
-        action="store_true",
-        help="teardown: list the source's slots that no pipeline file in FILE's folder names",
-    )
-    parser.add_argument(
-        "--drop", type=lambda text: text.split(","), help="teardown: drop these orphans, comma-separated"
-    )
-    parser.add_argument("--retry", action="store_true", help="quarantine: read these rows from the source again")
-    parser.add_argument("--dry-run", action="store_true", help="setup: show the plan and change nothing")
-    parser.add_argument("--sql", action="store_true", help="setup: print the SQL for a DBA and change nothing")
-    return parser.parse_args(arguments)
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
@@ -197,7 +137,8 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     from spark_jobs.result import RunFailed
     from spark_jobs.session import open_session
 
-    details = {k: getattr(options, k) for k in ("run_type", "interval_start", "interval_end", "hand_over", "again")}
+    passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
+    details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
     job = pipeline.job(options.run_id, **details)
     if options.verb == REPLAY:
         job = replace(job, run_type="backfill")

@@ -109,6 +109,12 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             f"role {server.role!r} may not use replication slots: alter role {server.role} replication "
             f"(on Amazon RDS: grant rds_replication to {server.role})"
         )
+    if not slot_exists and not server.can_make_slots:
+        yield lacking(
+            f"role {server.role!r} may not execute pg_create_logical_replication_slot or pg_drop_replication_slot, so it can't "
+            f"make slot {pipeline.source.slot!r} (anew): grant execute on them (docs/privileges.md), or run this as the role "
+            "that setup runs as"
+        )
     yield from _free_slots(pipeline, server, slot_exists)
     yield from _options(pipeline, server)
     yield from _failover(pipeline, server)

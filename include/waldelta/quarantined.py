@@ -6,14 +6,20 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from waldelta.errors import ConfigError
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.quarantine import Quarantine
 
 
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are PostgreSQL's texts by column."""
+    """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are PostgreSQL's texts by column.
+
+    Raises ConfigError for a table that isn't a target: an empty answer would read as all well.
+    """
     generations = {name: state.generation for name, state in job.table_states().items()}
+    if unknown := sorted(set(tables or ()) - generations.keys()):
+        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
     found = Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
     return [
         {

@@ -38,6 +38,7 @@ class ServerFacts:
     bypass_rls: bool
     can_replicate: bool
     can_create: bool
+    can_make_slots: bool
     used_slots: int
     retained_bytes: int
     wal_bytes_per_hour: int | None
@@ -112,6 +113,7 @@ def _read_server(conn: Connection) -> ServerFacts:
         bypass_rls=row.bypass_rls,
         can_replicate=row.can_replicate,
         can_create=row.can_create,
+        can_make_slots=row.can_make_slots,
         used_slots=row.used_slots,
         retained_bytes=int(row.retained_bytes or 0),
         wal_bytes_per_hour=int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
@@ -148,6 +150,12 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
            select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(current_user, m.oid, 'usage')
        ) as can_replicate,
        has_database_privilege(current_database(), 'create') as can_create,
+       (
+           select bool_and(has_function_privilege(oid, 'execute'))
+           from pg_proc
+           where pronamespace = 'pg_catalog'::regnamespace
+             and proname in ('pg_create_logical_replication_slot', 'pg_drop_replication_slot')
+       ) as can_make_slots,
        (select count(*) from pg_replication_slots) as used_slots,
        case when not pg_is_in_recovery() then (
            select max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)) from pg_replication_slots

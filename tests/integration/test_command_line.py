@@ -67,6 +67,8 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     job.ledger.append_state(
         TableState(now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation), None
     )
+    assert main(["quarantine", str(path), "--tables=public.typo"]) == 1
+    assert capsys.readouterr().out == ""
     assert main(["quarantine", str(path), "--tables=public.t"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["key"], listed["lsn"], listed["reason"]) == ({"id": "7"}, "0/18", "gone")

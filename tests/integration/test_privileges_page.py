@@ -88,7 +88,7 @@ def shop(database, lake, monkeypatch):
         yield shop
     finally:
         for role in roles:
-            if database.execute("select from pg_roles where rolname = %s", (role,)):
+            if database.execute("select 1 from pg_roles where rolname = %s", (role,)):
                 database.execute(f"drop owned by {role} cascade; drop role {role}")
 
 
@@ -117,7 +117,7 @@ def test_the_page(spark, shop):
             with shop.without(revoke):
                 assert shop.named(says) in missing(shop, role)
     assert missing(shop, "lake_setup") == ""
-    assert shop.database.execute("select from pg_publication") == []
+    assert shop.database.execute("select 1 from pg_publication") == []
 
     shop.pipeline("lake_setup").setup()
     shop.pipeline("lake_reader").sync(spark)
@@ -155,3 +155,10 @@ def test_the_page(spark, shop):
     ):
         mended.sync(spark, tables=["sales.orders"])
     assert held(spark, mended, "sales.orders") == paid
+
+    # A slot that can't be used any more is not dropped by a role that can't make another.
+    advance = f"select pg_replication_slot_advance('{mended.file.source.slot}', pg_current_wal_lsn())"
+    shop.database.execute(advance)
+    with pytest.raises(RunFailed, match="may not execute pg_create_logical_replication_slot"):
+        mended.resync(spark)
+    assert shop.database.execute("select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,))

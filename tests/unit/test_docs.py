@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import waldelta.errors
-from spark_jobs.command_line import VERBS
+from spark_jobs.arguments import VERBS
 from waldelta.errors import WaldeltaError
 from waldelta.failure import REMEDIES
 from waldelta.ledger import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut

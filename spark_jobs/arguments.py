@@ -1,0 +1,83 @@
+"""The command line's grammar: each verb with the options that it knows, so that one meant for another is refused, not ignored."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from waldelta.replay import REPLAY
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in (item.strip() for item in text.split(",")) if part]
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# Airflow's tasks give these to every verb.
+_RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "--run-id": {"help": "name of the run; Airflow's dag run id"},
+        "--run-type": {"choices": ("scheduled", "manual", "backfill"), "default": "manual", "help": "who asked for it"},
+        "--interval-start": {"type": _moment, "help": "the run's data interval (UTC unless it says); replay: of the runs from here on"},
+        "--interval-end": {"type": _moment, "help": "its end; replay: and before this"},
+        "--result": {"type": Path, "help": "write the result as JSON to this file"},
+    }
+)  # fmt: skip
+_STAGE = {"--stage": {"type": _listed, "help": "run these stages of the verb only, comma-separated"}}
+_TABLES = {"--tables": {"type": _listed, "help": "these tables only, comma-separated"}}
+_COPY = {**_STAGE, **_TABLES, "--reason": {"help": "why, for the ledger"}}
+_FLAG = {"action": "store_true"}
+_OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
+    {
+        "check": ("whether setup would work, and its plan; changes nothing", {
+            "--sql": _FLAG | {"help": "print the SQL for a DBA"},
+        }),
+        "setup": ("publications and slot as the file wants them", {
+            "--dry-run": _FLAG | {"help": "show the plan and change nothing"},
+            "--sql": _FLAG | {"help": "print the SQL for a DBA and change nothing"},
+        }),
+        "sync": ("copy tables as a whole", _COPY),
+        "resync": ("make a lost slot anew and mend the targets", _COPY | {
+            "--accept-server": {"metavar": "SYSTEM/TIMELINE", "help": "from a server that isn't the one of before"},
+        }),
+        "consume": ("land, apply and check what the slot holds", _STAGE | {
+            "--hand-over": _FLAG | {"help": "a sync follows, leave large tables to be copied again to it"},
+            "--again": _FLAG | {"help": "these stages ran before; of a run that ended well they replay"},
+        }),
+        REPLAY: ("derive anew, from the change log, what the runs of an interval changed", _STAGE | _TABLES),
+        "validate": ("check every target's expectations", {}),
+        "maintain": ("compact, clean up, prune", {}),
+        "status": ("slot, lag, gaps and targets as JSON", {}),
+        "quarantine": ("the rows that targets lack", _TABLES | {
+            "--retry": _FLAG | {"help": "read these rows from the source again"},
+        }),
+        "teardown": ("drop the slot and the publications that this pipeline made", {
+            "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
+            "--drop": {"type": _listed, "help": "drop these orphans, comma-separated"},
+        }),
+    }
+)  # fmt: skip
+
+VERBS: Final = tuple(_OWN)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The verb, the file and the verb's options by name; leaves the process with a usage message for anything else."""
+    parser = argparse.ArgumentParser(prog="python -m spark_jobs", description="One verb on one pipeline file.")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, (does, own) in _OWN.items():
+        # An abbreviation that is unique today is another option's tomorrow.
+        known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
+        known.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
+        for name, details in {**own, **_RUN}.items():
+            known.add_argument(name, **details)
+        known.set_defaults(**{option: None for option in ("stage", "tables") if f"--{option}" not in own})
+    return parser.parse_args(arguments)

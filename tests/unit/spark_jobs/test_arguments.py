@@ -1,0 +1,45 @@
+"""The command line's grammar: what each verb takes, and what it refuses instead of ignoring it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.arguments import VERBS, parse
+
+# What Airflow's operator adds to every verb.
+OF_A_RUN = [
+    "--run-id=scheduled__2026", "--run-type=scheduled", "--interval-start=2026-01-01T00:00:00+00:00",
+    "--interval-end=2026-01-01T00:05:00+00:00", "--result=/tmp/result.json",
+]  # fmt: skip
+
+REFUSED = {
+    "another verb's option": ["consume", "f.yml", "--tables=public.a"],
+    "a retry of a copy": ["sync", "f.yml", "--retry"],
+    "a dry run of a copy": ["sync", "f.yml", "--dry-run"],
+    "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
+    "an abbreviation": ["sync", "f.yml", "--table=public.a"],
+    "no file": ["consume"],
+    "no verb": [],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_takes_what_airflow_gives_to_all(verb):
+    options = parse([verb, "f.yml", *OF_A_RUN])
+    assert (options.verb, options.file, options.run_id) == (verb, Path("f.yml"), "scheduled__2026")
+    assert options.interval_start.tzinfo is not None
+    assert (options.stage, options.tables) == (None, None)
+
+
+@pytest.mark.parametrize("arguments", REFUSED.values(), ids=REFUSED)
+def test_what_a_verb_does_not_know_is_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        parse(arguments)
+    assert leaving.value.code == 2
+    assert "usage: python -m spark_jobs" in capsys.readouterr().err
+
+
+def test_lists_may_have_blanks():
+    assert parse(["sync", "f.yml", "--tables", "public.a, public.b,"]).tables == ["public.a", "public.b"]
