@@ -72,15 +72,15 @@ def recover(
             if promotion is not None:
                 record_promotion(job, promotion)
             move_idle_slot(connection, identity.slot, ledger, move)
-            return _recovered(change_log, last, Lsn(landed_end), identity)
+            return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
         record_promotion(job, promotion)
-    return _recovered(change_log, last, confirmed, identity)
+    return _recovered(job, change_log, last, confirmed, identity)
 
 
-def _recovered(change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity) -> Recovered:
+def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity) -> Recovered:
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
-    return Recovered(confirmed, max(change_log.highest_batch(), last or 0) + 1, identity)
+    return Recovered(confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity)
 
 
 def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Transactions) -> None:

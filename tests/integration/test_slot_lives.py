@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.integration.test_setup import job_for
 from waldelta.ledger import TableState, now
+from waldelta.recover import recover
+from waldelta.server import read_position
 from waldelta.setup import apply_setup, teardown
 from waldelta.slot import create_slot
 
@@ -44,6 +48,19 @@ def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
     apply_setup(conn, job)
     assert job.slot_identity().incarnation == f"{first.incarnation}.3"
     assert job.table_states() == {}
+
+
+def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job):
+    """A run that died with its slot may commit its batch, numbered after the highest, when another life has begun."""
+    apply_setup(conn, job)
+    log = job.change_log(job.slot_identity())
+    write_deltalake(log.uri, pa.table({"batch": [7], "ordinal": [0]}), partition_by=["batch"])
+    late = log.highest_batch() + 1
+    teardown(conn, job)
+    apply_setup(conn, job)
+    identity = job.slot_identity()
+    new = recover(conn, job, identity, job.change_log(identity), read_position(conn))
+    assert late <= job.first_batch() < new.next_batch
 
 
 def test_a_clock_set_back_between_two_lives_revives_no_copy(conn, job):
