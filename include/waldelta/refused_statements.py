@@ -18,10 +18,13 @@ _MOST_NAMED = 5
 
 
 def refused_statements(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> list[str]:
-    """What to tell of them, with the remedy; nothing when there are none. Two queries."""
+    """What to tell of them, with the remedy; nothing when there are none. Two queries, from PostgreSQL 18 on three."""
+    causes = [(_WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY)]
+    if connection.info.server_version >= 180000:
+        causes.append((_GENERATED_IDENTITY, _UNPUBLISHED_IDENTITY))
     return [
         f"PostgreSQL refuses the application's UPDATEs or DELETEs of {_named(rows)}: {why}"
-        for query, why in ((_WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY))
+        for query, why in causes
         if (rows := fetch(connection, query, {"publications": list(publication_names)}))
     ]
 
@@ -39,6 +42,11 @@ _NO_IDENTITY = (
 _SHRUNKEN_IDENTITY = (
     "the publication's row filter uses columns outside of the table's replica identity, or its column list doesn't have all of that: "
     "make the replica identity fit, or change the filter or list"
+)
+
+_UNPUBLISHED_IDENTITY = (
+    "the table's replica identity has a generated column that the publication doesn't publish: use the primary key, or an index "
+    "without that column, as replica identity, or, for a stored one, set publish_generated_columns: stored"
 )
 
 _WITHOUT_IDENTITY = """
@@ -120,4 +128,40 @@ where case when i.relreplident = 'f' then i.has_list
            else i.identity <> '{}' and (not i.filtered <@ i.identity or i.has_list and not i.identity <@ i.listed) end
 group by n.nspname, i.relname
 order by n.nspname, i.relname
+"""
+
+# From 18 on (pub_contains_invalid_column): FULL has every column; what a column list names is published, whatever it is.
+_GENERATED_IDENTITY = """
+select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
+from pg_publication p
+cross join lateral pg_get_publication_tables(p.pubname) as t
+cross join lateral (
+    select t.relid as leaf
+    union
+    select relid from pg_partition_tree(t.relid)
+) l
+join pg_class c on c.oid = l.leaf
+join pg_namespace n on n.oid = c.relnamespace
+join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+where p.pubname = any(%(publications)s::name[])
+  and (p.pubupdate or p.pubdelete)
+  and c.relkind = 'r'
+  and c.relpersistence = 'p'
+  and (a.attgenerated = 'v' or a.attgenerated = 's' and p.pubgencols <> 's')
+  and (
+      c.relreplident = 'f'
+      or exists (
+          select from pg_index i
+          where i.indrelid = c.oid and i.indimmediate and i.indisvalid
+            and a.attnum = any(i.indkey[0:i.indnkeyatts - 1])
+            and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end
+      ) and not exists (
+          select from pg_publication_rel r
+          where r.prpubid = p.oid and r.prattrs is not null
+            and (r.prrelid = c.oid
+                 or p.pubviaroot and r.prrelid in (select relid from pg_partition_ancestors(c.oid)))
+      )
+  )
+group by n.nspname, c.relname
+order by n.nspname, c.relname
 """
