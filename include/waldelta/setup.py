@@ -51,6 +51,7 @@ from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.target_preflight import plan_targets
 from waldelta.walsender import alter_failover, alter_failover_command
 from waldelta.where_preflight import Translate, judge_wheres, resolvable
+from waldelta.younger import judge_younger
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *,
     for state in managed:
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
-    findings += _too_late(managed, facts)
+    findings += judge_younger(conn, pipeline.source, managed, facts)
     fed: list[str] = []
     if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
         planned = plan_targets(conn, pipeline, in_force, facts)
@@ -310,18 +311,6 @@ def _record_removed(conn: Connection, job: Job) -> None:
 def _is_ours(job: Job, publication: PublicationState) -> bool:
     mark = Mark.parse(publication.comment)
     return mark is not None and mark.pipeline == job.pipeline.pipeline
-
-
-def _too_late(managed: Sequence[PublicationState], facts: Facts) -> Iterable[Finding]:
-    """New publications of a slot that is older than they are."""
-    if facts.slot is None or facts.server.version >= 180000:
-        return  # 18 skips a publication where it doesn't exist yet
-    for name in sorted(p.name for p in managed if p.name not in facts.actual):
-        yield problem(
-            f"publication {name!r} would be younger than slot {facts.slot.name!r}: before PostgreSQL 18 changes that "
-            "wait in the slot could not be decoded any more; add its tables to a publication that this slot reads "
-            "already, or run teardown, setup and resync"
-        )
 
 
 def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Finding]:

@@ -6,11 +6,11 @@ import pytest
 
 from tests.integration.test_setup import job_for
 from waldelta.connection import connect
-from waldelta.errors import PublicationGone
+from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.idle import look
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, peek
-from waldelta.setup import apply_setup
+from waldelta.peek import PeekBound, call, peek
+from waldelta.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 
@@ -39,3 +39,48 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
         if conn.info.server_version < 180000:
             with pytest.raises(PublicationGone, match="does not exist at the WAL position"):
                 list(peek(job.conninfo, job.pipeline.source, PeekBound(Lsn((1 << 63) - 1), None, 60.0, 1)))
+
+
+def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(any_database, lake):
+    """Before anything is changed, by trying a copy of the slot; the remedy is followed. 18 sends what came after it."""
+    any_database.execute("create table t (id int primary key); create table u (id int primary key)")
+    with connect(any_database.conninfo, "test") as conn:
+        ours = {"name": "p", "tables": [{"name": "public.t"}]}
+        first = job_for(any_database.conninfo, lake, ours)
+        apply_setup(conn, first)
+        assert apply_setup(conn, first).findings == plan_setup(conn, first).findings
+        slot = first.pipeline.source.slot
+
+        def job(*names):
+            return job_for(
+                any_database.conninfo, lake, ours, *({"name": name, "manage": False} for name in names), slot=slot
+            )
+
+        any_database.execute("insert into u values (1); create publication q for table u; insert into u values (2)")
+        if conn.info.server_version >= 180000:
+            assert apply_setup(conn, job("q")).problems == ()
+            assert _inserted(any_database, job("q")) == ["2"]
+            return
+        (problem,) = plan_setup(conn, job("q")).problems
+        assert "publication 'q' does not exist at the WAL position" in problem
+        with pytest.raises(PreflightFailed, match="take it out, let a run consume what waits, put it back"):
+            apply_setup(conn, job("q"))
+        assert plan_setup(conn, first).problems == ()
+        _inserted(any_database, first)
+        assert apply_setup(conn, job("q")).problems == ()
+        with any_database.connect() as early:
+            early.execute("insert into u values (3)")
+            any_database.execute("create publication later for table u")
+            plan = plan_setup(conn, job("q", "later"))
+            assert plan.problems == ()
+            assert "'later' is younger than transactions that are still open (pid " in " ".join(plan.warnings)
+            assert "'q' is younger" not in " ".join(plan.warnings)
+        assert "publication 'later' does not exist" in " ".join(plan_setup(conn, job("q", "later")).problems)
+        assert any_database.execute("select count(*) from pg_replication_slots where temporary") == [(0,)]
+
+
+def _inserted(database, job):
+    """Consume what waits; the keys of the rows that were inserted."""
+    source = job.pipeline.source
+    rows = database.execute(f"{call('get', source, Lsn((1 << 63) - 1), None, 'data')}")
+    return [data[-1:].decode() for (data,) in rows if data[:1] == b"I"]

@@ -1,0 +1,119 @@
+"""Publications that are younger than what waits in the slot: before PostgreSQL 18 such changes can't be decoded by their names.
+
+pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 passes over one that isn't there yet; before,
+peek and get fail for good. So a copy of the slot that goes with the session is read first: the server's own answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+
+from waldelta.errors import PublicationGone
+from waldelta.finding import Finding, problem, warning
+from waldelta.lsn import Lsn
+from waldelta.peek import call, peek_error, whole
+from waldelta.pipeline_file import Source
+from waldelta.publication import PublicationState
+from waldelta.slot import PLUGIN
+from waldelta.source_facts import Facts
+from waldelta.type_catalog import fetch
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+# All that waits is decoded once for this; the first change that can't be ends it at once.
+TRIAL_S = 20
+
+
+def judge_younger(
+    conn: Connection, source: Source, managed: Sequence[PublicationState], facts: Facts
+) -> Iterator[Finding]:
+    """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot."""
+    slot = facts.slot
+    if slot is None or facts.server.version >= 180000 or facts.server.in_recovery:
+        return
+    for name in sorted(p.name for p in managed if p.name not in facts.actual):
+        yield problem(
+            f"publication {name!r} would be younger than slot {slot.name!r}: before PostgreSQL 18 changes that "
+            "wait in the slot could not be decoded any more; add its tables to a publication that this slot reads "
+            "already, or run teardown, setup and resync"
+        )
+    is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
+    if is_readable and not slot.invalidation_reason:
+        yield from _judge_existing(conn, source)
+
+
+def _judge_existing(conn: Connection, source: Source) -> Iterator[Finding]:
+    young = fetch(conn, _YOUNG, {"publications": list(source.publication_names), "slot": source.slot})
+    if not young:
+        return
+    names = [row.name for row in young]
+    try:
+        _read_all(conn, source, names)
+    except PublicationGone as err:
+        yield problem(str(err))
+        return
+    except psycopg.Error as err:
+        log.info("slot=%s can't be tried: %s", source.slot, err)
+        yield warning(
+            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
+            f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
+        )
+    for row in (row for row in young if row.older):
+        yield warning(
+            f"publication {row.name!r} is younger than transactions that are still open ({', '.join(row.older)}): what they "
+            "wrote before couldn't be decoded; wait until they have ended and a run without it has consumed them"
+        )
+
+
+def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
+    """Decode what waits in the slot by these publications, in a copy; raises PublicationGone and psycopg.Error."""
+    asked = source.model_copy(
+        update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
+                "publications": [entry for entry in source.publications if entry.name in names]}
+    )  # fmt: skip
+    with closing(conn.cursor()) as cursor, _copied(cursor, source.slot, asked.slot):
+        ((flushed,),) = cursor.execute("select pg_current_wal_flush_lsn()::text").fetchall()
+        cursor.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
+        try:
+            cursor.execute(call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode())
+        except psycopg.errors.UndefinedObject as err:
+            raise peek_error(source.slot, str(err)) from None
+        finally:
+            cursor.execute("set statement_timeout = 0")
+
+
+@contextmanager
+def _copied(cursor: psycopg.Cursor[Any], slot: str, name: str) -> Iterator[None]:
+    """A temporary copy of the slot: whoever reads the slot itself isn't disturbed."""
+    cursor.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
+    try:
+        yield
+    finally:  # after an error the server has dropped it already
+        drop = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+        cursor.execute(drop, (name,))
+
+
+# A row that is older than every transaction whose catalogs the slot needs was there when all that waits was written. ALTER PUBLICATION
+# makes rows young too, so that is no more than a reason to try.
+_YOUNG = """
+select p.pubname as name,
+       array(
+           select coalesce('prepared transaction ' || quote_literal(x.gid), 'pid ' || l.pid)
+           from pg_locks l
+           left join pg_prepared_xacts x on x.transaction::text = l.transactionid::text
+           left join pg_stat_activity a on a.pid = l.pid
+           where l.locktype = 'transactionid' and l.granted and age(l.transactionid) > age(p.xmin)
+             and coalesce(x.database, a.datname) = current_database()
+       ) as older
+from pg_publication p
+join pg_replication_slots s on s.slot_name = %(slot)s
+where p.pubname = any(%(publications)s::name[]) and age(p.xmin) <= age(s.catalog_xmin)
+order by p.pubname
+"""
