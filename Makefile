@@ -58,7 +58,7 @@ type: setup ## types alone
 .PHONY: test
 test: setup ## all tests but those of make soak
 ifeq ($(ARGS),)
-	@failed=0; ( $(PYTEST) tests/e2e ) || failed=1; ( $(PYTEST) -n 2 --dist loadfile -m "not soak" tests/integration tests/unit ) || failed=1; exit $$failed
+	@failed=0; ( $(PYTEST) -m "not soak" tests/e2e ) || failed=1; ( $(PYTEST) -n 2 --dist loadfile -m "not soak" tests/integration tests/unit ) || failed=1; exit $$failed
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -92,7 +92,7 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); failed=0; \
 	  ( $(PYTEST) tests/integration/test_native_subscriber.py tests/integration/test_random_workload.py tests/integration/test_repair.py \
 	  tests/integration/test_preflight_random.py tests/integration/test_row_filter_engine.py tests/integration/test_copies.py $(ARGS) ) || failed=1; \
-	  ( $(PYTEST) -m soak tests/integration ) || failed=1; exit $$failed
+	  ( $(PYTEST) -m soak tests/integration tests/e2e ) || failed=1; exit $$failed
 
 .PHONY: bench
 bench: setup ## the measurements behind the figures in docs

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.measured import Measured
 from benchmarks.sync import FILL, ORDERS
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.flow import consume
@@ -26,7 +27,9 @@ from waldelta.server import read_position
 ROUNDS = 2
 
 
-def main(row_count: int, moving: int) -> None:
+def run(row_count: int, moving: int) -> list[Measured]:
+    """Copy the table and mend it by a run, a few times; the first with a cold JVM, of the others the fastest."""
+    measured: dict[str, Measured] = {}
     folder = Path(tempfile.mkdtemp())
     with EmbeddedPostgres(folder / "postgres", settings={"fsync": "off", "wal_level": "logical"}) as server:
         connection = connect(server.conninfo(), "benchmark")
@@ -56,11 +59,15 @@ def main(row_count: int, moving: int) -> None:
             result = consume(spark, replace(job, run_id=f"bench {n}"))
             repaired = time.perf_counter() - began
             label = "cold" if n == 0 else "warm"
+            name = f"another filter, {moving:,} rows in and out of {row_count:,}, {label}"
+            found = Measured(name, repaired, "a copy", repaired / copied)
+            measured[label] = min(measured.get(label, found), found, key=lambda m: m.seconds)
             print(f"{label}: copy {copied:.1f} s, run that repairs {repaired:.1f} s = {repaired / copied:.2f}x;"
                   f" {result.warnings}", flush=True)  # fmt: skip
         spark.stop()
     server.delete()
+    return list(measured.values())
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in (sys.argv[1:] or ["2000000", "10000"])))
+    run(*(int(argument) for argument in (sys.argv[1:] or ["2000000", "10000"])))

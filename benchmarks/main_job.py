@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import psycopg
 import yaml
 
+from benchmarks.measured import Measured
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta_airflow.child_process import ChildProcess
@@ -61,17 +61,6 @@ PEEK = (
     "copy (select * from pg_logical_slot_peek_binary_changes('orders', null, null, 'proto_version', '1', "
     "'publication_names', 'orders_pub')) to stdout (format binary)"
 )
-
-
-@dataclass
-class Measured:
-    """One row of the result: seconds, what they are compared with, and what else was seen."""
-
-    name: str
-    seconds: float
-    baseline: str | None = None
-    ratio: float | None = None
-    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Bench:

@@ -11,11 +11,13 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 
 from benchmarks.main_job import BACKLOG, FILL, ORDERS
+from benchmarks.measured import Measured
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.session import spark_session
@@ -27,41 +29,56 @@ IDENTITIES = {
 }
 
 
+@dataclass(frozen=True)
+class Size:
+    """Rows before, changes of a round, rounds; the first one warms the JVM up and isn't counted."""
+
+    rows: int
+    changes: int
+    rounds: int
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.route", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="the first one warms the JVM up and isn't counted")
     options = parser.parse_args()
+    for row in run(options.rows, options.changes, options.rounds):
+        print(f"{row.name}: {row.seconds:.2f} s, {row.ratio:.2f} of {row.baseline}")
+
+
+def run(rows: int, changes: int, rounds: int = 3) -> list[Measured]:
+    """Apply the same changes with and without a filter, under either identity; the fastest of the warm rounds."""
+    size = Size(rows, changes, rounds)
     folder = Path(tempfile.mkdtemp(prefix="waldelta-bench-"))
     server = EmbeddedPostgres(folder / "postgres").start()
     os.environ["AIRFLOW_CONN_BENCH"] = server.uri()
     spark = spark_session("local[2]", name="benchmark")
     try:
-        for identity, where in IDENTITIES.items():
-            _measure(spark, server, folder / identity, (identity, where), options)
+        return [_measure(spark, server, folder / identity, case, size) for identity, case in IDENTITIES.items()]
     finally:
         spark.stop()
         server.delete()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measure(spark, server: EmbeddedPostgres, folder: Path, case: tuple[str, str], options) -> None:
-    identity, where = case
+def _measure(spark, server: EmbeddedPostgres, folder: Path, where: str, size: Size) -> Measured:
+    identity = folder.name
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("drop table if exists orders cascade; drop publication if exists orders_pub")
         connection.execute(ORDERS)
         connection.execute(f"alter table orders replica identity {identity}".encode())
-        connection.execute(FILL.format(rows=options.rows).encode())
+        connection.execute(FILL.format(rows=size.rows).encode())
         connection.execute("create publication orders_pub for table orders")
         made = {name: _pipeline(folder, f"{name}_{identity}", own) for name, own in (("plain", None), ("where", where))}
         for pipeline in made.values():
             pipeline.setup()
             pipeline.sync(spark)
         best: dict[str, float] = {}
-        for number in range(options.rounds):
-            among = options.rows
-            connection.execute(BACKLOG.format(transactions=options.changes // 100 - 1, first=1, among=among).encode())
+        for number in range(size.rounds):
+            among = size.rows
+            connection.execute(BACKLOG.format(transactions=size.changes // 100 - 1, first=1, among=among).encode())
             # In turn, so that neither always finds what the other has warmed up.
             for name in sorted(made, reverse=bool(number % 2)):
                 stages = made[name].consume(spark, f"{name}-{time.time_ns()}").stages
@@ -72,10 +89,8 @@ def _measure(spark, server: EmbeddedPostgres, folder: Path, case: tuple[str, str
                     best[name] = min(best.get(name, seconds), seconds)
         for pipeline in made.values():
             pipeline.teardown()
-    more = best["where"] / best["plain"] - 1
-    print(
-        f"{identity}: {options.changes:,} changes {best['plain']:.2f} s, with where {best['where']:.2f} s: {more:+.1%}"
-    )
+    name = f"{size.changes:,} changes of a table with identity {identity}, a where evaluated in Spark"
+    return Measured(name, best["where"], f"without ({best['plain']:.2f} s)", best["where"] / best["plain"])
 
 
 def _pipeline(folder: Path, name: str, where: str | None) -> Pipeline:

@@ -102,7 +102,8 @@ class Database:
 
 
 @contextmanager
-def _database(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+def new_database(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """A fresh database, for a fixture of a wider scope; AIRFLOW_CONN_TEST_SOURCE points at it."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     # Each statement with a connection of its own: a test may restart the server.
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
@@ -127,14 +128,14 @@ def conn(database: Database) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def database(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """A fresh database; AIRFLOW_CONN_TEST_SOURCE points at it."""
-    with _database(postgres, monkeypatch) as made:
+    with new_database(postgres, monkeypatch) as made:
         yield made
 
 
 @pytest.fixture
 def any_database(any_postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """The same on each version at hand: for what PostgreSQL itself prints and sends."""
-    with _database(any_postgres, monkeypatch) as made:
+    with new_database(any_postgres, monkeypatch) as made:
         yield made
 
 

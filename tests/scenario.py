@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunResult
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from waldelta.pipeline_file import PipelineFile
 
@@ -57,10 +58,15 @@ class Both:
     def step(self, *statements: str, what: object = "") -> None:
         """Run these statements on the source, bring both sides up to date, compare."""
         self.write(statements)
+        result = self.catch_up()
+        self.compare((what, statements, result.warnings))
+
+    def catch_up(self) -> RunResult:
+        """Bring both sides up to date."""
         result = self.pipeline.consume(self.spark, f"step_{self.steps}")
         self.steps += 1
         wait_until_caught_up(self.database, self.slot)
-        self.compare((what, statements, result.warnings))
+        return result
 
     def compare(self, what: object = "") -> None:
         """Every target equals the subscriber's table, row by row."""
@@ -111,8 +117,10 @@ def _minus(left: list[tuple], right: list[tuple]) -> list[tuple]:
 
 
 @contextmanager
-def running(spark, database, postgres: EmbeddedPostgres, lake: str, scenario: Scenario) -> Iterator[Both]:
-    """Both sides copied and equal; what the block writes through ``step`` is compared."""
+def running(
+    spark, database, postgres: EmbeddedPostgres, lake: str, scenario: Scenario, *, compare: bool = True
+) -> Iterator[Both]:
+    """Both sides copied and equal; what the block writes through ``step`` is compared. Without ``compare`` the block does that."""
     database.execute(scenario.tables)
     database.execute(scenario.create_publications)
     if scenario.before:
@@ -125,7 +133,8 @@ def running(spark, database, postgres: EmbeddedPostgres, lake: str, scenario: Sc
         postgres, database, scenario.publications, lambda subscriber: subscriber.execute(tables), copy_data=True
     ) as native:
         both = Both(spark, database, scenario, pipeline, native)
-        both.compare("initial copy")
+        if compare:
+            both.compare("initial copy")
         yield both
 
 

@@ -305,8 +305,8 @@ def version(shop: Shop) -> int:
 
 
 def clear(shop: Shop, run: DagRun) -> DagRun:
-    shop.client.post(f"/dags/shop_cdc/dagRuns/{run.run_id}/clear", {"dry_run": False})
-    return shop.client.wait("shop_cdc", run.run_id)
+    shop.client.post(f"/dags/{run.dag_id}/dagRuns/{run.run_id}/clear", {"dry_run": False})
+    return shop.client.wait(run.dag_id, run.run_id)
 
 
 def test_backfills_and_cleared_runs_replay(stack, shop):
@@ -350,6 +350,32 @@ def test_backfills_and_cleared_runs_replay(stack, shop):
     damage(shop, newest=1)
     assert clear(shop, ordinary[1]).states == replays
     assert shop.is_equal()
+
+
+@pytest.mark.soak
+def test_a_lost_slot_is_made_anew_by_the_resync(shop):
+    """A CDC run says what was lost and how to go on; the resync mends the rows that differ, and the stream goes on."""
+    shop.client.unpause("shop_resync")
+    shop.run("cdc")
+    shop.source.execute("select pg_drop_replication_slot('shop_cdc')")
+    change(shop)
+    run = shop.client.wait("shop_cdc", shop.client.trigger("shop_cdc"))
+    assert run.states["slot_has_changes"] == "failed"
+    said = shop.client.log("shop_cdc", run.run_id, "slot_has_changes")
+    assert "SlotMissing" in said
+    assert "resync" in said
+    resync = shop.run("resync", reason="somebody dropped the slot")
+    assert resync.states == dict.fromkeys(["resync", "check", "report"], "success") | NOT_NEEDED
+    assert shop.is_equal()
+    events = shop.client.asset_events(source_dag_id="shop_resync", source_run_id=resync.run_id)
+    assert {e["name"] for e in events} == {"shop/public.orders", "shop/public.customers"}
+    change(shop)
+    assert shop.run("cdc").states == dict.fromkeys(CDC, "success") | NO_COPY
+    assert shop.is_equal()
+    # Cleared, it finds the slot as it should be and changes nothing.
+    before, slot = version(shop), confirmed(shop)
+    assert clear(shop, resync).states == resync.states
+    assert (version(shop), confirmed(shop)) == (before, slot)
 
 
 def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):
