@@ -38,7 +38,7 @@ from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
-from waldelta.leaves import record_leaves
+from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
@@ -110,9 +110,12 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
         standings = read_standings(job, applied.published)
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
+        there, feeds = read_present(connection, states), applied.published
+        found = [of_partition(state, there[state.table_name], feeds.get(state.table_name)) for state in states]
+        states = [state for state, _ in found]
         present, published = (
-            with_emptied(connection, states, read_present(connection, states), landed_as_of),
-            read_published_now(connection, job, applied.published, states),
+            with_emptied(connection, states, {s.table_name: table for s, table in found}, landed_as_of),
+            read_published_now(connection, job, feeds, states),
         )
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}

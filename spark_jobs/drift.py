@@ -29,7 +29,7 @@ def read_published_now(
     """The targets as they are fed now, by name; nothing is asked when nothing was copied."""
     if not states:
         return {}
-    return {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)}
+    return {str(target.id): target for target in read_targets(connection, job.pipeline, feeds, sizes=False)}
 
 
 def check_drift(

@@ -50,6 +50,7 @@ from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn
+from waldelta.membership import to_texts, was_interrupted
 from waldelta.present import read_present
 from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, open_keys
 from waldelta.recopy import mark
@@ -172,7 +173,8 @@ def _as_seen(job: Job, drifted: Repair, table: PublishedTable, storage: StorageS
     if (why := obstacle(seen)) is not None:
         raise NeedsSync(why)
     then, leaves = drifted.table, {leaf.oid for leaf in table.leaves}
-    if table.row_filter != then.row_filter or leaves != {leaf.oid for leaf in then.leaves}:
+    altered = table.row_filter != then.row_filter or was_interrupted(then.entries, table.entries)
+    if altered or leaves != {leaf.oid for leaf in then.leaves}:
         raise NeedsSync("what is published of it changed once more meanwhile")
     if told := unsent_changes(state, storage):
         raise NeedsSync("; ".join(told))
@@ -263,7 +265,7 @@ def _synced_state(
         target_filter=to_text(own),
         later_filters=[],
         publishes=sorted(table.publishes),
-        entries=sorted(table.entries),
+        entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, storage),
         unmended_leaves=[],
     )

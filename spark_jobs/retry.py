@@ -17,6 +17,7 @@ from waldelta.drift import find_drift
 from waldelta.emptied import renewed_files
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
+from waldelta.leaves import of_partition
 from waldelta.ledger import TableState
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
@@ -51,7 +52,9 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
         lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
         for name in sorted(lacking.keys() if tables is None else lacking.keys() & set(tables)):
             try:
-                _retry(spark, job, result, (fed[name], present[name], targets.get(name)))
+                _retry(
+                    spark, job, result, (*of_partition(fed[name], present[name], feeds.get(name)), targets.get(name))
+                )
             except WaldeltaError as err:
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)

@@ -44,6 +44,7 @@ from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
+from waldelta.membership import to_texts
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
@@ -304,7 +305,7 @@ def _sync_locked(
             storage=result.storage,
             target_filter=result.target_filter,
             publishes=sorted(table.publishes),
-            entries=sorted(table.entries),
+            entries=to_texts(table.entries),
             unpublished=unpublished_columns(table, result.storage),
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,
@@ -386,7 +387,8 @@ def fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Targ
         if target.problem is not None:
             raise ConfigError(target.problem)
         now = present.get(target.table.oid)
-        return target, stored(now, target.table.relation_ids if target.feed.root_id else None)
+        is_part = target.feed.root_id is not None or target.feed.partition is not None
+        return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
     raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
 
 

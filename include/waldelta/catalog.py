@@ -14,6 +14,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
+from waldelta.membership import Membership
 from waldelta.pipeline_file import split_table_name
 from waldelta.type_catalog import PgType, fetch, read_types
 
@@ -64,7 +65,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table with rows of its own: a plain table, or one leaf of a partition tree."""
+    """A table with rows of its own: a plain table, or one leaf of a partition tree; ``above`` are the tables between it and the root."""
 
     id: TableId
     oid: int
@@ -75,6 +76,11 @@ class Leaf:
     persistence: str = "p"
     replica_identity: ReplicaIdentity = "d"
     identity_columns: tuple[str, ...] = ()
+    above: tuple[int, ...] = ()
+
+    def is_of(self, partition: int) -> bool:
+        """Whether it is this partition, by oid, or one of its own."""
+        return self.oid == partition or partition in self.above
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,8 @@ class PublishedTable:
     ``columns`` are the published ones in attnum order. ``key_columns`` is what identifies a row in the stream: with
     REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either case only when all of it is
     published; empty for a table that has neither. ``row_filter`` is the filter of the copy: the publications' filters
-    ORed, whatever they publish; None when one of them has none. ``entries`` tell what in the publications publishes it: they
-    are others once it was taken out and put in again, or its filter or column list was another one for a while.
+    ORed, whatever they publish; None when one of them has none. ``entries`` are what each of them says of it, or of each leaf
+    that is gathered: others once it was taken out and put in again, or other rules held for a while.
     """
 
     id: TableId
@@ -102,7 +108,7 @@ class PublishedTable:
     publishes: frozenset[str]
     publications: tuple[str, ...] = ()
     ancestors: tuple[int, ...] = ()
-    entries: frozenset[str] = frozenset()
+    entries: frozenset[Membership] = frozenset()
 
     @property
     def size_bytes(self) -> int:
@@ -194,9 +200,12 @@ def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId
     return {TableId(row.schema, row.name): row.oid for row in rows}
 
 
-def read_leaves(conn: Connection, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
-    """The tables that hold the rows of each of these tables: itself, or a partition root's leaves."""
-    rows = fetch(conn, _LEAVES, {"oids": list(oids)})
+def read_leaves(conn: Connection, oids: Sequence[int], *, sizes: bool = True) -> dict[int, tuple[Leaf, ...]]:
+    """The tables that hold the rows of each of these tables: itself, or a partition root's leaves.
+
+    Without ``sizes`` they count as empty, and nobody who holds a leaf's lock is waited for.
+    """
+    rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes})
     leaf_oids = [row.oid for row in rows]
     columns = _read_columns(conn, leaf_oids, with_types=False)
     _, identity = _read_indexes(conn, leaf_oids)
@@ -213,6 +222,7 @@ def read_leaves(conn: Connection, oids: Sequence[int]) -> dict[int, tuple[Leaf, 
             persistence=row.persistence,
             replica_identity=row.replica_identity,
             identity_columns=_identity(row.replica_identity, names, identity.get(row.oid, ())),
+            above=tuple(row.above),
         )
         found[row.root].append(leaf)
     return {oid: tuple(leaves) for oid, leaves in found.items()}
@@ -288,8 +298,17 @@ join pg_class c on c.relnamespace = n.oid and c.relname = w.name
 where c.relkind not in ('i', 'I', 't')
 """
 
+# pg_partition_tree() would lock each partition, and wait for who holds it.
 _LEAVES = """
-select w.oid as root,
+with recursive tree (root, oid, above) as (
+    select w.oid, w.oid, '{}'::oid[] from unnest(%(oids)s::oid[]) as w (oid)
+    union all
+    select t.root, i.inhrelid, case when t.oid = t.root then t.above else t.oid || t.above end
+    from tree t
+    join pg_class p on p.oid = t.oid and p.relkind = 'p'
+    join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
+)
+select t.root,
        c.oid,
        n.nspname as schema,
        c.relname as name,
@@ -297,18 +316,14 @@ select w.oid as root,
        c.relpersistence::text as persistence,
        c.relreplident::text as replica_identity,
        pg_relation_filenode(c.oid) as relfilenode,
-       coalesce(pg_relation_size(c.oid), 0) as size_bytes,
-       current_setting('block_size')::int as block_size
-from unnest(%(oids)s::oid[]) as w (oid)
-cross join lateral (
-    select w.oid as leaf from pg_class r where r.oid = w.oid and r.relkind <> 'p'
-    union all
-    select t.relid from pg_partition_tree(w.oid) t join pg_class r on r.oid = t.relid
-    where r.relkind <> 'p' and t.relid <> w.oid
-) l
-join pg_class c on c.oid = l.leaf
+       case when %(sizes)s then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
+       current_setting('block_size')::int as block_size,
+       t.above
+from tree t
+join pg_class c on c.oid = t.oid
 join pg_namespace n on n.oid = c.relnamespace
-order by w.oid, n.nspname, c.relname
+where c.relkind <> 'p'
+order by t.root, n.nspname, c.relname
 """
 
 _COLUMNS = """

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import TableState
+from waldelta.membership import from_texts, to_texts, was_interrupted
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
 from waldelta.repair import Repair, moved_leaves, reattached
@@ -54,7 +56,7 @@ def find_drift(
     state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
-    away = _was_away(known, table)
+    away = was_interrupted(from_texts(known.entries), table.entries)
     own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table, away=away))
     renewed = reattached(known, present.storage) | present.emptied
     moved = frozenset().union(*moved_leaves(known, table), renewed)
@@ -102,10 +104,11 @@ def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Ite
     filters, present = _filters(state), table.row_filter or EVERYTHING
     if {present} != set(filters):
         yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
-    elif state.later_filters or away:
+    # That is how it was recorded.
+    if away or any(then == later for then, later in pairwise(filters)):
         yield (
-            "it was taken out of its publications and put in again, or had another filter there for a while; what changed "
-            "meanwhile may not have been sent"
+            "it was taken out of a publication and put in again, or published by another filter or other options there for "
+            "a while; what changed meanwhile may not have been sent"
         )
     if state.publishes and (publishes := sorted(table.publishes)) != state.publishes:
         yield f"{', '.join(publishes)} are published, at its copy {', '.join(state.publishes)} were"
@@ -142,19 +145,13 @@ def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
 
 
 def _record(state: TableState, table: PublishedTable, moved: Collection[int], *, away: bool) -> TableState:
-    present = table.row_filter or EVERYTHING
-    if away or _filters(state)[-1] != present:
-        state = replace(state, later_filters=[*state.later_filters, present])
-    return replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}), entries=sorted(table.entries))
-
-
-def _was_away(state: TableState, table: PublishedTable) -> bool:
-    """Whether all that published the table is gone, although nothing tells today's publications from those of then."""
-    same_filter = _filters(state)[-1] == (table.row_filter or EVERYTHING)
-    same_columns = {column.attnum for column in state.columns} == {column.attnum for column in table.columns}
-    same_kinds = not state.publishes or state.publishes == sorted(table.publishes)
-    gone = bool(state.entries) and table.entries.isdisjoint(state.entries)
-    return gone and same_filter and same_columns and same_kinds
+    present, last = table.row_filter or EVERYTHING, _filters(state)[-1]
+    if away or last != present:
+        # The same filter twice: something else held in between.
+        later = [last, present] if away and last != present else [present]
+        state = replace(state, later_filters=[*state.later_filters, *later])
+    entries = to_texts(table.entries)
+    return replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}), entries=entries)
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:

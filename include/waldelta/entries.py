@@ -18,6 +18,7 @@ from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.job import Job
 from waldelta.ledger import now
 from waldelta.locks import target_lock
+from waldelta.membership import Membership, from_texts, is_same, is_uniform, rules, to_texts
 from waldelta.standing import SYNCED
 from waldelta.targets import read_targets
 from waldelta.watermark import check_same_copy
@@ -33,17 +34,26 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
     after = _entries(connection, job)
     for name, state in job.ledger.table_states().items():
         was, now_are = before.get(name, frozenset()), after.get(name, frozenset())
-        if state.status != SYNCED or was.isdisjoint(state.entries) or not now_are or sorted(now_are) == state.entries:
+        if state.status != SYNCED or not now_are or not _is_renewed(state.entries, was, now_are):
             continue
         # Of a slot that begins another life, all tables are copied anew; a run that is at work on this one looks for itself.
         with suppress(LockHeld, LateWriter, SlotMissing), target_lock(job, name):
             held = check_same_copy(job, state)
-            job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, entries=sorted(now_are)), held)
+            job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, entries=to_texts(now_are)), held)
 
 
-def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[str]]:
+def _is_renewed(held: list[str], was: frozenset[Membership], now_are: frozenset[Membership]) -> bool:
+    """Whether what is recorded held until setup put something else in its place.
+
+    Rules that weren't the same for all kinds of changes stay on record as long as they may have left their mark.
+    """
+    known = is_same(from_texts(held), was) and (is_uniform(was) or rules(was) == rules(now_are))
+    return known and to_texts(now_are) != held
+
+
+def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[Membership]]:
     try:
-        return {str(target.id): target.table.entries for target in read_targets(connection, job.pipeline)}
+        return {str(target.id): target.table.entries for target in read_targets(connection, job.pipeline, sizes=False)}
     except SourceError as err:  # publications that can't be read together, which setup is there to mend
         log.info("what publishes the tables can't be read: %s", err)
         return {}

@@ -22,7 +22,7 @@ from waldelta.errors import StateError
 from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
 from waldelta.job import Job
-from waldelta.leaves import with_leaves
+from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
@@ -127,7 +127,10 @@ def _work_left(
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := due(standings, Due.COPY):
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
-    present = with_emptied(connection, fed, read_present(connection, fed))
+    there = read_present(connection, fed)
+    found = [of_partition(state, there[state.table_name], published.get(state.table_name)) for state in fed]
+    fed = [state for state, _ in found]
+    present = with_emptied(connection, fed, {state.table_name: table for state, table in found})
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
     if drifted := _drifted(connection, job, published, fed, present):
@@ -143,7 +146,9 @@ def _drifted(
     present: Mapping[str, PresentTable],
 ) -> list[str]:
     """Targets whose drift a run would mend, or hasn't told yet."""
-    targets = {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)} if fed else {}
+    targets = (
+        {str(target.id): target for target in read_targets(connection, job.pipeline, feeds, sizes=False)} if fed else {}
+    )
     found = []
     for state in fed:
         target = targets.get(state.table_name)

@@ -1,4 +1,7 @@
-"""Leaves that join a target which gathers them: a partition made since the copy was born empty, so its changes are all there is."""
+"""Leaves of a target that gathers them, or takes one partition's.
+
+One that joins those gathered was made since the copy and born empty, so that its changes are all there is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import replace
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
+from waldelta.present import PresentTable, stored
 from waldelta.targets import Feed
 from waldelta.watermark import check_same_copy
 
@@ -20,6 +24,23 @@ def with_leaves(state: TableState, feeds: Mapping[str, Feed]) -> TableState:
     elsewhere = {oid for name, other in feeds.items() if name != state.table_name for oid in other.relation_ids}
     leaves = sorted((feed.relation_ids | set(state.relation_ids)) - elsewhere)
     return state if leaves == sorted(state.relation_ids) else replace(state, relation_ids=leaves)
+
+
+def of_partition(state: TableState, present: PresentTable, feed: Feed | None) -> tuple[TableState, PresentTable]:
+    """What is stored of a target that takes one partition of a published root: that partition's leaves alone, then and now.
+
+    Earlier versions recorded the leaves of the whole root. One that is another partition's now, and was attached to it since,
+    was this one's; the others weren't.
+    """
+    if feed is None or feed.partition is None or present.storage is None:
+        return state, present
+    own = {leaf for leaf, above in present.above.items() if leaf == feed.partition or feed.partition in above}
+    others = {file.oid: file.inherits for file in present.storage.files if file.oid not in own}
+    if state.storage is not None:
+        files = [f for f in state.storage.files if f.oid not in others or f.inherits != others[f.oid]]
+        state = replace(state, storage=replace(state.storage, files=files))
+    attached = {leaf: name for leaf, name in present.attached.items() if leaf in own}
+    return state, replace(present, storage=stored(present, own), attached=attached)
 
 
 def record_leaves(job: Job, state: TableState, feeds: Mapping[str, Feed]) -> TableState:

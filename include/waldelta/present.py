@@ -34,7 +34,8 @@ class PresentTable:
 
     ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is its replica identity, else
     of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
-    partitions, ``emptied`` those that a TRUNCATE may have emptied without a word (see waldelta.emptied).
+    partitions, ``emptied`` those that a TRUNCATE may have emptied without a word (see waldelta.emptied). ``above`` are the tables
+    between each leaf and the root, by oid.
     """
 
     columns: dict[str, PresentColumn] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class PresentTable:
     key: frozenset[int] | None = None
     attached: dict[int, str] = field(default_factory=dict)
     emptied: frozenset[int] = frozenset()
+    above: dict[int, frozenset[int]] = field(default_factory=dict)
 
 
 def read_present_tables(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[int, PresentTable]:
@@ -99,7 +101,8 @@ def _table(row: Any) -> PresentTable:
     labels = [LabelState(*label) for label in row.labels or ()]
     storage = StorageState([FileState(*file[:3]) for file in row.files], attributes, labels, row.as_of)
     attached = {file[0]: file[3] for file in row.files if file[4]}
-    return PresentTable(columns, storage, frozenset(row.key_numbers), attached)
+    above = {file[0]: frozenset(file[5]) for file in row.files}
+    return PresentTable(columns, storage, frozenset(row.key_numbers), attached, above=above)
 
 
 def _is_unsure(column: dict[str, Any]) -> bool:
@@ -112,23 +115,30 @@ def _is_unsure(column: dict[str, Any]) -> bool:
 # domains, ranges and other composite types; nothing built in is made of them.
 # A table that was made as a partition has its row of pg_inherits from the transaction that made its system columns; one that
 # was detached and attached again has another row than before, as has whatever stands between it and the root.
+# pg_partition_tree() would lock each partition, and wait for who holds it.
 # A partitioned table has no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show
 # another moment than the rows of pg_attribute.
 _TABLES = """
 with recursive relation as (
     select c.oid, c.relkind, c.relreplident from pg_class c where c.oid = any(%(oids)s::oid[])
 ),
+tree (root, oid, is_leaf, inherits, above) as (
+    select r.oid, r.oid, false, null::text, '{}'::bigint[] from relation r where r.relkind = 'p'
+    union all
+    select t.root, i.inhrelid, c.relkind <> 'p', concat_ws(' ', i.xmin, t.inherits),
+           case when t.oid = t.root then t.above else t.oid::bigint || t.above end
+    from tree t
+    join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
+    join pg_class c on c.oid = i.inhrelid
+    where not t.is_leaf
+),
 leaf as (
-    select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name,
-           (select string_agg(i.xmin::text, ' ' order by a.place)
-            from pg_partition_ancestors(l.oid) with ordinality as a (relid, place)
-            join pg_inherits i on i.inhrelid = a.relid
-            where a.place <= t.level) as inherits,
+    select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name, t.inherits, coalesce(t.above, '{}') as above,
            exists (select from pg_inherits i join pg_attribute a on a.attrelid = i.inhrelid and a.attnum = -1
                    where i.inhrelid = l.oid and i.xmin <> a.xmin) as is_attached
     from relation r
-    left join lateral pg_partition_tree(r.oid) t on t.isleaf and r.relkind = 'p'
-    join pg_class l on l.oid = coalesce(t.relid, r.oid)
+    left join tree t on t.root = r.oid and t.is_leaf
+    join pg_class l on l.oid = coalesce(t.oid, r.oid)
 ),
 attribute as (
     select leaf.root,
@@ -177,7 +187,7 @@ label (root, attnum, oid, label) as (
 )
 select r.oid,
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint as as_of,
-       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.inherits, l.name, l.is_attached) order by l.oid)
+       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.inherits, l.name, l.is_attached, l.above) order by l.oid)
         from leaf l where l.root = r.oid) as files,
        (select json_agg(json_build_array(l.attnum, l.oid::bigint, coalesce(l.label, '')) order by l.attnum, l.oid)
         from label l where l.root = r.oid) as labels,

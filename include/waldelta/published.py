@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from waldelta.catalog import (
     Connection,
@@ -19,28 +20,31 @@ from waldelta.catalog import (
     read_relations,
 )
 from waldelta.errors import SourceError
+from waldelta.membership import Membership
 from waldelta.type_catalog import fetch
 
 
 @dataclass(slots=True)
-class _Membership:
+class _Taken:
     """What the publications, taken together, say about one relation."""
 
     column_names: frozenset[str]
     publications: list[str] = field(default_factory=list)
     filters: list[str | None] = field(default_factory=list)
     publishes: set[str] = field(default_factory=set)
-    entries: set[str] = field(default_factory=set)
+    entries: list[Membership] = field(default_factory=list)
     # Why they can't be decoded together, which doesn't matter for a partition that counts as part of its root.
     different: str | None = None
 
 
-def read_published_tables(conn: Connection, publication_names: Sequence[str]) -> list[PublishedTable]:
+def read_published_tables(
+    conn: Connection, publication_names: Sequence[str], *, sizes: bool = True
+) -> list[PublishedTable]:
     """The tables that a subscriber of these publications would have, sorted by name.
 
     A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor is published via
     root by any of the publications counts as part of that ancestor, as in pgoutput. Raises SourceError when the
-    publications give one table different column lists: decoding would stop there for good.
+    publications give one table different column lists: decoding would stop there for good. ``sizes``: see read_leaves().
     """
     members = _read_memberships(conn, publication_names)
     relations = read_relations(conn, list(members))
@@ -48,7 +52,7 @@ def read_published_tables(conn: Connection, publication_names: Sequence[str]) ->
     for root in roots:
         if different := members[root.oid].different:
             raise SourceError(different)
-    leaves = read_leaves(conn, [r.oid for r in roots])
+    leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes)
     return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
 
 
@@ -58,11 +62,11 @@ def read_published_relations(conn: Connection, publication_names: Sequence[str])
     return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors), r.is_late) for r in rows]
 
 
-def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dict[int, _Membership]:
-    members: dict[int, _Membership] = {}
+def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dict[int, _Taken]:
+    members: dict[int, _Taken] = {}
     for row in fetch(conn, _MEMBERSHIPS, {"publications": list(publication_names)}):
         names = frozenset(row.column_names)
-        member = members.setdefault(row.oid, _Membership(names))
+        member = members.setdefault(row.oid, _Taken(names))
         if member.column_names != names:
             member.different = (
                 f"publications {', '.join(member.publications)} and {row.publication} give "
@@ -72,11 +76,18 @@ def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dic
         member.publications.append(row.publication)
         member.filters.append(row.row_filter)
         member.publishes.update(row.publishes)
-        member.entries.update(row.entries)
+        member.entries.append(_membership(row))
     return members
 
 
-def _published(relation: Relation, member: _Membership, leaves: tuple[Leaf, ...]) -> PublishedTable:
+def _membership(row: Any) -> Membership:
+    return Membership(
+        row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner, row.options,
+        frozenset(row.publishes), row.row_filter, row.column_list, row.is_apart,
+    )  # fmt: skip
+
+
+def _published(relation: Relation, member: _Taken, leaves: tuple[Leaf, ...]) -> PublishedTable:
     columns = tuple(c for c in relation.columns if c.name in member.column_names)
     filters = sorted({f for f in member.filters if f is not None})
     unfiltered = None in member.filters
@@ -105,8 +116,8 @@ def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ..
     return key if published.issuperset(key) else ()
 
 
-# Before 18 generated columns are never sent, though 15's view lists them. ALTER PUBLICATION takes an entry out and puts in
-# another one wherever it changes anything: an oid never comes back.
+# Before 18 generated columns are never sent, though 15's view lists them. What tells one version of an entry or of a
+# publication from another: waldelta.membership.
 _MEMBERSHIPS = """
 select p.pubname as publication,
        c.oid,
@@ -126,21 +137,33 @@ select p.pubname as publication,
            case when p.pubdelete then 'delete' end,
            case when p.pubtruncate then 'truncate' end
        ], null) as publishes,
-       array(
-           select 'all ' || p.oid where p.puballtables
-           union
-           select 'table ' || r.oid from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = any(w.above || c.oid)
-           union
-           select 'schema ' || s.oid
-           from pg_class m
-           join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
-           where m.oid = any(w.above || c.oid)
-       ) as entries
+       p.oid::bigint as publication_oid,
+       p.xmin::text::bigint as version,
+       p.pubowner::bigint as owner,
+       concat_ws(' ', p.pubviaroot, to_jsonb(p) ->> 'pubgencols') as options,
+       (select r.prattrs::text from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = c.oid) as column_list,
+       e.entries,
+       e.is_apart
 from pg_publication_tables t
 join pg_publication p on p.pubname = t.pubname
 join pg_namespace n on n.nspname = t.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
 cross join lateral (select array(select a.relid::oid from pg_partition_ancestors(c.oid) a) as above) w
+cross join lateral (
+    select coalesce(array_agg(distinct i.entry), '{}') as entries, coalesce(bool_and(i.cid = 0), false) as is_apart
+    from (
+        select 'all ' || p.oid as entry, p.cmin::text::bigint as cid where p.puballtables
+        union all
+        select 'table ' || r.oid, r.cmin::text::bigint
+        from pg_publication_rel r
+        where r.prpubid = p.oid and r.prrelid = any(w.above || c.oid)
+        union all
+        select 'schema ' || s.oid, s.cmin::text::bigint
+        from pg_class m
+        join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
+        where m.oid = any(w.above || c.oid)
+    ) as i
+) e
 where t.pubname = any(%(publications)s::name[])
 order by p.pubname, c.oid
 """

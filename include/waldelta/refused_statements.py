@@ -19,9 +19,9 @@ _MOST_NAMED = 5
 
 def refused_statements(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> list[str]:
     """What to tell of them, with the remedy; nothing when there are none. Two queries, from PostgreSQL 18 on three."""
-    causes = [(_WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY)]
+    causes = [(_TREE + _WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY)]
     if connection.info.server_version >= 180000:
-        causes.append((_GENERATED_IDENTITY, _UNPUBLISHED_IDENTITY))
+        causes.append((_TREE + _GENERATED_IDENTITY, _UNPUBLISHED_IDENTITY))
     return [
         f"PostgreSQL refuses the application's UPDATEs or DELETEs of {_named(rows)}: {why}"
         for query, why in causes
@@ -49,20 +49,28 @@ _UNPUBLISHED_IDENTITY = (
     "without that column, as replica identity, or, for a stored one, set publish_generated_columns: stored"
 )
 
+# The published tables and their partitions. pg_partition_tree() would lock each of them, and wait for who holds it.
+_TREE = """
+with recursive tree (publication, relid) as (
+    select p.oid, t.relid
+    from pg_publication p
+    cross join lateral pg_get_publication_tables(p.pubname) as t
+    where p.pubname = any(%(publications)s::name[])
+      and (p.pubupdate or p.pubdelete)
+    union
+    select t.publication, i.inhrelid
+    from tree t
+    join pg_class c on c.oid = t.relid and c.relkind = 'p'
+    join pg_inherits i on i.inhparent = t.relid and not i.inhdetachpending
+)
+"""
 _WITHOUT_IDENTITY = """
 select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
-from pg_publication p
-cross join lateral pg_get_publication_tables(p.pubname) as t
-cross join lateral (
-    select t.relid as leaf
-    union
-    select relid from pg_partition_tree(t.relid)
-) l
-join pg_class c on c.oid = l.leaf
+from tree t
+join pg_publication p on p.oid = t.publication
+join pg_class c on c.oid = t.relid
 join pg_namespace n on n.oid = c.relnamespace
-where p.pubname = any(%(publications)s::name[])
-  and (p.pubupdate or p.pubdelete)
-  and c.relkind = 'r'
+where c.relkind = 'r'
   and c.relpersistence = 'p'
   and c.relreplident <> 'f'
   and not exists (
@@ -77,7 +85,7 @@ order by n.nspname, c.relname
 # What a filter uses stands in its tree alone. A partition is judged by the topmost entry above it, when that is published via
 # its root, under the root's names of columns (pub_rf_contains_invalid_column, pub_collist_contains_invalid_column).
 _OUTSIDE_IDENTITY = """
-with entry as (
+with recursive entry as (
     select p.pubname, r.prrelid, r.prattrs, r.prqual, c.relkind = 'p' as is_root
     from pg_publication p
     join pg_publication_rel r on r.prpubid = p.oid
@@ -95,6 +103,14 @@ with entry as (
                             where m.pnpubid = p.oid and m.pnnspid = root.relnamespace))
       ))
 ),
+tree (root, leaf) as (
+    select distinct e.prrelid, e.prrelid from entry e
+    union
+    select t.root, i.inhrelid
+    from tree t
+    join pg_class c on c.oid = t.leaf and c.relkind = 'p'
+    join pg_inherits i on i.inhparent = t.leaf and not i.inhdetachpending
+),
 judged as (
     select e.pubname, c.oid, c.relname, c.relnamespace, c.relreplident,
            array(select a.attname from pg_attribute a
@@ -103,11 +119,7 @@ judged as (
            array(select a.attname from regexp_matches(e.prqual::text, ':varattno ([0-9]+)', 'g') as used (numbers)
                  join pg_attribute a on a.attrelid = e.prrelid and a.attnum = used.numbers[1]::int2) as filtered
     from entry e
-    cross join lateral (
-        select e.prrelid as leaf where not e.is_root
-        union all
-        select t.relid from pg_partition_tree(e.prrelid) t where t.isleaf and e.is_root
-    ) l
+    join tree l on l.root = e.prrelid
     join pg_class c on c.oid = l.leaf
     where c.relkind = 'r' and c.relpersistence = 'p'
 ),
@@ -133,19 +145,12 @@ order by n.nspname, i.relname
 # From 18 on (pub_contains_invalid_column): FULL has every column; what a column list names is published, whatever it is.
 _GENERATED_IDENTITY = """
 select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
-from pg_publication p
-cross join lateral pg_get_publication_tables(p.pubname) as t
-cross join lateral (
-    select t.relid as leaf
-    union
-    select relid from pg_partition_tree(t.relid)
-) l
-join pg_class c on c.oid = l.leaf
+from tree t
+join pg_publication p on p.oid = t.publication
+join pg_class c on c.oid = t.relid
 join pg_namespace n on n.oid = c.relnamespace
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-where p.pubname = any(%(publications)s::name[])
-  and (p.pubupdate or p.pubdelete)
-  and c.relkind = 'r'
+where c.relkind = 'r'
   and c.relpersistence = 'p'
   and (a.attgenerated = 'v' or a.attgenerated = 's' and p.pubgencols <> 's')
   and (

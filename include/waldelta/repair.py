@@ -18,10 +18,10 @@ from psycopg import sql
 from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger import StorageState, TableState
+from waldelta.membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse import children, parse_analysed, walk
 from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
 
-_EVERY_CHANGE = frozenset({"insert", "update", "delete"})
 # A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
 FEW_ROWS = 10_000
 MOST_OF_TABLE = 0.3
@@ -120,11 +120,17 @@ def obstacle(repair: Repair) -> str | None:
         (held != present, "its columns are others than its copy's"),
         (not state.snapshot or set(state.relation_ids) != set(table.relation_ids), "it isn't the relation that was copied"),
         (bool(state.later_filters), "its filter changed before, and what was told of it since isn't all that happened"),
-        (len(table.publications) != 1, "several publications publish it, each by a filter of its own"),
-        (not table.publishes >= _EVERY_CHANGE, "not every kind of change is published"),
+        (not table.publishes >= EVERY_CHANGE, "not every kind of change is published"),
+        (not _is_known_uniform(repair), "its publications don't publish inserts, updates and deletes by the same filters"),
         (state.publishes != sorted(table.publishes), "other operations are published than when it was copied"),
     ]  # fmt: skip
     return next((why for found, why in checks if found), None)
+
+
+def _is_known_uniform(repair: Repair) -> bool:
+    """Whether each kind of change was and is published by the filter of the copy: with one publication for all, it is."""
+    then, now = from_texts(repair.state.entries), repair.table.entries
+    return is_uniform(now) and is_uniform(then) and (bool(then) or len(repair.table.publications) == 1)
 
 
 def is_dear(entering: float, rows: float) -> bool:

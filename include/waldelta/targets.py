@@ -8,7 +8,7 @@ that table holds, or both. Pure but for read_feeds() and read_targets().
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -39,8 +39,8 @@ class Feed:
     """What feeds a target: the relations whose changes are its changes, and the filter that they pass.
 
     ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are gathered. ``where`` is the
-    target's own filter as PostgreSQL reads it, of a partition's target with the partition's ``constraint``. ``late`` are gathered
-    leaves that may have had rows before they were published.
+    target's own filter as PostgreSQL reads it, of a target that takes one ``partition`` (its oid) of the source with that one's
+    ``constraint``. ``late`` are gathered leaves that may have had rows before they were published.
     """
 
     source: TableId
@@ -49,6 +49,7 @@ class Feed:
     where: str | None = None
     constraint: str | None = None
     late: frozenset[int] = frozenset()
+    partition: int | None = None
 
     def is_plain(self, target: str) -> bool:
         """Whether the target is the published table of its own name."""
@@ -57,7 +58,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target: its name, what feeds it, and that as one table (columns, key, filter, leaves) as the target takes it.
+    """A target: its name, what feeds it, and that as one table (columns, key, filter, its leaves) as the target takes it.
 
     ``problem`` says why it can't be copied as things are.
     """
@@ -81,13 +82,16 @@ def read_feeds(conn: Connection, pipeline: PipelineFile) -> dict[str, Feed]:
     return feeds(entries, published, {name: found.oid for name, found in there.items()}, there)
 
 
-def read_targets(conn: Connection, pipeline: PipelineFile, fed: Mapping[str, Feed] | None = None) -> list[Target]:
+def read_targets(
+    conn: Connection, pipeline: PipelineFile, fed: Mapping[str, Feed] | None = None, *, sizes: bool = True
+) -> list[Target]:
     """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables().
 
-    ``fed`` is what read_feeds() gave a moment ago (None: it is asked).
+    ``fed`` is what read_feeds() gave a moment ago (None: it is asked). ``sizes``: see read_leaves().
     """
     fed = read_feeds(conn, pipeline) if fed is None else fed
-    tables = {table.oid: table for table in read_published_tables(conn, pipeline.source.publication_names)}
+    published = read_published_tables(conn, pipeline.source.publication_names, sizes=sizes)
+    tables = {table.oid: table for table in published}
     roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in fed.values() if f.root_id is not None])}
     # What has left the publications, or was dropped, since then feeds nothing.
     there = {
@@ -202,8 +206,9 @@ def _fed(
             continue
         if there is not None and relation.oid not in there.ancestors:
             continue
-        constraint = there.constraint if there is not None else None
-        yield name, Feed(relation.id, frozenset([relation.oid]), where=both(constraint, where), constraint=constraint)
+        constraint, partition = (there.constraint, there.oid) if there is not None else (None, None)
+        own = both(constraint, where)
+        yield name, Feed(relation.id, frozenset([relation.oid]), None, own, constraint, partition=partition)
 
 
 def _target(
@@ -211,7 +216,9 @@ def _target(
 ) -> Target:
     found = sorted((tables[oid] for oid in feed.relation_ids if oid in tables), key=lambda table: table.id)
     if feed.root_id is None:
-        return Target(table_id, feed, found[0])
+        partition, leaves = feed.partition, found[0].leaves
+        own = leaves if partition is None else tuple(leaf for leaf in leaves if leaf.is_of(partition))
+        return Target(table_id, feed, replace(found[0], leaves=own))
     what = differing(found)
     problem = f"{table_id}: its partitions are published with different {what}: give them the same" if what else None
     return Target(table_id, feed, gather(roots[feed.root_id], found), problem)

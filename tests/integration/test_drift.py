@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.pipeline import Pipeline
+from waldelta.idle import look
+from waldelta.job import load_job
 from waldelta.pipeline_file import PipelineFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -12,12 +14,13 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 DDL = "create table t(id int, a int, v text, primary key (id, a)); insert into t select g, g, 'v' from generate_series(1, 10) g"
 
 
-def pipeline(database, lake, *, entry=None, manage=True, quality=False, **target) -> Pipeline:
+def pipeline(database, lake, *, entry=None, manage=True, quality=False, publications=("p",), **target) -> Pipeline:
     slot = f"s_{database.name}"
-    publication = {"name": "p", "manage": manage}
-    if manage:
-        publication["tables"] = [{"name": "public.t", **(entry or {})}]
-    source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
+    tables = {"tables": [{"name": "public.t", **(entry or {})}]} if manage else {}
+    source = {
+        "conn_id": "test_source", "slot": slot,
+        "publications": [{"name": name, "manage": manage, **tables} for name in publications],
+    }  # fmt: skip
     document = {
         "pipeline": slot, "source": source, "target": {"root": lake, **target}, "quality": {"enabled": quality},
     }  # fmt: skip
@@ -116,20 +119,39 @@ def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
     assert ids(spark, made) == [6, 7, 8, 9, 10, 30]
 
 
-def test_a_table_that_was_out_of_its_publication_for_a_while(spark, database, lake):
-    """What was changed meanwhile was sent to nobody, and no filter differs: it is told, or mended by a copy."""
-    database.execute(DDL)
-    database.execute("create publication p for table t; create table u (id int primary key)")
-    made = started(spark, database, lake, manage=False)
-    database.execute("alter publication p add table u; alter publication p set table t, u")
-    assert made.consume(spark, "none").warnings[1:] == []  # u was never copied
-    database.execute("alter publication p drop table t; delete from t where id = 3; alter publication p add table t")
-    assert any("taken out of its publications" in text for text in made.consume(spark, "one").warnings)
-    assert 3 in ids(spark, made)
-    mending = pipeline(database, lake, manage=False, drift="repair")
-    mending.consume(spark, "two")
-    assert 3 not in ids(spark, made)
-    assert not any("taken out" in text for text in mending.consume(spark, "three").warnings)
+AWAY = """
+create table away(id int primary key); create table two(like away including all); create table toggled(like away including all);
+insert into away select generate_series(1, 10); insert into two table away; insert into toggled table away;
+create publication p for table away, two where (id > 8);
+create publication q for table two where (id < 3); create publication r for table toggled
+"""
+
+
+def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
+    """What was changed while rules of a while held was sent to nobody: it is told, or mended by a copy. Where only a filter
+    changed, also in one of several publications, the rows that enter and leave are enough."""  # fmt: skip
+    database.execute(AWAY)
+    made = started(spark, database, lake, manage=False, publications=["p", "q", "r"])
+
+    def held(name):
+        return sorted(row[0] for row in spark.read.format("delta").load(made.target_path(f"public.{name}")).collect())
+
+    database.execute("alter publication p drop table away; alter publication r set (publish = 'insert')")
+    database.execute("delete from away where id = 3; delete from toggled where id = 3")
+    database.execute("create table u (id int primary key); alter publication p add table u")
+    database.execute("alter publication p add table away where (id < 6)")
+    database.execute("alter publication r set (publish = 'insert, update, delete, truncate')")
+    told = [text.split(" drifted")[0] for text in made.consume(spark, "one").warnings if "taken out" in text]
+    assert told == ["public.away", "public.toggled"]
+    assert held("away") == held("toggled") == [*range(1, 11)]
+    mending = pipeline(database, lake, manage=False, publications=["p", "q", "r"], drift="repair")
+    database.execute("alter publication q set table two where (id < 5); delete from two where id in (2, 3)")
+    result = mending.consume(spark, "two")
+    assert [t.split(":")[0] for t in result.warnings if "it was copied again" in t] == told
+    assert (held("away"), held("toggled")) == ([1, 2, 4, 5], [1, 2, *range(4, 11)])
+    assert held("two") == [1, 4, 9, 10]
+    database.execute("alter publication p set table away where (id < 6), two where (id > 8)")  # nothing new
+    assert look(load_job(mending.file, "three")).reason == "no changes"
 
 
 def test_a_publication_that_setup_makes_another(spark, database, lake):

@@ -6,15 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.test_drift import EVERY
+from tests.unit.test_drift import EVERY, member
 from tests.unit.test_drift import state as drift_state
 from tests.unit.test_drift import table as drift_table
 from waldelta.ledger import FileState, StorageState
+from waldelta.membership import to_texts
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, Rule, entering, is_dear, obstacle
 from waldelta.row_filter import RowFilter
 
 ALL = frozenset(EVERY)
+
+
+# Filters of two publications for all changes; one that lets more through, but for inserts alone.
+TWO = frozenset({member(row_filter="(a > 1)"), member("table 2", 2, row_filter="(a < 0)")})
+UNLIKE = frozenset({member(row_filter="(a > 1)"), member("table 2", 2, publishes=frozenset({"insert"}))})
 
 
 def state(**changes):
@@ -36,7 +42,10 @@ OBSTACLES = [
     ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),
     ("recreated", state(), table(relation_ids=(2,)), "isn't the relation"),
     ("told for a while", state(later=["(a > 2)"]), table(row_filter="(a > 2)"), "filter changed before"),
-    ("two publications", state(), table(publications=("p", "q")), "several"),
+    ("two publications", state(entries=to_texts(TWO)), table(publications=("p", "q"), entries=TWO), None),
+    ("two publications, not known then", state(), table(publications=("p", "q"), entries=TWO), "same filters"),
+    ("two, and one sends inserts alone", state(entries=to_texts(TWO)), table(publications=("p", "q"), entries=UNLIKE), "same filters"),
+    ("it was so when it was copied", state(entries=to_texts(UNLIKE)), table(publications=("p", "q"), entries=TWO), "same filters"),
     ("inserts alone", state(publishes=["insert"]), table(publishes=frozenset({"insert"})), "not every kind"),
     ("truncate since", state(), table(publishes=ALL | {"truncate"}), "other operations"),
     ("a partition went", state(leaves=[2, 3]), table(leaves=[2]), None),

@@ -1,0 +1,156 @@
+"""Memberships: what each publication says of a table, and whether anything else held between two looks at them. Pure.
+
+An entry of a publication never changes: ALTER PUBLICATION takes it out and puts in another one, whose oid never comes back.
+``ALTER PUBLICATION … SET (…)`` writes the publication's row anew. So of what is still there, it is known that it held all the
+time; of what is gone and what came instead, only that both did at some time. They are one change of the rules if one command
+made it, which shows: ``SET TABLE`` takes out before it puts in, so that the new entry isn't the first thing its transaction
+did, while an ``ADD TABLE`` by itself is (pg_publication_rel.cmin); so is a table set in its schema's place. A server that went through recovery, or was a standby, has
+forgotten that: then both count as separate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EVERY_CHANGE = frozenset({"insert", "update", "delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What one publication (by oid) says of one relation.
+
+    ``entries`` are those that publish it: ``table 16402``, ``schema 16404``, ``all 16400``. ``version`` is the xmin of the
+    publication's row, which another ``owner``, other ``options`` or operations (``publishes``) explain when it is another one.
+    ``is_apart``: whatever made the entries did nothing before in its transaction; of today's memberships alone.
+    """
+
+    relation: int
+    publication: int
+    entries: frozenset[str]
+    version: int = 0
+    owner: int = 0
+    options: str = ""
+    publishes: frozenset[str] = frozenset()
+    row_filter: str | None = None
+    column_list: str | None = None
+    is_apart: bool = False
+
+    def continues(self, then: Membership) -> bool:
+        """Whether it is what it was, and was all the time. What other options than ``publish`` change shows elsewhere."""
+        explained = self.owner != then.owner or self.options != then.options
+        return (
+            (self.relation, self.publication) == (then.relation, then.publication)
+            and not self.entries.isdisjoint(then.entries)
+            and self.publishes == then.publishes
+            and (self.version == then.version or explained)
+        )
+
+    def follows(self, then: Membership) -> bool:
+        """Whether it may have taken the other's place by one command."""
+        same_entry = not self.entries.isdisjoint(then.entries)
+        return self.publication == then.publication and (same_entry or not self.is_apart)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Whether it is published by its own name, its schema's, or with all tables."""
+        return frozenset(entry.split()[0] for entry in self.entries)
+
+
+Rules = Mapping[str, frozenset[str | None]]
+
+
+def rules(memberships: Collection[Membership]) -> Rules:
+    """By which filters each operation is published, ORed; None among them lets everything through, and stands alone then."""
+    operations = sorted(frozenset().union(*(m.publishes for m in memberships)))
+    return {op: _ored(m.row_filter for m in memberships if op in m.publishes) for op in operations}
+
+
+def is_uniform(memberships: Collection[Membership]) -> bool:
+    """Whether inserts, updates and deletes are all published, by the one filter that a copy is taken by.
+
+    True as well where nothing is known of any.
+    """
+    every = _ored(m.row_filter for m in memberships)
+    return not memberships or all(rules(memberships).get(op) == every for op in EVERY_CHANGE)
+
+
+def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
+    """Whether the same rules held all the time; False where nothing is known of then."""
+    kept = [m for m in now if any(m.continues(before) for before in then)]
+    return bool(then) and _by_rules(then) == _by_rules(now) == _by_rules(kept)
+
+
+def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
+    """Whether other rules may have held in between than one change of them at once explains.
+
+    Each relation by itself; those that were or are in no publication don't count, nor does what isn't known.
+    """
+    relations = {m.relation for m in then} & {m.relation for m in now}
+    return any(_was_interrupted(_of(then, relation), _of(now, relation)) for relation in relations)
+
+
+def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
+    kept = {before: m for before in then for m in now if m.continues(before)}
+    # Of what stays, the filter may read otherwise: a column was renamed.
+    was, there, always = (_by_rules(found) for found in ([kept.get(m, m) for m in then], now, list(kept.values())))
+    gone, came = [m for m in then if m not in kept], [m for m in now if m not in kept.values()]
+    at_once = len(gone) == len(came) == 1 and came[0].follows(gone[0])
+    if was == there:
+        # An entry that says the same wasn't put there by one command, unless it is of another kind.
+        return always != was and not (at_once and gone[0].kinds != came[0].kinds)
+    if _taken_together(then) == _taken_together(now):
+        return True  # what differs between operations isn't told by the filter, nor by the operations
+    if always in (was, there):
+        return False  # more and more was published, or less and less
+    return not at_once
+
+
+def _of(memberships: Iterable[Membership], relation: int) -> list[Membership]:
+    return [m for m in memberships if m.relation == relation]
+
+
+def _by_rules(memberships: Collection[Membership]) -> tuple[Rules, frozenset[str | None]]:
+    return rules(memberships), frozenset(m.column_list for m in memberships)
+
+
+def _taken_together(memberships: Collection[Membership]) -> tuple[frozenset[Any], ...]:
+    publishes = frozenset().union(*(m.publishes for m in memberships))
+    return _ored(m.row_filter for m in memberships), publishes, frozenset(m.column_list for m in memberships)
+
+
+def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
+    found = frozenset(filters)
+    return frozenset({None}) if None in found else found
+
+
+def to_texts(memberships: Iterable[Membership]) -> list[str]:
+    """Memberships as the ledger keeps them, one text for all relations that a publication says the same of.
+
+    >>> held = [Membership(relation, 1, frozenset({"table 2"}), row_filter="(a > 1)") for relation in (7, 8)]
+    >>> len(to_texts(held)), from_texts(to_texts(held)) == held
+    (1, True)
+    """
+    relations: dict[str, list[int]] = {}
+    for m in memberships:
+        said = {
+            "publication": m.publication, "entries": sorted(m.entries), "version": m.version, "owner": m.owner,
+            "options": m.options, "publishes": sorted(m.publishes), "row_filter": m.row_filter,
+            "column_list": m.column_list,
+        }  # fmt: skip
+        relations.setdefault(json.dumps(said), []).append(m.relation)
+    return sorted(json.dumps({**json.loads(said), "relations": sorted(of)}) for said, of in relations.items())
+
+
+def from_texts(texts: Iterable[str]) -> list[Membership]:
+    """Memberships from the ledger; none where an earlier version wrote it, which tells less."""
+    found = []
+    for text in texts:
+        if not text.startswith("{"):
+            return []
+        said = json.loads(text)
+        said |= {"entries": frozenset(said["entries"]), "publishes": frozenset(said["publishes"])}
+        found += [Membership(relation, **said) for relation in said.pop("relations")]
+    return found

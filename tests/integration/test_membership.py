@@ -1,0 +1,99 @@
+"""Whether a table was out of its publications, or published by other rules, between two looks: as PostgreSQL's catalogs tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.connection import connect
+from waldelta.membership import from_texts, is_same, is_uniform, to_texts, was_interrupted
+from waldelta.published import read_published_tables
+
+pytestmark = pytest.mark.pg
+
+TABLE = "create table t(id int primary key, a int, v text); alter table t replica identity full"
+ALL_TABLES, ONE, TWO = (
+    ["create publication p for all tables", "create publication q"],
+    ["create publication p for table t", "create publication q"],
+    ["create publication p for table t", "create publication q for table t where (a > 5)"],
+)
+FILTERED = ["create publication p for table t where (a > 1), u", "create publication q"]
+
+# The publications, what is done to them statement by statement, whether it is told of t.
+CASES = {
+    "nothing": (ONE, [], False),
+    "another table comes": (ONE, ["alter publication p add table u"], False),
+    "the same once more": (ONE, ["alter publication p set table t, u"], False),
+    "out and in": (ONE, ["alter publication p drop table t", "alter publication p add table t"], True),
+    "out and in with a column more": (ONE, ["alter publication p drop table t", "alter table t add n int", "alter publication p add table t"], True),
+    "out and in with a filter": (ONE, ["alter publication p drop table t", "alter publication p add table t where (a > 1)"], True),
+    "out and in with a list": (ONE, ["alter publication p drop table t", "alter publication p add table t (id, a, v)"], True),
+    "a filter": (ONE, ["alter publication p set table t where (a > 1)"], False),
+    "a filter, beside others": (FILTERED, ["alter publication p set table u, t where (a > 2)"], False),
+    "a column list": (ONE, ["alter publication p set table t (id, a)"], False),
+    "a filter for a while": (ONE, ["alter publication p set table t where (a > 1)", "alter publication p set table t"], True),
+    "set out and set in": (FILTERED, ["alter publication p set table u", "alter publication p set table t where (a > 2), u"], True),
+    "a renamed column of the filter": (["create publication p for table t where (v is null)", "create publication q"], ["alter table t rename v to w"], False),
+    "its schema": (ONE, ["alter publication p set tables in schema public"], False),
+    "the table for its schema": (["create publication p for tables in schema public", "create publication q"], ["alter publication p set table t where (a > 1)"], True),
+    "options for a while": (ONE, ["alter publication p set (publish = 'insert')", "alter publication p set (publish = 'insert, update, delete, truncate')"], True),
+    "of all tables": (ALL_TABLES, ["alter publication p set (publish = 'insert')", "alter publication p set (publish = 'insert, update, delete, truncate')"], True),
+    "by the root for a while": (ONE, ["alter publication p set (publish_via_partition_root = true)", "alter publication p set (publish_via_partition_root = false)"], True),
+    "by the root": (ONE, ["alter publication p set (publish_via_partition_root = true)"], False),
+    "fewer operations": (ONE, ["alter publication p set (publish = 'insert')"], False),
+    "an owner": (ONE, ["alter publication p owner to other_owner"], False),
+    "a comment": (ONE, ["comment on publication p is 'ours'"], False),
+    "renamed for a while": (ONE, ["alter publication p rename to r", "alter publication r rename to p"], True),
+    "made again": (ONE, ["drop publication p", "create publication p for table t"], True),
+    "one more publication": (ONE, ["alter publication q add table t where (a > 1)"], False),
+    "the wider one goes": (TWO, ["alter publication p drop table t"], False),
+    "the narrower one goes and comes": (TWO, ["alter publication q drop table t", "alter publication q add table t where (a > 7)"], False),
+    "the wider one goes and comes": (TWO, ["alter publication p drop table t", "alter publication p add table t"], True),
+    "the wider one gets another filter": (TWO, ["alter publication p set table t where (a < 0)"], False),
+    "both get another filter": (TWO, ["alter publication p set table t where (a < 0)", "alter publication q set table t where (a > 6)"], True),
+    "one for the other": (ONE, ["alter publication p drop table t", "alter publication q add table t"], True),
+    "the wider one sends inserts alone": (TWO, ["alter publication p set (publish = 'insert')"], True),
+    "catalogs written anew": (ONE, ["vacuum full pg_publication_rel", "vacuum full pg_publication", "vacuum freeze pg_publication"], False),
+}  # fmt: skip
+
+
+@pytest.fixture
+def conn(any_database):
+    any_database.execute("drop role if exists other_owner")
+    any_database.execute(f"{TABLE}; create table u(id int primary key); create role other_owner superuser")
+    with connect(any_database.conninfo, "test") as connection:
+        yield connection
+    any_database.execute("drop publication if exists p, q; drop role other_owner")
+
+
+def memberships(conn):
+    ((found),) = [t.entries for t in read_published_tables(conn, ["p", "q"]) if t.id.name == "t"]
+    return found
+
+
+def test_what_held_between_two_looks(any_database, conn):
+    """Told is what more than one change may have led to, or a change that was taken back."""
+    told = {}
+    for name, (publications, statements, _) in CASES.items():
+        for statement in ["drop publication if exists p, q", "drop table if exists t", TABLE, *publications]:
+            any_database.execute(statement)
+        then = memberships(conn)
+        for statement in statements:
+            any_database.execute(statement)
+        now = memberships(conn)
+        told[name] = was_interrupted(from_texts(to_texts(then)), now)
+        assert not (told[name] and is_same(then, now))
+    assert told == {name: expected for name, (*_, expected) in CASES.items()}
+
+
+def test_by_which_filter_each_operation_goes(any_database, conn):
+    """Publications whose filters are ORed are one, unless one of them doesn't send every change."""
+    found = []
+    for statement in [
+        *TWO,
+        "alter publication q set (publish = 'insert, truncate')",
+        "alter publication p set table u",
+    ]:
+        any_database.execute(statement)
+        found.append(is_uniform(memberships(conn)) if "q" in statement else None)
+    assert found == [None, True, True, None]
+    assert not is_uniform(memberships(conn))
