@@ -45,6 +45,8 @@ class Workload:
         # Whoever shall have the same columns: gets each ALTER too.
         self.followers: list[psycopg.Connection] = []
         self.tables = [Table(name) for name in tables]
+        # Those that the next transactions and ALTERs are about.
+        self.chosen = self.tables
         create_tables(connection, tables)
 
     def transaction(self) -> None:
@@ -54,11 +56,11 @@ class Workload:
                 with self.connection.transaction(force_rollback=self.random.random() < 0.15):
                     for _ in range(self.random.randint(1, 3)):
                         with suppress(psycopg.errors.UniqueViolation), self.connection.transaction():
-                            self._statement(self.random.choice(self.tables))
+                            self._statement(self.random.choice(self.chosen))
 
     def alter(self) -> list[str]:
         """ALTER TABLE, each statement in a transaction of its own; what was executed."""
-        table, kind = self.random.choice(self.tables), self.random.choice(self.kinds)
+        table, kind = self.random.choice(self.chosen), self.random.choice(self.kinds)
         column = self.random.choice(table.columns) if table.columns else None
         table.added += 1
         new = f"n{table.added}"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.soak.fault_matrix import STEPS, Matrix
+from tests.soak.fault_matrix import Matrix
 from tests.soak.scene import Scene
+from tests.soak.steps import STEPS
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -25,7 +26,7 @@ def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
     scene = Scene(postgres, tmp_path_factory.mktemp("faults"), seed)
     scene.use(spark)
     scene.set_up()
-    yield Matrix(scene)
+    yield Matrix([scene])
     scene.close()
 
 
@@ -33,4 +34,4 @@ def test_whatever_fails_the_next_run_puts_it_right(matrix):
     """Killed, cut off, with its server gone, or woken up too late: nothing is lost, and nothing is there twice."""
     steps = {step.name: step for step in STEPS}
     done = list(matrix.run([(steps[step], fault) for step, fault in CELLS]))
-    assert [cell for cell in done if cell.problems or cell.ended.startswith("not reached")] == [], matrix.scene.seed
+    assert [cell for cell in done if cell.problems or cell.ended.startswith("not reached")] == [], matrix.scenes[0].seed

@@ -16,8 +16,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tests.soak.fault_matrix import FAULTS, STEPS, cells
+from tests.soak.fault_matrix import UNDISTURBED
+from tests.soak.steps import FAULTS, STEPS, cells
 
+_CONSUME = ("run.", "land.", "consume.", "apply.")
 _DRAFT = Path(__file__).with_name("faults_page.md")
 
 
@@ -44,8 +46,10 @@ def _mark(cell: dict[str, Any] | None) -> str:
 def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
     """What the page's placeholders stand for; a ``note`` among the cells says what is to be known of the results."""
     note = matrix.pop("note", "")
+    undisturbed = matrix.pop(UNDISTURBED, [])
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
-    seconds = [cell["seconds"] for cell in run if cell["step"].split(".")[0] not in ("check", "maintain")]
+    # The others' next runs are two, or check the targets too.
+    seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]
     return {
         "matrix": matrix_table(matrix),
         "note": note,
@@ -54,18 +58,31 @@ def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
         "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
         "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
-        "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
+        "recovery": _in_relation(seconds, undisturbed),
         "kills": "\n\n".join(_kills(told) for told in kills) or "Not run this time.",
     }
+
+
+def _in_relation(after: Sequence[float], undisturbed: Sequence[float]) -> str:
+    """How long runs after a fault took in relation to those that nothing happened to: medians, in seconds, and the slowest."""
+    if not after or not undisturbed:
+        return "not measured this time"
+    one, other = statistics.median(after), statistics.median(undisturbed)
+    return (
+        f"{one:.1f} s (median of {len(after)}; the slowest {max(after):.1f} s), against {other:.1f} s of a run that nothing happened "
+        f"to (median of {len(undisturbed)}): **{one / other:.1f} times** as long"
+    )
 
 
 def _kills(told: dict[str, Any]) -> str:
     how = ", ".join(f"{name} {count}" for name, count in sorted(told["kills"].items()))
     where = ", ".join(f"`{step}` {count}" for step, count in sorted(told["where"].items(), key=lambda pair: -pair[1]))
+    kills = sum(count for name, count in told["kills"].items() if name != "server")
     return (
-        f"**{sum(told['kills'].values())} kills** ({how}) under {told['transactions']} transactions; {told['comparisons']} "
+        f"**{told['runs']} runs killed** by {kills} kills ({how}) under {told['transactions']} transactions; {told['comparisons']} "
         f"comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); seed "
-        f"{told['seed']}. What the runs had reached when they died: {where}."
+        f"{told['seed']}. The last step told before the kill: {where}. The run after the kills took "
+        f"{_in_relation(told['recovery'], told['undisturbed'])}."
     )
 
 

@@ -4,29 +4,38 @@
 
 A writer commits all the time. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
 server goes on with what it was told) at a random moment of its work; after a few kills, and perhaps an immediate stop of
-PostgreSQL, an ordinary run follows, and the targets are compared.
+PostgreSQL, an ordinary run follows, and the targets are compared. Local runs are several at once in one driver, each on a
+pipeline of its own (tests.soak.driver), and die with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from spark_jobs.result import RunFailed
 from tests.random_workload import KINDS
-from tests.soak.scene import Scene, kill_driver, kill_jvm, kill_process, new_scene
+from tests.soak.driver import Driver, said
+from tests.soak.scene import Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
 from waldelta.errors import WaldeltaError
 from waldelta.ledger import now
 
 KILLS = {"driver": kill_driver, "python": kill_process, "jvm": kill_jvm}
 CLIENT = {"client": kill_process}  # of a Spark Connect server, which lives on
 KILLS_BETWEEN_COMPARISONS = 4
+LANES = 4
+_AT_FIRST_S = 10.0
+_BETWEEN_TRANSACTIONS_S = 0.25
+_ALTERED_AFTER = 100
 
 
 class Load:
@@ -50,71 +59,151 @@ class Load:
             self._thread.join()
 
     def _write(self) -> None:
-        while not self._ended.wait(0.1):
+        while not self._ended.wait(_BETWEEN_TRANSACTIONS_S):
             self.scene.write(1)
             self.transactions += 1
-            if self.transactions % 150 == 0:
+            if self.transactions % _ALTERED_AFTER == 0:
                 self.scene.alter(*KINDS)
 
 
-def kill_one(scene: Scene, ready: Any, how: str, longest_s: float) -> str | None:
-    """Let a run work for a random time, then kill it; returns at which step it was last, None when it was over by then."""
+def kill_one(scene: Scene, ready: Any, longest_s: float) -> str | None:
+    """Let a client work for a random time, then kill it; returns at which step it was last, None when it was over by then."""
     moment = scene.random.uniform(0, longest_s)
     scene.listener.reached.clear()
     scene.release(ready)
-    began = time.monotonic()
-    while time.monotonic() - began < moment and ready.poll() is None:
-        time.sleep(0.005)
+    _wait(moment, lambda: ready.poll() is not None)
     if ready.poll() is not None:
         return None
-    (KILLS | CLIENT)[how](scene, ready.pid)
+    kill_process(scene, ready.pid)
     ready.wait()
-    reached = list(scene.listener.reached)
-    return reached[-1] if reached else "start"
+    return scene.listener.reached[-1] if scene.listener.reached else "start"
+
+
+def kill_all(scenes: Sequence[Scene], driver: Driver, how: str, longest_s: float) -> int:
+    """Let a driver's runs work for a random time, one on each scene, then kill it; returns how many weren't over by then."""
+    driver.wait_until_ready()
+    scenes[0].listener.reached.clear()
+    runs = []
+    for scene in scenes:
+        scene.runs += 1
+        runs.append(f"{scene.name}_{scene.runs}")
+        driver.begin("consume", scene.files[False], runs[-1], None)
+    _wait(scenes[0].random.uniform(0, longest_s), lambda: all(driver.ended(run) for run in runs))
+    alive = sum(driver.ended(run) is None for run in runs)
+    KILLS[how](scenes[0], driver.process.pid)
+    _wait(60, lambda: all(driver.ended(run) for run in runs))
+    driver.end()
+    return alive
+
+
+def _wait(longest_s: float, is_over: Callable[[], bool]) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < longest_s and not is_over():
+        time.sleep(0.005)
 
 
 class Soak:
     """Rounds of a few kills, an ordinary run and a comparison; ``said`` is what came of them so far."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene, self.load = scene, Load(scene)
+    def __init__(self, scenes: Sequence[Scene]) -> None:
+        self.scenes, self.loads = scenes, [Load(scene) for scene in scenes]
+        self.random = scenes[0].random
         self.kills: Counter[str] = Counter()
         self.where: Counter[str] = Counter()
-        self.said: dict[str, Any] = {"seed": scene.seed, "at": f"{now():%Y-%m-%d}", "problems": [], "comparisons": 0}
+        self.said: dict[str, Any] = {
+            "seed": scenes[0].seed, "at": f"{now():%Y-%m-%d}", "problems": [], "comparisons": 0, "runs": 0,
+            "recovery": [], "undisturbed": [],
+        }  # fmt: skip
         # As long as a run's work takes here and now; a kill comes at any moment of it.
-        self._longest_s = 10.0
-        # Over Connect a run has its session's lock from the start, so the next one can't wait beside it.
-        self._ready = None if scene.remote else scene.start("consume")
+        self._longest_s = _AT_FIRST_S
+        self._ready: Driver | None = None
 
     def round(self) -> None:
-        """Kill some runs while the source is written to, perhaps the server too; then see what an ordinary run makes of it."""
-        scene = self.scene
-        self.load.start()
-        for _ in range(KILLS_BETWEEN_COMPARISONS):
-            run = self._ready or scene.start("consume")
-            self._ready = None if scene.remote else scene.start("consume")
-            how = "client" if scene.remote else scene.random.choice(list(KILLS))
-            if (step := kill_one(scene, run, how, self._longest_s)) is not None:
-                self.kills[how] += 1
-                self.where[step] += 1
-        self.load.pause()
-        if scene.random.random() < 0.3:
-            scene.restart_server()
+        """Kill some runs while the source is written to, perhaps the server too; then see what ordinary runs make of it."""
+        for load in self.loads:
+            load.start()
+        for number in range(KILLS_BETWEEN_COMPARISONS):
+            if self.scenes[0].remote:
+                self._kill_client()
+            else:
+                self._kill_driver(last=number == KILLS_BETWEEN_COMPARISONS - 1)
+        for load in self.loads:
+            load.pause()
+        if self.random.random() < 0.3:
+            self.scenes[0].restart_server()
+            for scene in self.scenes[1:]:
+                scene.reconnect()
             self.kills["server"] += 1
-        scene.settle()
-        try:
-            self._longest_s = scene.run("consume")
-        except (RunFailed, WaldeltaError) as err:
-            self.said["problems"].append(f"{type(err).__name__}: {err.__cause__ or err}")
-        self.said["problems"] += scene.differences()
-        self.said["comparisons"] += 1
-        self.said |= {"kills": dict(self.kills), "where": dict(self.where), "transactions": self.load.transactions}
+        seconds = [self._recover(scene) for scene in self.scenes]
+        self._longest_s = sum(seconds) or _AT_FIRST_S  # those of one driver share its time
+        self.said |= {
+            "kills": dict(self.kills), "where": dict(self.where), "transactions": sum(x.transactions for x in self.loads)
+        }  # fmt: skip
 
     def close(self) -> None:
         """End what still runs."""
-        self.load.pause()
+        for load in self.loads:
+            load.pause()
         if self._ready is not None:
-            kill_driver(self.scene, self._ready.pid)
+            self._ready.end()
+
+    def _kill_client(self) -> None:
+        scene = self.scenes[0]
+        # A run has its session's lock from the start, so the next one can't wait beside it.
+        if (step := kill_one(scene, scene.start("consume"), self._longest_s)) is not None:
+            self.kills["client"] += 1
+            self.said["runs"] += 1
+            self.where[step] += 1
+
+    def _kill_driver(self, *, last: bool) -> None:
+        driver = self._ready or self._start()
+        self._ready = None if last else self._start()
+        how = self.random.choice(list(KILLS))
+        if killed := kill_all(self.scenes, driver, how, self._longest_s):
+            self.kills[how] += 1
+            self.said["runs"] += killed
+            reached = self.scenes[0].listener.reached
+            self.where[reached[-1] if reached else "start"] += 1
+
+    def _start(self) -> Driver:
+        scene = self.scenes[0]
+        driver = Driver(os.environ | scene.environment, scene.log)
+        scene.listener.hold(driver.process.pid)[1].set()
+        return driver
+
+    def _recover(self, scene: Scene) -> float:
+        """An ordinary run, the comparison, and a run with as much to do that nothing happened to."""
+        scene.settle()
+        waiting, before = scene.transactions - scene.applied, len(self.said["problems"])
+        seconds = self._run(scene)
+        self.said["problems"] += scene.differences()
+        self.said["comparisons"] += 1
+        self.said["recovery"].append(round(seconds, 1))
+        if len(self.said["problems"]) == before and self.said["comparisons"] % 2:
+            scene.write(waiting)
+            for _ in range(waiting // _ALTERED_AFTER):
+                scene.alter(*KINDS)
+            self.said["undisturbed"].append(round(self._run(scene), 1))
+        return seconds
+
+    def _run(self, scene: Scene) -> float:
+        seconds = 0.0
+        try:
+            seconds = scene.run("consume")
+        except (RunFailed, WaldeltaError) as err:
+            self.said["problems"].append(said(err))
+        scene.applied = scene.transactions
+        return seconds
+
+
+@contextmanager
+def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
+    if connect:
+        with new_scene(seed, connect=True) as scene:
+            yield [scene]
+    else:
+        with new_scenes(seed, LANES) as scenes:
+            yield scenes
 
 
 def main() -> None:
@@ -128,10 +217,10 @@ def main() -> None:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     deadline = time.monotonic() + 60 * options.minutes
-    with new_scene(options.seed, connect=options.connect) as scene:
-        soak = Soak(scene)
+    with _scenes(options.seed, connect=options.connect) as scenes:
+        soak = Soak(scenes)
         try:
-            while soak.kills.total() < options.kills and time.monotonic() < deadline and not soak.said["problems"]:
+            while soak.said["runs"] < options.kills and time.monotonic() < deadline and not soak.said["problems"]:
                 soak.round()
                 options.results.write_text(json.dumps(soak.said, indent=1))
                 print(soak.said, flush=True)

@@ -36,19 +36,32 @@ KEYED = ["w1", "w2"]
 COPIES = "copies"
 FILTER = "part < 4"
 TIMEOUT_S = 240.0
+MOST_COLUMNS = 6
 Rows = Counter[tuple[Any, ...]]
+_QUICK = """
+spark.sql.codegen.wholeStage false
+spark.sql.codegen.factoryMode NO_CODEGEN
+spark.sql.adaptive.enabled false
+"""
 
 
 class Scene:
     """A pipeline over two tables with a key, one of them behind a row filter, and one without, whose doubles would show."""
 
-    def __init__(self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None) -> None:
+    def __init__(
+        self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None, *,
+        listener: Listener | None = None, number: int = 0,
+    ) -> None:  # fmt: skip
+        """``number`` tells several scenes of one server apart, which share a ``listener``."""
         self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
         self.random = random.Random(seed)
         self.network = Network("127.0.0.1", server.port)
-        self.listener = Listener(Path(tempfile.mkdtemp(prefix="waldelta-fault-")) / "socket")
-        self.name = f"soak_{os.getpid()}"
+        self.listener = listener or new_listener()
+        self.name = f"soak_{os.getpid()}_{number}"
+        folder.mkdir(exist_ok=True)
         self.runs = 0
+        self.transactions = self.applied = 0
+        self._copies_too = True
         self.log = folder / "runs.log"
         self._execute("postgres", f"create database {self.name}")
         self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
@@ -56,7 +69,7 @@ class Scene:
         self.connection.execute(f"create table {COPIES} (n int, t text)".encode())
         self.connection.execute(f"alter table {COPIES} replica identity full".encode())
         uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
-        self.environment = {"AIRFLOW_CONN_SOAK_SOURCE": uri} | self.listener.environment
+        self.environment = {f"AIRFLOW_CONN_{self.name.upper()}": uri} | self.listener.environment | quick(folder)
         self.root = (folder / "lake").as_uri()
         self.files = {checked: self._write_pipeline(checked=checked) for checked in (False, True)}
         self._spark: Any = None
@@ -90,19 +103,32 @@ class Scene:
         self.network.close()
         self.listener.close()
 
+    def focus(self, count: int | None = None) -> None:
+        """Write to so many of the tables only, until told otherwise: a run costs about the same for each. None for all."""
+        names = [*KEYED, COPIES] if count is None else self.random.sample([*KEYED, COPIES], count)
+        self.workload.chosen = [table for table in self.workload.tables if table.name in names]
+        self._copies_too = COPIES in names
+
     def write(self, transactions: int = 12) -> None:
         """Random transactions on the keyed tables, and on the one without a key."""
-        for _ in range(transactions):
+        self.transactions += transactions
+        for _ in range(transactions if self.workload.chosen else 0):
             self.workload.transaction()
-        for _ in range(max(1, transactions // 4)):
-            self._write_copies()
+        for number in range(max(1, transactions // 4) if self._copies_too else 0):
+            self._write_copies(at_least_one_row=number == 0)
 
     def alter(self, *kinds: str) -> None:
         """An ALTER TABLE of one of these kinds between changes."""
+        if not self.workload.chosen:
+            self.workload.chosen = [self.random.choice(self.workload.tables)]
         self.write(4)
         self.workload.kinds = kinds
         self.workload.alter()
         self.write(4)
+
+    def is_wide(self) -> bool:
+        """Whether enough columns have been added to the tables that are written to."""
+        return any(len(table.columns) > MOST_COLUMNS for table in self.workload.chosen)
 
     def run(self, verb: str, spark: Any = None, *, checked: bool = False, **details: Any) -> float:
         """A verb in this process, or through the Connect server by one of its own; raises what it ended with, else its seconds."""
@@ -147,6 +173,11 @@ class Scene:
         self.connection.close()
         self.server.stop("immediate")
         self.server.start()
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """After an immediate stop of the server, which ended our own connection too."""
+        self.connection.close()
         self.connection = self.workload.connection = psycopg.connect(self.server.conninfo(self.name), autocommit=True)
 
     def settle(self) -> None:
@@ -188,16 +219,17 @@ class Scene:
         named = {t.name: ["id", "part", "big", *t.columns] for t in self.workload.tables}
         return named.get(table, ["n", "t"])
 
-    def _write_copies(self) -> None:
+    def _write_copies(self, *, at_least_one_row: bool = False) -> None:
         low, text = self.random.randint(1, 20), self.random.choice(["a", "b", None])
-        statement = self.random.choice(
-            [
-                f"insert into {COPIES} select g, %(t)s from generate_series({low}, {low + 4}) g",
-                f"insert into {COPIES} select {low}, %(t)s from generate_series(1, 3)",
-                f"update {COPIES} set t = %(t)s where n = {low}",
-                f"delete from {COPIES} where ctid in (select ctid from {COPIES} where n <= {low} limit 2)",
-            ]
-        )
+        inserts = [
+            f"insert into {COPIES} select g, %(t)s from generate_series({low}, {low + 4}) g",
+            f"insert into {COPIES} select {low}, %(t)s from generate_series(1, 3)",
+        ]
+        others = [
+            f"update {COPIES} set t = %(t)s where n = {low}",
+            f"delete from {COPIES} where ctid in (select ctid from {COPIES} where n <= {low} limit 2)",
+        ]
+        statement = self.random.choice(inserts if at_least_one_row else inserts + others)
         self.connection.execute(statement.encode(), {"t": text})
 
     def _write_pipeline(self, *, checked: bool) -> Path:
@@ -205,7 +237,7 @@ class Scene:
         tables[0]["where"] = FILTER
         document = {
             "pipeline": self.name,
-            "source": {"conn_id": "soak_source", "slot": self.name,
+            "source": {"conn_id": self.name, "slot": self.name,
                        "publications": [{"name": f"{self.name}_pub", "tables": tables}]},
             "target": {"root": self.root},
             "quality": {"enabled": checked},
@@ -221,17 +253,51 @@ class Scene:
 
 
 @contextmanager
+def new_scenes(seed: int, count: int) -> Iterator[list[Scene]]:
+    """A server of its own, and pipelines set up on databases of it; they share a session, a listener and their faults."""
+    with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
+        server, listener = ending.enter_context(_server()), new_listener()
+        scenes: list[Scene] = []
+        for number in range(count):
+            scene = Scene(server, Path(name, str(number)), seed + number, listener=listener, number=number)
+            ending.callback(scene.close)
+            if scenes:
+                scene.use(scenes[0].spark.newSession())
+            scenes.append(scene)
+            scene.set_up()
+        yield scenes
+
+
+@contextmanager
 def new_scene(seed: int, *, connect: bool = False) -> Iterator[Scene]:
     """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on it."""
     with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
         folder = Path(name)
         remote = ending.enter_context(_spark_connect(folder)) if connect else None
-        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), settings={"fsync": "off"})
-        ending.callback(server.delete)
-        scene = Scene(server.start(), folder, seed, remote)
+        scene = Scene(ending.enter_context(_server()), folder, seed, remote)
         ending.callback(scene.close)
         scene.set_up()
         yield scene
+
+
+def new_listener() -> Listener:
+    """A listener on a socket of its own."""
+    return Listener(Path(tempfile.mkdtemp(prefix="waldelta-fault-")) / "socket")
+
+
+def quick(folder: Path) -> dict[str, str]:
+    """The environment of sessions that don't generate code, nor plan anew: most of what a few rows would cost."""
+    (folder / "spark-defaults.conf").write_text(_QUICK)
+    return {"SPARK_CONF_DIR": str(folder)}
+
+
+@contextmanager
+def _server() -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), settings={"fsync": "off"})
+    try:
+        yield server.start()
+    finally:
+        server.delete()
 
 
 @contextmanager

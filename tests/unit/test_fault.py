@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from tests.soak.fault_matrix import STEPS
 from tests.soak.listener import Listener
+from tests.soak.steps import STEPS
 from waldelta.fault import SOCKET, fault_point
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,118 @@
+"""A driver of several runs at once, each on a pipeline of its own, so that one kill meets each at its own step.
+
+    python -m tests.soak.driver    a line of JSON on stdin begins a run: {"verb", "file", "run_id", "tables"}
+
+It says on stdout when it is ready, and of each run what it ended with. A scene's own runs are the command line's
+(Scene.start); these share a session's start, which would be most of what a matrix of kills costs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Queue
+from typing import IO, Any
+
+import spark_jobs.maintain
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
+from tests.soak.scene import OLD_AGE, kill_driver, wait_until
+from waldelta.ledger import now
+
+MASTER = "local[2]"
+
+
+class Driver:
+    """The other side: starts the process, tells it what to run, and hears what became of it."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.soak.driver"], env=environment, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        self.ready = threading.Event()
+        self._ended: dict[str, str] = {}
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+
+    def begin(self, verb: str, file: Path, run_id: str, tables: list[str] | None) -> None:
+        """Begin a run; returns at once."""
+        assert self.process.stdin is not None
+        wanted = {"verb": verb, "file": str(file), "run_id": run_id, "tables": tables}
+        self.process.stdin.write(json.dumps(wanted).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ended(self, run_id: str) -> str | None:
+        """What a run ended with: its own end, or the process's; None while it goes on."""
+        code = self.process.poll()
+        if run_id in self._ended or code is None:
+            return self._ended.get(run_id)
+        return f"killed by signal {-code}" if code < 0 else f"exit {code}"
+
+    def wait_until_ready(self) -> None:
+        """Until runs may begin."""
+        wait_until(lambda: self.ready.is_set() or self.process.poll() is not None)
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        if self.process.poll() is None:
+            kill_driver(None, self.process.pid)
+        self.process.wait()
+
+    def _listen(self, output: IO[bytes]) -> None:
+        for line in output:
+            if line.startswith(b"ready"):
+                self.ready.set()
+            elif line.startswith(b"ended "):
+                _, run_id, said = line.decode().rstrip("\n").split(" ", 2)
+                self._ended[run_id] = said
+
+
+def said(err: BaseException) -> str:
+    """An error in a line."""
+    cause = err.__cause__ if isinstance(err, RunFailed) and err.__cause__ is not None else err
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"[:300]
+
+
+def grow_old() -> None:
+    """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are pruned."""
+    spark_jobs.maintain.now = lambda: now() + OLD_AGE
+
+
+def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
+    try:
+        tables = {"tables": wanted["tables"]} if wanted["tables"] else {}
+        getattr(Pipeline.load(wanted["file"]), wanted["verb"])(spark, run_id=wanted["run_id"], **tables)
+    except Exception as err:  # of any kind: a killed JVM's are py4j's
+        told.put(f"ended {wanted['run_id']} {said(err)}")
+    else:
+        told.put(f"ended {wanted['run_id']} succeeded")
+
+
+def main() -> None:
+    """Run what is asked for, each in a thread and a session of its own."""
+    from spark_jobs.session import spark_session
+
+    grow_old()
+    spark = spark_session(MASTER, name="soak")
+    spark.sparkContext.setLogLevel("OFF")
+    told: Queue[str] = Queue()
+    output = os.dup(1)
+    threading.Thread(target=_tell, args=(output, told), daemon=True).start()
+    told.put("ready")
+    for line in sys.stdin:
+        threading.Thread(target=_run, args=(spark.newSession(), json.loads(line), told), daemon=True).start()
+
+
+def _tell(output: int, told: Queue[str]) -> None:
+    while True:
+        os.write(output, told.get().encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
