@@ -18,23 +18,19 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
-import psycopg
 from pyspark.sql import SparkSession
 
-from spark_jobs.result import RunFailed
 from tests.soak.driver import Driver, grow_old, said
 from tests.soak.scene import Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
-from waldelta.errors import WaldeltaError
 from waldelta.ledger import now
 
 ROOT = Path(__file__).parents[2]
 LANES = 4
 UNDISTURBED = "undisturbed"
-# What a run's own error may be; anything else is the matrix's.
-_ERRORS = (RunFailed, WaldeltaError, psycopg.Error, OSError)
 
 
 @dataclass
@@ -221,7 +217,7 @@ class Matrix:
         for verb in verbs:
             try:
                 scene.run(verb, checked=step.checked)
-            except _ERRORS as err:
+            except Exception as err:
                 problems.append(f"next {verb}: {said(err)}")
         return problems
 
@@ -229,7 +225,7 @@ class Matrix:
         try:
             names = {"tables": ["public.w1", "public.copies"]} if step.verb == "sync" else {}
             scene.run(step.verb, spark, checked=step.checked, **names)
-        except _ERRORS as err:
+        except Exception as err:  # of any kind: it is what the fault is for
             return said(err)
         return "succeeded"
 
@@ -264,15 +260,17 @@ def main() -> None:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     kept = json.loads(options.results.read_text()) if options.results.exists() else {}
+    # Those that were never tried come first.
     stamp = {"seed": options.seed, "at": f"{now():%Y-%m-%d}", "code": code()}
-    wanted = [c for c in cells(options.steps, options.faults) if not _is_done(kept.get(f"{c[0].name} | {c[1]}"))]
+    wanted = [c for c in cells(options.steps, options.faults) if not _is_done(kept.get(_key(c)))]
+    tried = [c for c in wanted if _key(c) in kept]
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     with new_scenes(options.seed, min(options.lanes, max(1, len(wanted)))) as scenes:
         matrix = Matrix(scenes)
         matrix.undisturbed()  # a session's first ones are slower
         kept.setdefault(UNDISTURBED, []).extend(round(seconds, 1) for seconds in matrix.undisturbed())
         began = time.monotonic()
-        for cell in matrix.run(wanted):
+        for cell in chain(matrix.run([c for c in wanted if _key(c) not in kept]), matrix.run(tried)):
             print(f"{time.monotonic() - began:.1f} s {cell}", flush=True)
             began = time.monotonic()
             kept[cell.key] = asdict(cell) | stamp
@@ -281,6 +279,10 @@ def main() -> None:
                 break
     if bad := [key for key, cell in kept.items() if key != UNDISTURBED and cell["problems"]]:
         raise SystemExit(f"{len(bad)} cells aren't well: {bad}")
+
+
+def _key(cell: tuple[Step, str]) -> str:
+    return f"{cell[0].name} | {cell[1]}"
 
 
 def _is_done(cell: dict[str, object] | None) -> bool:
