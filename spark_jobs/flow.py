@@ -339,7 +339,13 @@ def run_stages(
     if result.error is not None:
         result.status = "failed"
     fault_point("run.ended")
-    result.record(job)
+    try:
+        result.record(job)
+    except WaldeltaError as err:
+        if not failures:
+            raise
+        # What the run failed by comes first: likely the same.
+        log.error("the run's result isn't in the ledger: %s", err)
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result

@@ -7,7 +7,8 @@ Every append is a compare-and-swap on the table's Delta version, so whoever appe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ import tenacity
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from waldelta.errors import LateWriter
+from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.fault import fault_point
 from waldelta.lake import sync_commit
 
@@ -60,7 +61,7 @@ class LedgerTable:
         """Add a row behind all others, creating the table with the first; durable when it returns, as it was written.
 
         A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter, and adds nothing, when the
-        row that it was to follow isn't the newest any more.
+        row that it was to follow isn't the newest any more; TargetNotWritable when the disk is full, say.
         """
         return self.extend([row], after)[0]
 
@@ -78,14 +79,15 @@ class LedgerTable:
             rows = [row | {"at": row["at"] + early} for row in rows]
         held: pa.Schema = pa.schema(table.schema().to_arrow())
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
-        write_deltalake(
-            table,
-            pa.Table.from_pylist(list(rows), schema=self.schema),
-            mode="append",
-            schema_mode=None if known else "merge",
-            commit_properties=_ONLY_IF_UNCHANGED,
-        )
-        sync_commit(self.uri, table.version())
+        with self._named_errors():
+            write_deltalake(
+                table,
+                pa.Table.from_pylist(list(rows), schema=self.schema),
+                mode="append",
+                schema_mode=None if known else "merge",
+                commit_properties=_ONLY_IF_UNCHANGED,
+            )
+            sync_commit(self.uri, table.version())
         if len(table.file_uris()) > MOST_FILES:
             self._compact(table)
         return list(rows)
@@ -112,8 +114,9 @@ class LedgerTable:
         if table is None:
             self._create(data)
             return
-        write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_ONLY_IF_UNCHANGED)
-        sync_commit(self.uri, table.version())
+        with self._named_errors():
+            write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_ONLY_IF_UNCHANGED)
+            sync_commit(self.uri, table.version())
 
     @_again_when_changed
     def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
@@ -139,15 +142,28 @@ class LedgerTable:
         return dropped
 
     def _create(self, data: pa.Table) -> None:
+        with self._named_errors():
+            try:
+                write_deltalake(
+                    self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED
+                )
+            except DeltaError as err:
+                if self._open() is None:
+                    raise
+                raise CommitFailedError("somebody else has created the table") from err
+            sync_commit(self.uri, 0)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
         try:
-            write_deltalake(
-                self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED
-            )
-        except DeltaError as err:
-            if self._open() is None:
-                raise
-            raise CommitFailedError("somebody else has created the table") from err
-        sync_commit(self.uri, 0)
+            yield
+        except CommitFailedError:
+            raise
+        except (DeltaError, OSError) as err:
+            first = str(err).partition("\n")[0]
+            raise TargetNotWritable(
+                f"{self.uri} can't be written ({first}): check target.root, its free space, and the rights of whoever runs the job"
+            ) from err
 
     def _compact(self, table: DeltaTable) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from waldelta import ledger_table
-from waldelta.errors import LateWriter
+from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import (
@@ -290,3 +291,18 @@ def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
     assert keep_gaps(rows, NOON) == [False, True, True]
     assert keep_gaps(rows, OLD + DAY) == [False, True, True]
     assert prune_ledger(ledger, NOON, None) == 1
+
+
+def test_a_full_disk_has_a_name(ledger):
+    """Not delta-rs' account of a file that it couldn't copy, which is all that a run would end with."""
+    ledger.append(run("r1", NOON))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for append in (lambda: ledger.append(run("r2", NOON)), lambda: ledger.append(move("intent", 1))):
+            with pytest.raises(TargetNotWritable, match="free space"):
+                append()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    ledger.append(run("r3", NOON))
+    assert [r.run_id for r in ledger.runs()] == ["r1", "r3"]
