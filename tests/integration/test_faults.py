@@ -26,7 +26,7 @@ def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
     scene = Scene(postgres, tmp_path_factory.mktemp("faults"), seed)
     scene.use(spark)
     scene.set_up()
-    yield Matrix([scene])
+    yield Matrix([scene], alone=True)
     scene.close()
 
 

@@ -16,7 +16,9 @@ import os
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,11 +28,11 @@ from pyspark.sql import SparkSession
 from tests.soak.driver import Driver, grow_old, said
 from tests.soak.scene import Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
+from waldelta.fault import SOCKET
 from waldelta.ledger import now
 
 ROOT = Path(__file__).parents[2]
 LANES = 4
-UNDISTURBED = "undisturbed"
 
 
 @dataclass
@@ -68,52 +70,68 @@ def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple
 
 
 class Matrix:
-    """Runs cells on scenes that take turns; the process that is to die next starts while this one works."""
+    """Runs cells on scenes that take turns: while the next run mends what a fault left on one, another meets its own.
 
-    def __init__(self, scenes: Sequence[Scene]) -> None:
-        self.scenes = scenes
+    Next runs are another process's, as in life, which tells no fault points; the process that is to die next starts
+    meanwhile.
+    """
+
+    def __init__(self, scenes: Sequence[Scene], *, alone: bool = False) -> None:
+        """``alone``: the next runs are this process's, too."""
+        self.scenes, self._alone = scenes, alone
         self._turn = 0
         self._ready: Driver | None = None
+        self._recovering: dict[str, Future[Cell]] = {}
+        self._done: list[Cell] = []
         grow_old()
 
     def run(self, wanted: Sequence[tuple[Step, str]]) -> Iterator[Cell]:
-        """One cell after the other; one whose run wasn't at its step is tried once more."""
-        planned = list(units(wanted, len(self.scenes)))
+        """Cells as they are done; one whose run wasn't at its step is tried once more."""
+        planned, second = deque(units(wanted, len(self.scenes))), set[str]()
+        environment = {k: v for k, v in os.environ.items() if k != SOCKET}
+        self._next = None if self._alone else Driver(environment, self.scenes[0].log)
         try:
-            for number, unit in enumerate(planned):
-                following = planned[number + 1][0][1] if number + 1 < len(planned) else None
-                again = []
-                for cell in self._unit(unit, following):
-                    if cell.was_reached or cell.problems:
-                        yield cell
-                    else:
-                        again.append((next(s for s in STEPS if s.name == cell.step), cell.fault))
-                if again:
-                    yield from self._unit(again, following)
+            with ThreadPoolExecutor(len(self.scenes)) as self._pool:
+                while planned or self._recovering:
+                    if planned:
+                        unit = planned.popleft()
+                        self._meet(unit, another=any(FAULTS[later[0][1]].own_process for later in planned))
+                    for cell in self._recovered(all_of_them=not planned):
+                        if cell.was_reached or cell.problems or cell.key in second:
+                            yield cell
+                            continue
+                        second.add(cell.key)
+                        planned.append([(next(step for step in STEPS if step.name == cell.step), cell.fault)])
         finally:
-            if self._ready is not None:
-                self._ready.end()
+            for driver in (self._ready, self._next):
+                if driver is not None:
+                    driver.end()
 
-    def undisturbed(self) -> list[float]:
-        """Seconds of a run that nothing happens to, one for each scene."""
-        seconds = []
-        for scene in self.scenes:
-            scene.focus(self._tables(scene))
-            scene.write(14)
-            seconds.append(scene.run("consume"))
-        return seconds
-
-    def _unit(self, unit: Sequence[tuple[Step, str]], following: str | None) -> Iterator[Cell]:
+    def _meet(self, unit: Sequence[tuple[Step, str]], *, another: bool) -> None:
+        """Let runs meet the fault, and have what it left mended in the background."""
+        fault = unit[0][1]
         lanes = [self._next_scene() for _ in unit]
-        if FAULTS[unit[0][1]].own_process:
-            yield from self._volley(unit, lanes, following)
+        if fault == "server":  # it is everybody's
+            wait(self._recovering.values())
+        elif FAULTS[fault].own_process:
+            self._volley(unit, lanes, another=another)
             return
-        ((step, fault),), (scene,) = unit, lanes
-        yield self._zombie(scene, step) if fault == "zombie" else self._cell(scene, step, fault)
+        ((step, _),), (scene,) = unit, lanes
+        if fault == "zombie":
+            ended: Future[Cell] = Future()
+            ended.set_result(self._zombie(scene, step))
+            self._recovering[scene.name] = ended
+        else:
+            self._cell(scene, step, fault)
 
     def _next_scene(self) -> Scene:
+        """One that isn't being mended any more."""
         self._turn += 1
-        return self.scenes[self._turn % len(self.scenes)]
+        scene = self.scenes[self._turn % len(self.scenes)]
+        if scene.name in self._recovering:
+            wait([self._recovering[scene.name]])
+            self._done.append(self._recovering.pop(scene.name).result())
+        return scene
 
     @staticmethod
     def _tables(scene: Scene) -> int:
@@ -127,7 +145,7 @@ class Matrix:
         step.prepare(scene)
         return after
 
-    def _cell(self, scene: Scene, step: Step, name: str) -> Cell:
+    def _cell(self, scene: Scene, step: Step, name: str) -> None:
         kind, after = FAULTS[name], self._prepare(scene, step)
         done = scene.listener.arm(step.point, lambda pid: kind.fault(scene, _victim(pid, kind)), after)
         try:
@@ -137,11 +155,9 @@ class Matrix:
             disk_is_free(os.getpid())
         for other in self.scenes if name == "server" else ():
             other.reconnect()
-        return self._recovered(scene, step, name, ended, reached=done.is_set())
+        self._recover(scene, step, name, ended, reached=done.is_set())
 
-    def _volley(
-        self, unit: Sequence[tuple[Step, str]], lanes: Sequence[Scene], following: str | None
-    ) -> Iterator[Cell]:
+    def _volley(self, unit: Sequence[tuple[Step, str]], lanes: Sequence[Scene], *, another: bool) -> None:
         """Runs of one driver, each held at its step; then it dies."""
         fault = unit[0][1]
         driver, self._ready = self._ready or self._start(), None
@@ -161,10 +177,10 @@ class Matrix:
         wait_until(lambda: all(driver.ended(run) for run in runs))
         ends = [driver.ended(run) or "" for run in runs]
         driver.end()
-        if following is not None and FAULTS[following].own_process:
+        if another:
             self._ready = self._start()
         for (step, _), scene, ended, was_there in zip(unit, lanes, ends, reached, strict=True):
-            yield self._recovered(scene, step, fault, ended, reached=was_there)
+            self._recover(scene, step, fault, ended, reached=was_there)
 
     def _start(self) -> Driver:
         scene = self.scenes[0]
@@ -172,15 +188,27 @@ class Matrix:
         scene.listener.hold(driver.process.pid)[1].set()
         return driver
 
-    def _recovered(self, scene: Scene, step: Step, name: str, ended: str, *, reached: bool) -> Cell:
+    def _recover(self, scene: Scene, step: Step, name: str, ended: str, *, reached: bool) -> None:
+        what = ended if reached else f"not reached; {ended}"
+        self._recovering[scene.name] = self._pool.submit(self._mended, scene, step, name, what)
+
+    def _mended(self, scene: Scene, step: Step, name: str, ended: str) -> Cell:
         """What the ordinary next run makes of it."""
         scene.settle()
         scene.write(2)
         began = time.monotonic()
         problems = self._next_runs(scene, step)
         seconds = time.monotonic() - began
-        what = ended if reached else f"not reached; {ended}"
-        return Cell(step.name, name, what, round(seconds, 1), problems + scene.differences())
+        return Cell(step.name, name, ended, round(seconds, 1), problems + scene.differences())
+
+    def _recovered(self, *, all_of_them: bool) -> list[Cell]:
+        """The cells that are done by now."""
+        if all_of_them:
+            wait(self._recovering.values())
+        for name in [name for name, cell in self._recovering.items() if cell.done()]:
+            self._done.append(self._recovering.pop(name).result())
+        done, self._done = self._done, []
+        return done
 
     def _zombie(self, scene: Scene, step: Step) -> Cell:
         """A run that is stopped long enough to lose its connections, while the next one does its work; then it wakes up."""
@@ -215,11 +243,19 @@ class Matrix:
         verbs = [step.verb, "consume"] if step.verb in ("maintain", "resync") else ["consume"]
         problems = []
         for verb in verbs:
-            try:
-                scene.run(verb, checked=step.checked)
-            except Exception as err:
-                problems.append(f"next {verb}: {said(err)}")
+            if (ended := self._next_run(scene, verb, checked=step.checked)) != "succeeded":
+                problems.append(f"next {verb}: {ended}")
         return problems
+
+    def _next_run(self, scene: Scene, verb: str, *, checked: bool) -> str | None:
+        if self._next is None:
+            return self._here(scene, Step("", verb, checked=checked))
+        scene.runs += 1
+        run = f"{scene.name}_{scene.runs}"
+        self._next.wait_until_ready()
+        self._next.begin(verb, scene.files[checked], run, None)
+        wait_until(lambda: self._next is None or self._next.ended(run))
+        return self._next.ended(run)
 
     def _here(self, scene: Scene, step: Step, spark: SparkSession | None = None) -> str:
         try:
@@ -267,8 +303,6 @@ def main() -> None:
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     with new_scenes(options.seed, min(options.lanes, max(1, len(wanted)))) as scenes:
         matrix = Matrix(scenes)
-        matrix.undisturbed()  # a session's first ones are slower
-        kept.setdefault(UNDISTURBED, []).extend(round(seconds, 1) for seconds in matrix.undisturbed())
         began = time.monotonic()
         for cell in chain(matrix.run([c for c in wanted if _key(c) not in kept]), matrix.run(tried)):
             print(f"{time.monotonic() - began:.1f} s {cell}", flush=True)
@@ -277,7 +311,7 @@ def main() -> None:
             options.results.write_text(json.dumps(kept, indent=1))
             if began > deadline:
                 break
-    if bad := [key for key, cell in kept.items() if key != UNDISTURBED and cell["problems"]]:
+    if bad := [key for key, cell in kept.items() if cell["problems"]]:
         raise SystemExit(f"{len(bad)} cells aren't well: {bad}")
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tests.soak.fault_matrix import UNDISTURBED
 from tests.soak.steps import FAULTS, STEPS, cells
 
 _CONSUME = ("run.", "land.", "consume.", "apply.")
@@ -46,7 +45,6 @@ def _mark(cell: dict[str, Any] | None) -> str:
 def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
     """What the page's placeholders stand for; a ``note`` among the cells says what is to be known of the results."""
     note = matrix.pop("note", "")
-    undisturbed = matrix.pop(UNDISTURBED, [])
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
     # The others' next runs are two, or check the targets too.
     seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]
@@ -58,7 +56,7 @@ def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
         "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
         "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
-        "recovery": _in_relation(seconds, undisturbed),
+        "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
         "kills": "\n\n".join(_kills(told) for told in kills) or "Not run this time.",
     }
 

@@ -182,7 +182,6 @@ class Scene:
 
     def settle(self) -> None:
         """All as it was before the fault, and the dead run's backends gone, as they are when the next run is due."""
-        self.listener.disarm()
         self.network.heal()
         wait_until(lambda: not self._execute(self.name, f"select 1 {_OURS}"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +83,8 @@ STEPS: tuple[Step, ...] = (
 def _full_disk(_: Scene, pid: int) -> None:
     """No file of the run may grow any more: the same error in the same places as a full disk, without one."""
     for process in family(pid):
-        if process.name() == "java" or process.pid == pid:
+        is_ours = os.getsid(process.pid) == os.getsid(pid)  # and no other driver's that we have started
+        if is_ours and (process.name() == "java" or process.pid == pid):
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_FILE_BYTES, resource.RLIM_INFINITY))
 
 
