@@ -241,11 +241,8 @@ class Matrix:
     def _next_runs(self, scene: Scene, step: Step) -> list[str]:
         # Maintenance comes around by itself; a resync was asked for, and is asked for again.
         verbs = [step.verb, "consume"] if step.verb in ("maintain", "resync") else ["consume"]
-        problems = []
-        for verb in verbs:
-            if (ended := self._next_run(scene, verb, checked=step.checked)) != "succeeded":
-                problems.append(f"next {verb}: {ended}")
-        return problems
+        ends = [(verb, self._next_run(scene, verb, checked=step.checked)) for verb in verbs]
+        return [f"next {verb}: {ended}" for verb, ended in ends if ended != "succeeded"]
 
     def _next_run(self, scene: Scene, verb: str, *, checked: bool) -> str | None:
         if self._next is None:
