@@ -60,7 +60,13 @@ def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple
     """Cells in an order that meets every step and every fault early; those of one driver's death together."""
     numbers = {fault: k for k, fault in enumerate(FAULTS)}
     places = {step.name: k for k, step in enumerate(STEPS)}
-    left = sorted(wanted, key=lambda c: ((numbers[c[1]] - places[c[0].name]) % len(FAULTS), places[c[0].name]))
+
+    def place(cell: tuple[Step, str]) -> tuple[int, int]:
+        step, fault = places[cell[0].name], cell[1]
+        # In diagonals; a fault that has few steps would be met late in them.
+        return step % 2 if FAULTS[fault].only_at else (numbers[fault] - step) % len(FAULTS), step
+
+    left = sorted(wanted, key=place)
     while left:
         fault = left[0][1]
         unit = [c for c in left if c[1] == fault][: lanes if FAULTS[fault].own_process else 1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -43,22 +44,32 @@ def _mark(cell: dict[str, Any] | None) -> str:
 
 
 def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What the page's placeholders stand for; a ``note`` among the cells says what is to be known of the results."""
-    note = matrix.pop("note", "")
+    """What the page's placeholders stand for."""
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
     # The others' next runs are two, or check the targets too.
     seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]
     return {
         "matrix": matrix_table(matrix),
-        "note": note,
         "possible": str(len(cells([], []))),
         "cells": str(len(run)),
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
+        "unreached": str(sum(_mark(cell) == "–" for cell in matrix.values())),
+        "older": _older(run),
         "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
         "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
         "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
         "kills": "\n\n".join(_kills(told) for told in kills) or "Not run this time.",
     }
+
+
+def _older(run: Sequence[dict[str, Any]]) -> str:
+    """How many cells are of code before the last one's."""
+    newest = max(run, key=lambda cell: cell["at"], default=None)
+    of_others = Counter(cell["code"] for cell in run if newest is not None and cell["code"] != newest["code"])
+    return (
+        f"{of_others.total()} of them were run while this version was written, with code before its last change."
+        * bool(of_others)
+    )
 
 
 def _in_relation(after: Sequence[float], undisturbed: Sequence[float]) -> str:

@@ -6,8 +6,10 @@ import os
 import re
 from pathlib import Path
 
+from tests.soak.fault_matrix import units
 from tests.soak.listener import Listener
-from tests.soak.steps import STEPS
+from tests.soak.page import figures
+from tests.soak.steps import FAULTS, STEPS, cells
 from waldelta.fault import SOCKET, fault_point
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +37,31 @@ def test_the_matrix_has_every_fault_point():
     sources = [*ROOT.glob("spark_jobs/*.py"), *ROOT.glob("include/waldelta/**/*.py")]
     points = [name for path in sources for name in re.findall(r'fault_point\("([\w.]+)"\)', path.read_text())]
     assert sorted(points) == sorted({step.point for step in STEPS})
+
+
+def test_the_matrix_tries_every_cell_once_and_every_step_and_fault_early():
+    wanted = cells([], [])
+    planned = list(units(wanted, 4))
+    names = [(step.name, fault) for unit in planned for step, fault in unit]
+    assert sorted(names) == sorted((step.name, fault) for step, fault in wanted)
+    for unit in planned:
+        assert len({fault for _, fault in unit}) == 1
+        assert len(unit) <= (4 if FAULTS[unit[0][1]].own_process else 1)
+    early = names[: len(names) // 4]
+    assert {step for step, _ in early} == {step.name for step in STEPS}
+    assert {fault for _, fault in early} == set(FAULTS)
+
+
+def test_the_page_counts_what_was_tried():
+    """Cells not reached are neither good nor bad; those of an older version are told apart."""
+    cell = {"step": "land.committed", "seconds": 3.0, "problems": [], "at": "2026-01-01", "ended": "killed by signal 9"}
+    results = {
+        "land.committed | driver": cell | {"fault": "driver", "code": "new"},
+        "land.committed | jvm": cell | {"fault": "jvm", "code": "old", "at": "2025-12-31"},
+        "land.committed | disk": cell | {"fault": "disk", "problems": ["w1: 1 rows lost"], "code": "new"},
+        "land.committed | server": cell | {"fault": "server", "ended": "not reached; succeeded", "code": "new"},
+    }
+    said = figures(results, [])
+    assert "| `land.committed` | ✓ | · | ✓ |  | · | – | ✗ |" in said["matrix"]
+    assert (said["cells"], said["bad"], said["unreached"], said["recovery"]) == ("3", "1", "1", "3")
+    assert "1 of them" in said["older"]
