@@ -75,6 +75,9 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
         spark = _keyed_session(ConnectSession.builder, remote, session_key)
     for key in _SESSION_SETTINGS:
         spark.conf.set(key, SETTINGS[key])
+    # The server would keep analysed plans under numbers that each client process counts from the same beginning, so that
+    # a later process of a session that goes on is given the columns which a target had in an earlier one.
+    spark.conf.set("spark.connect.session.planCache.enabled", "false")
     return spark
 
 

@@ -33,7 +33,7 @@ from spark_jobs.target import (
 )
 from spark_jobs.task_error import first_line
 from waldelta.catalog import PublishedTable, TableId
-from waldelta.connection import describe
+from waldelta.connection import describe, named_loss
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_source
@@ -180,7 +180,7 @@ def sync_table(
     began = time.monotonic()
     target = job.pipeline.target
     uri = target_uri(target.root, table_id.schema, table_id.name)
-    with SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
+    with named_loss(job.conninfo), SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
         check_settled(holder, settled)
         fed, storage = fed_as_of(holder, job, table_id)
         table = fed.table

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -81,6 +82,20 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
         raise _connect_error(conninfo, err) from None
     connection.prepare_threshold = None
     return connection
+
+
+@contextmanager
+def named_loss(conninfo: str) -> Iterator[None]:
+    """Name the loss of a connection that was in use: raises SourceUnreachable, since the next attempt may not meet it."""
+    try:
+        yield
+    except psycopg.OperationalError as err:
+        if err.sqlstate is not None and not err.sqlstate.startswith(_CONNECTION_LOST):
+            raise
+        reason = str(err).partition("\n")[0]
+        raise SourceUnreachable(
+            f"{describe(conninfo)} ended a connection in use, or the network did ({reason}): run again"
+        ) from err
 
 
 def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -172,6 +187,8 @@ def _check_kind(kind: str) -> None:
         raise ValueError(kind)
 
 
+# connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A network says nothing.
+_CONNECTION_LOST = ("08", "57P")
 _ConnectError = SourceUnreachable | AuthenticationFailed | PrivilegeMissing | ConfigError
 
 # What libpq or the server says, which error that is, and what to do; the first that fits.

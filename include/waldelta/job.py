@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.connection import connect, conninfo_from_environment, privilege_missing
+from waldelta.connection import connect, conninfo_from_environment, named_loss, privilege_missing
 from waldelta.consume import SlotIdentity
 from waldelta.errors import SlotMissing, StateError
 from waldelta.ledger import Ledger, SlotMove, TableState, now
@@ -55,9 +55,13 @@ class Job:
     def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """A connection to the source whose application_name says what it's for.
 
-        Raises PrivilegeMissing where the server refuses a statement that nobody gave a better message.
+        Raises PrivilegeMissing where the server refuses a statement that nobody gave a better message, SourceUnreachable
+        where the connection is lost.
         """
-        with connect(self.conninfo, f"waldelta {purpose} {self.pipeline.source.slot}") as connection:
+        with (
+            named_loss(self.conninfo),
+            connect(self.conninfo, f"waldelta {purpose} {self.pipeline.source.slot}") as connection,
+        ):
             try:
                 yield connection
             except psycopg.errors.InsufficientPrivilege as err:

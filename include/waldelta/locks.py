@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from waldelta.catalog import TableId
-from waldelta.connection import connect
+from waldelta.connection import connect, named_loss
 from waldelta.errors import LockHeld
 
 if TYPE_CHECKING:
@@ -111,10 +111,11 @@ def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Itera
     """Hold a lock on a connection of its own; raises LockHeld that names the holder."""
     connection = connect(conninfo, application_name)
     try:
-        _keep_alive(connection)
-        row = connection.execute("select pg_try_advisory_lock(%s)", (name.key,)).fetchone()
-        if row is None or not row[0]:
-            raise LockHeld(_held_by(connection, name))
+        with named_loss(conninfo):
+            _keep_alive(connection)
+            row = connection.execute("select pg_try_advisory_lock(%s)", (name.key,)).fetchone()
+            if row is None or not row[0]:
+                raise LockHeld(_held_by(connection, name))
         try:
             yield AdvisoryLock(name, connection)
         finally:

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
@@ -112,6 +113,31 @@ def test_what_a_killed_run_left_behind_is_ended(client):
         output, error = following.communicate(timeout=120)
     assert (following.returncode, output) == (0, "done 1\n"), error
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end", 60)
+
+
+COLUMNS = """
+import json, sys
+from spark_jobs.session import open_session
+from waldelta.job import load_job
+from waldelta.pipeline_file import PipelineFile
+
+with open_session("test", load_job(PipelineFile.model_validate(json.loads(sys.argv[1]))), "columns") as spark:
+    print(spark.read.format("delta").load(sys.argv[2]).columns, flush=True)
+"""
+
+
+def test_the_next_run_sees_the_columns_that_a_target_has_now(server, database, lake, tmp_path):
+    """The server keeps analysed plans for a session under numbers that each process counts from the same beginning."""
+    document = json.dumps(pipeline_file(lake, f"s_{database.name}").model_dump(mode="json"))
+    target, seen = str(tmp_path / "target"), []
+    for row in ({"id": 1}, {"id": 2, "later": 2}):
+        write_deltalake(target, pa.Table.from_pylist([row]), mode="append", schema_mode="merge")
+        done = subprocess.run(
+            [sys.executable, "-c", COLUMNS, document, target], env=os.environ | {"SPARK_REMOTE": server.remote},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        seen.append(done.stdout.strip())
+    assert seen == ["['id']", "['id', 'later']"], done.stderr
 
 
 # Copies the table, lets it grow text columns, copies it again and applies changes to it.

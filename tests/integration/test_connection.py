@@ -11,8 +11,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from demo.embedded_postgres import free_port
+from tests.pipelines import pipeline_file
 from waldelta.connection import connect, connect_arrow
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
+from waldelta.job import Job
 
 pytestmark = pytest.mark.pg
 
@@ -118,3 +120,16 @@ def test_a_silent_network_ends_a_wait(postgres):
     with connect(conninfo, "test") as plain, connect(f"{conninfo} keepalives_idle=5", "test") as chosen:
         kept = [connection.info.get_parameters() for connection in (plain, chosen)]
     assert [(k["keepalives_idle"], k["tcp_user_timeout"]) for k in kept] == [("30", "60000"), ("5", "60000")]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_connection_lost_in_use_has_its_error(postgres, lake, lost):
+    """One that can be tried again; a statement that is cancelled keeps its own."""
+    job = Job(pipeline_file(lake, "s"), postgres.conninfo(), "run")
+    error, ends = (SourceUnreachable, "terminate") if lost else (psycopg.errors.QueryCanceled, "cancel")
+    with pytest.raises(error) as caught, job.connect("test") as connection:
+        connection.execute(f"select pg_{ends}_backend(pg_backend_pid()), pg_sleep(60)")
+    if lost:
+        assert caught.value.retryable
+        assert "run again" in str(caught.value)
+        assert postgres.password not in str(caught.value)

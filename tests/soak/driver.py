@@ -74,9 +74,10 @@ class Driver:
 
 
 def said(err: BaseException) -> str:
-    """An error in a line."""
+    """An error in a line, and what one that stands for several is made of."""
     cause = err.__cause__ if isinstance(err, RunFailed) and err.__cause__ is not None else err
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"[:300]
+    parts = "".join(f" {said(part)}" for part in getattr(cause, "causes", ()))
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{parts}"[:300]
 
 
 def grow_old() -> None:
