@@ -44,7 +44,7 @@ def check_drift(
     if target.problem is not None:
         raise ConfigError(target.problem)
     if present.emptied and _is_truncated(job, state):
-        present = replace(present, emptied=frozenset())
+        present = replace(present, emptied=present.emptied_alone)
     if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)

@@ -3,14 +3,15 @@
 The catalogs don't tell TRUNCATE from VACUUM FULL, CLUSTER or SET TABLESPACE: all of them give the leaf a new file. But a
 row that is older than the last look at the leaf survives only the others. So a leaf with a new file and no such row was
 emptied, as far as anybody can tell: it may also be that each of its rows was written since, which does no harm to a repair.
-A TRUNCATE of the root is sent, and empties all leaves; who asks has to know that from the stream.
+A TRUNCATE of the root is sent, and empties all leaves; who asks has to know that from the stream. All leaves get new files from
+it, so that one whose file is from a later transaction than another's, and has no row older than that, was emptied once more.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -59,14 +60,18 @@ def _judged(
     then, now = state.storage, there.storage
     if then is None or now is None:
         return there
-    as_of, known = then.as_of % _XIDS, landed_as_of != 0
-    found = {leaf: _is_emptied(connection, leaf, as_of, landed_as_of) if known else None for leaf in leaves}
-    held = {file.oid: file for file in then.files if found.get(file.oid, True) is None}
+    written = {leaf: _written(connection, leaf) for leaf in leaves} if landed_as_of != 0 else {}
+    found = {leaf: _is_emptied(connection, there_now, then.as_of, landed_as_of) for leaf, there_now in written.items()}
+    held = {file.oid: file for file in then.files if file.oid in leaves and found.get(file.oid) is None}
     files = [replace(file, relfilenode=held[file.oid].relfilenode) if file.oid in held else file for file in now.files]
+    emptied = frozenset(leaf for leaf, is_emptied in found.items() if is_emptied)
+    first = min((there_now.xid for there_now in written.values() if there_now is not None), default=0)
+    later = {leaf: there_now for leaf in emptied if (there_now := written[leaf]) is not None and there_now.xid > first}
     return replace(
         there,
         storage=replace(now, files=files),
-        emptied=frozenset(leaf for leaf, is_emptied in found.items() if is_emptied),
+        emptied=emptied,
+        emptied_alone=frozenset(leaf for leaf in later if _is_emptied(connection, later[leaf], later[leaf].xid, None)),
     )
 
 
@@ -85,17 +90,32 @@ def renewed_files(state: TableState, now: StorageState | None) -> list[int]:
     return [f.oid for f in now.files if f.oid not in own and files.get(f.oid, f.relfilenode) != f.relfilenode]
 
 
-def _is_emptied(connection: psycopg.Connection[Any], leaf: int, as_of: int, landed_as_of: int | None) -> bool | None:
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A leaf, the transaction (xid8) that wrote its row of pg_class, of which TRUNCATE is one, and how long ago that is."""
+
+    schema: str
+    name: str
+    age: int
+    xid: int
+
+
+def _written(connection: psycopg.Connection[Any], leaf: int) -> _Written | None:
+    row = connection.execute(_WRITTEN, (leaf,)).fetchone()
+    return _Written(row[0], row[1], row[2], row[3] - row[2]) if row is not None else None
+
+
+def _is_emptied(
+    connection: psycopg.Connection[Any], leaf: _Written | None, as_of: int, landed_as_of: int | None
+) -> bool | None:
     """Whether no row of the leaf was written by a transaction below ``as_of`` (frozen rows keep that number); None: unknown."""
-    written = connection.execute(_WRITTEN, (leaf,)).fetchone()
-    if written is None:
+    if leaf is None:
         return False  # it went meanwhile, which is told as such
-    schema, name, age, now = written
-    if landed_as_of is not None and 0 <= age <= now - landed_as_of:
+    if landed_as_of is not None and leaf.age >= 0 and leaf.xid >= landed_as_of:
         return None
     # Of what is farther away than an age can tell, it is negative.
     older = sql.SQL("select exists (select from only {} where age(xmin) > age({}::text::xid) or age(xmin) < 0)").format(
-        sql.Identifier(schema, name), sql.Literal(str(as_of))
+        sql.Identifier(leaf.schema, leaf.name), sql.Literal(str(as_of % _XIDS))
     )
     try:
         with connection.transaction():
@@ -107,7 +127,7 @@ def _is_emptied(connection: psycopg.Connection[Any], leaf: int, as_of: int, land
     except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
         log.warning(
             "partition %s.%s has another file; whether it was truncated can't be told now (%s)",
-            schema, name, err.diag.message_primary,
+            leaf.schema, leaf.name, err.diag.message_primary,
         )  # fmt: skip
         return None
     except psycopg.errors.UndefinedTable:

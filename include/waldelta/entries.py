@@ -18,7 +18,7 @@ from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.job import Job
 from waldelta.ledger import now
 from waldelta.locks import target_lock
-from waldelta.membership import Membership, from_texts, is_same, is_uniform, rules, to_texts
+from waldelta.membership import Membership, from_texts, is_same, is_uniform, says_alike, to_texts
 from waldelta.standing import SYNCED
 from waldelta.targets import read_targets
 from waldelta.watermark import check_same_copy
@@ -47,7 +47,7 @@ def _is_renewed(held: list[str], was: frozenset[Membership], now_are: frozenset[
 
     Rules that weren't the same for all kinds of changes stay on record as long as they may have left their mark.
     """
-    known = is_same(from_texts(held), was) and (is_uniform(was) or rules(was) == rules(now_are))
+    known = is_same(from_texts(held), was) and (is_uniform(was) or says_alike(was, now_are))
     return known and to_texts(now_are) != held
 
 

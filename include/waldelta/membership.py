@@ -71,16 +71,15 @@ def rules(memberships: Collection[Membership]) -> Rules:
 def is_uniform(memberships: Collection[Membership]) -> bool:
     """Whether inserts, updates and deletes are all published, by the one filter that a copy is taken by.
 
-    True as well where nothing is known of any.
+    Each relation by itself; True as well where nothing is known of any.
     """
-    every = _ored(m.row_filter for m in memberships)
-    return not memberships or all(rules(memberships).get(op) == every for op in EVERY_CHANGE)
+    return all(_is_uniform(_of(memberships, relation)) for relation in _relations(memberships))
 
 
 def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Whether the same rules held all the time; False where nothing is known of then."""
+    """Whether the same rules held all the time, for each relation; False where nothing is known of then."""
     kept = [m for m in now if any(m.continues(before) for before in then)]
-    return bool(then) and _by_rules(then) == _by_rules(now) == _by_rules(kept)
+    return bool(then) and _each(then) == _each(now) == _each(kept)
 
 
 def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -88,8 +87,13 @@ def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -
 
     Each relation by itself; those that were or are in no publication don't count, nor does what isn't known.
     """
-    relations = {m.relation for m in then} & {m.relation for m in now}
-    return any(_was_interrupted(_of(then, relation), _of(now, relation)) for relation in relations)
+    both = _relations(then) & _relations(now)
+    return any(_was_interrupted(_of(then, relation), _of(now, relation)) for relation in both)
+
+
+def says_alike(then: Collection[Membership], now: Collection[Membership]) -> bool:
+    """Whether each relation is published by the same rules, whatever held in between."""
+    return _each(then) == _each(now)
 
 
 def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -106,6 +110,19 @@ def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) 
     if always in (was, there):
         return False  # more and more was published, or less and less
     return not at_once
+
+
+def _is_uniform(memberships: Collection[Membership]) -> bool:
+    every, found = _ored(m.row_filter for m in memberships), rules(memberships)
+    return all(found.get(op) == every for op in EVERY_CHANGE)
+
+
+def _relations(memberships: Iterable[Membership]) -> set[int]:
+    return {m.relation for m in memberships}
+
+
+def _each(memberships: Collection[Membership]) -> dict[int, Any]:
+    return {relation: _by_rules(_of(memberships, relation)) for relation in _relations(memberships)}
 
 
 def _of(memberships: Iterable[Membership], relation: int) -> list[Membership]:

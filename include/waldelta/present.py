@@ -34,8 +34,8 @@ class PresentTable:
 
     ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is its replica identity, else
     of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
-    partitions, ``emptied`` those that a TRUNCATE may have emptied without a word (see waldelta.emptied). ``above`` are the tables
-    between each leaf and the root, by oid.
+    partitions, ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of them that no TRUNCATE of
+    the whole table explains (see waldelta.emptied). ``above`` are the tables between each leaf and the root, by oid.
     """
 
     columns: dict[str, PresentColumn] = field(default_factory=dict)
@@ -43,6 +43,7 @@ class PresentTable:
     key: frozenset[int] | None = None
     attached: dict[int, str] = field(default_factory=dict)
     emptied: frozenset[int] = frozenset()
+    emptied_alone: frozenset[int] = frozenset()
     above: dict[int, frozenset[int]] = field(default_factory=dict)
 
 

@@ -59,15 +59,19 @@ def to_record(state: TableState, now: StorageState | None, *, renew: bool = Fals
     """The state with today's files and columns, when they are others and that needs no new copy; else None.
 
     While columns that the target doesn't have yet may have come with values, the old ones stay: they tell when the
-    first rows with these columns are applied. With ``renew``, the old ones are entered as of today.
+    first rows with these columns are applied. Which leaves there are is entered all the same, since what came or went has
+    been told then. With ``renew``, the old ones are entered as of today.
     """
+    then = state.storage
     if now is None:
         return None
-    if state.storage == now or rewritten(state.storage, now) or relabelled(state.storage, now):
-        if not renew or state.storage is None:
+    if rewritten(then, now) or relabelled(then, now):
+        if then is None:
             return None
-        now = replace(state.storage, as_of=now.as_of)
-    return replace(state, storage=now)
+        held = {file.oid: file.relfilenode for file in then.files}
+        files = [replace(file, relfilenode=held.get(file.oid, file.relfilenode)) for file in now.files]
+        now = replace(then, files=files, as_of=now.as_of if renew else then.as_of)
+    return replace(state, storage=now) if now != then or renew else None
 
 
 def _is_same(before: AttributeState | None, after: AttributeState) -> bool:

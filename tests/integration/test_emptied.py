@@ -67,6 +67,27 @@ def test_by_its_file_and_its_rows(database, conn, state, statements, told, renew
     assert (leaf in judged(conn, known)[0]) is told
 
 
+# What is done, and whether the partition was emptied by something else than a TRUNCATE of the whole table.
+ALONE = {
+    "the root": (["truncate t; insert into t values (2, 'new')"], False),
+    "the root, in a savepoint": (["begin; savepoint a; truncate t; release a; commit"], False),
+    "the root, then the partition": (["truncate t", "insert into t values (2, 'new')", "truncate t_1"], True),
+    "the partition, then the root": (["truncate t_1", "insert into t values (2, 'new')", "truncate t"], False),
+    "the root, then written anew": (["truncate t", "insert into t values (2, 'new')", "vacuum full t_1"], False),
+}
+
+
+@pytest.mark.parametrize("statements, alone", ALONE.values(), ids=ALONE)
+def test_emptied_once_more(database, conn, state, statements, alone):
+    """What a TRUNCATE of the root explains, which is sent, is no news; what happened to a partition behind it is."""
+    known, leaf = state
+    for statement in statements:
+        database.execute(statement)
+    found = with_emptied(conn, [known], read_present(conn, [known]))["public.t"]
+    assert leaf in found.emptied
+    assert found.emptied_alone == ({leaf} if alone else frozenset())
+
+
 def test_only_what_had_ended_when_all_was_landed(database, conn, state):
     """A TRUNCATE of the root that hasn't landed yet looks the same; it is asked again by the run that has it."""
     known, leaf = state

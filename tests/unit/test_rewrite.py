@@ -65,6 +65,16 @@ def test_what_is_recorded():
     assert unsent_changes(state(BEFORE), CASES["a new column and a new file"][0]) == []
 
 
+def test_what_came_and_went_is_recorded_while_a_new_column_waits():
+    """It was told, and is no news in the next run; the old files stay, by which the column's first rows are judged."""
+    before = stored({1: 10, 2: 20}, *ATTRIBUTES)
+    now_there = stored({1: 11, 3: 30}, *ATTRIBUTES, (4, 800))
+    recorded = to_record(state(before), now_there)
+    assert recorded.storage == stored({1: 10, 3: 30}, *ATTRIBUTES)
+    assert to_record(recorded, now_there) is None
+    assert rewritten(recorded.storage, now_there) == {4}
+
+
 # Labels now, where the second column had "sad" and "ok" (of oids 5 and 6), and those columns that print otherwise.
 LABELS = {
     "nothing": ([(2, 5, "sad"), (2, 6, "ok")], set()),
