@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.seeds import is_long
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
@@ -21,6 +23,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def interpreted(spark) -> Iterator[None]:
+    """Spark evaluates expressions as they stand: for a few rows, compiling them first is a quarter of a run's time.
+
+    In soak runs they are compiled, as everywhere else.
+    """
+    if is_long():
+        yield
+        return
+    settings = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(params=[pytest.param("driver", marks=pytest.mark.soak), "tasks"])

@@ -80,10 +80,18 @@ def all_cases() -> list[Case]:
     return [case for case in found if not (case.listed and case.identity in ("full", "none"))]
 
 
+# Every two of the four properties meet in every way that PostgreSQL allows, with the fewest targets.
+_SOME = (
+    "default_publisher_plain", "default_all_leaves_listed", "default_spark_root_listed",
+    "index_publisher_plain_listed", "index_spark_leaves", "index_all_root_listed",
+    "full_all_plain", "full_publisher_leaves", "full_spark_root",
+    "none_spark_plain", "none_all_leaves", "none_publisher_root",
+)  # fmt: skip
+
+
 def some_cases() -> list[Case]:
-    """A third of them, in which every two of the four properties meet in every way."""
-    index = {name: n for names in (IDENTITIES, FILTERS, LAYOUTS) for n, name in enumerate(names)}
-    return [c for c in all_cases() if (index[c.identity] + index[c.filter] + index[c.layout] + c.listed) % 3 == 0]
+    """A few of them, in which every two of the four properties meet in every way."""
+    return [case for case in all_cases() if case.name in _SOME]
 
 
 def scenario(cases: Sequence[Case], before: str = "") -> Scenario:

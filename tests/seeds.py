@@ -8,9 +8,13 @@ import random
 ALWAYS = 20261121
 
 
+def is_long() -> bool:
+    """Whether this is a soak: a run with WALDELTA_ROUNDS or WALDELTA_SCENARIOS."""
+    return bool(os.environ.get("WALDELTA_ROUNDS") or os.environ.get("WALDELTA_SCENARIOS"))
+
+
 def chosen_seed() -> int:
-    """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a run with WALDELTA_ROUNDS or _SCENARIOS."""
-    is_long = os.environ.get("WALDELTA_ROUNDS") or os.environ.get("WALDELTA_SCENARIOS")
-    seed = int(os.environ.get("WALDELTA_SEED") or (random.randrange(1 << 30) if is_long else ALWAYS))
+    """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a soak."""
+    seed = int(os.environ.get("WALDELTA_SEED") or (random.randrange(1 << 30) if is_long() else ALWAYS))
     print(f"WALDELTA_SEED={seed}")
     return seed

@@ -16,7 +16,7 @@ Point of the list, and besides this file:
 12. output-function text, arrays with lower bounds: test_values.py, test_wire_format.py
 13. rewrites and generated columns: test_schema_changes.py, test_catalog.py (15's catalogs)
 14. rolled back ALTER in a streamed transaction: test_protocol.py
-15. decoded isn't visible (absent synchronous standby): test_snapshot.py, test_reread.py
+15. decoded isn't visible (absent synchronous standby): test_snapshot.py (copies wait), test_reread.py (rows read again wait)
 16. commit order: unit/test_transactions.py
 """
 
@@ -29,8 +29,11 @@ from dataclasses import dataclass, field
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs.result import RunFailed
 from tests.fix_postgres import new_database
+from tests.integration.test_reread import wait_until
 from tests.scenario import Both, Scenario, running
+from waldelta.settled import settle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -352,7 +355,7 @@ def test_values_come_as_their_output_functions_print_them(start):
 
 
 def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
-    """Point 14: the relation changes back in mid-transaction; and points 15 and 16: commits count, in their order."""
+    """Point 14: the relation changes back in mid-transaction, and what other savepoints wrote counts."""
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     tables = "create table t(id int primary key, v text);"
     with start(tables, "create publication p for table t", "insert into t values (0, 'a')",
@@ -360,6 +363,33 @@ def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
         many = "insert into t(id, v) select g, repeat('x', 100) from generate_series({}, {}) g"
         both.step(f"begin; {many.format(1, 1000)}; savepoint s; alter table t add column w int default 7; "
                   f"{many.format(1001, 2000)}; rollback to s; {many.format(2001, 3000)}; commit")  # fmt: skip
+
+
+def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch):
+    """Point 15: a commit that waits for a synchronous standby arrives; a copy waits until its snapshot would see it."""
+    tables = "create table t(id int primary key, v text);"
+    with start(tables, "create publication p for table t", "insert into t values (1, 'a')") as both:
+        database.execute("alter system set synchronous_standby_names = 'absent'")
+        database.execute("select pg_reload_conf()")
+        writer = database.connect(autocommit=True)
+        try:
+            pid = writer.info.backend_pid
+            writer.pgconn.send_query(b"insert into t values (2, 'b')")
+            wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
+            both.step()
+            assert len(both.ours("public.t", ("id",))) == 2
+            assert database.execute("select id from t") == [(1,)]
+            with monkeypatch.context() as impatient:
+                impatient.setattr("spark_jobs.sync.settle", lambda *asked: settle(*asked[:2], 0.1))
+                with pytest.raises(RunFailed, match=f"pid {pid}"):
+                    both.pipeline.sync(spark, ["public.t"])
+        finally:
+            database.execute("alter system reset synchronous_standby_names")
+            database.execute("select pg_reload_conf()")
+        wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
+        writer.close()
+        both.pipeline.sync(spark, ["public.t"])
+        both.compare()
 
 
 def test_commits_count_in_their_order(start, database):

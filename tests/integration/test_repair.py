@@ -16,7 +16,7 @@ from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
-from tests.seeds import chosen_seed
+from tests.seeds import chosen_seed, is_long
 from waldelta.repair import Rule, entering
 from waldelta.watermark import uri_of
 
@@ -80,6 +80,7 @@ def told(result):
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     """Files that no row leaves stay; touched rows are read again; the stream goes on behind the snapshot."""
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
@@ -127,6 +128,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing twice."""
     real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
@@ -141,11 +143,13 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     def at_once(*args):
         raise Killed
 
-    for filter_, name, kill in [
+    moments = [
         ("a > 30", "stage_net", after("stage_net")),
         ("a > 12", "_merge", at_once),
         ("a < 25", "_merge", after("_merge")),
-    ]:
+    ]
+    # Before the commit and after it; a soak has every moment.
+    for filter_, name, kill in moments if is_long() else moments[1:]:
         publish(database, job, filter_)
         database.execute("update t set n = coalesce(n, 0) + 1 where a in (11, 13, 29, 35)")
         with monkeypatch.context() as patched:
@@ -157,6 +161,7 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 def test_what_only_a_copy_mends(spark, database, job):
     """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is whole."""
     publish(database, job, "a > 5")
@@ -205,8 +210,8 @@ KEYED = [
 WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 
-@pytest.mark.soak
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 def test_random_drift(spark, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is printed; WALDELTA_SEED
     repeats one, WALDELTA_ROUNDS makes it longer."""  # fmt: skip

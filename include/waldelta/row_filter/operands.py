@@ -155,7 +155,7 @@ class Operands(ABC):
         if text is None:
             return Typed("constant", target, value=None, start=node.start)
         if (texts := array_elements(text)) is None:
-            raise self.refused(node, "an array that isn't one-dimensional")
+            raise self.refused(node, "an array of more than one dimension, or not counted from 1")
         return self.array(node, [self.constant(node, element, each) for each in texts], element.name)
 
     def array(self, node: Node, elements: list[Typed], element: str | None = None) -> Typed:
