@@ -134,3 +134,39 @@ def test_what_setup_refuses(database, conn, lake):
     plan = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.orders"], target=target)).check()
     assert " ".join(message.split()) in " ".join(" ".join(plan.problems).split())
     assert database.execute("select count(*) from pg_publication") == [(0,)]
+
+
+def on_one_line(pattern: str) -> str:
+    """The message that the page shows where this pattern's group begins, without its line breaks."""
+    return " ".join(re.search(pattern, PAGE, re.DOTALL)[1].split())
+
+
+def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
+    """In one run: of a DBA's publication, which stays, and of a target's own filter, which is repaired."""
+    database.execute(
+        "create table t (id int primary key, a int); insert into t select g, g from generate_series(1, 10) g;"
+        "create table u (id int primary key, a int); insert into u select g, g from generate_series(1, 40000) g; analyze u;"
+        "alter table t replica identity full; alter table u replica identity full;"
+        "create publication p for table t where (a > 5), u"
+    )
+
+    def pipeline(where):
+        target = {"root": lake, "tables": {"public.u": {"where": where}}}
+        source = {
+            "conn_id": "test_source",
+            "slot": f"s_{database.name}",
+            "publications": [{"name": "p", "manage": False}],
+        }
+        return Pipeline(pipeline_file(lake, f"s_{database.name}", source=source, target=target))
+
+    pipeline("a > 30000").setup()
+    pipeline("a > 30000").sync(spark)
+    database.execute(
+        "alter publication p set table t where (a < 3), u;"
+        "insert into u select g, 1 from generate_series(50001, 50003) g; update u set a = -a where id > 50000"
+    )
+    repaired, told = sorted(pipeline("a <= 10000").consume(spark).warnings, key=lambda text: "drifted" in text)
+    assert told == on_one_line(r"\n    (public\.t drifted .*?)\n\n")
+    shown = on_one_line(r"`… (it was repaired as of [^`]*)`")
+    ours, theirs = (re.sub(r"0/[0-9A-F]+", "LSN", text) for text in (repaired, shown))
+    assert ours == f"public.u: target.tables.public.u.where is a <= 10000, its copy was made by a > 30000: {theirs}"
