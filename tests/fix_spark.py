@@ -10,10 +10,16 @@ import pytest
 
 from tests.seeds import is_long
 
+_INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A classic session on local[2]; nothing is resolved over the network."""
+    """A classic session on local[2]; nothing is resolved over the network.
+
+    It evaluates expressions as they stand, but in a soak and for tests that are marked as ``compiled``: for a few rows, compiling
+    them first is a quarter of a run's time.
+    """
     os.environ.pop("SPARK_REMOTE", None)
     from spark_jobs.session import spark_session
 
@@ -21,23 +27,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     with contextlib.chdir(tmp_path_factory.mktemp("spark")):
         session = spark_session("local[2]", name="tests")
     session.sparkContext.setLogLevel("ERROR")
+    for name, value in ({} if is_long() else _INTERPRETED).items():
+        session.conf.set(name, value)
     yield session
     session.stop()
 
 
 @pytest.fixture
-def interpreted(spark) -> Iterator[None]:
-    """Spark evaluates expressions as they stand: for a few rows, compiling them first is a quarter of a run's time.
-
-    In soak runs they are compiled, as everywhere else.
-    """
-    if is_long():
-        yield
-        return
-    settings = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
-    before = {name: spark.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
+def compiled(spark) -> Iterator[None]:
+    """Spark compiles expressions before it evaluates them, as it does for everybody."""
+    before = {name: spark.conf.get(name) for name in _INTERPRETED}
+    for name in _INTERPRETED:
+        spark.conf.unset(name)
     yield
     for name, value in before.items():
         spark.conf.set(name, value)

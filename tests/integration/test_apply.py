@@ -17,7 +17,7 @@ from waldelta.errors import LateWriter, SchemaChanged, StateError
 from waldelta.ledger import TableState, now
 from waldelta.watermark import last_cut
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
 DDL = """
 create table t(

@@ -18,7 +18,7 @@ from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
 DDL = """
 create table t(a text, b int, n numeric, m numeric(10,2), f float8, fs float4[], j jsonb, w timestamptz, y bytea, big text);

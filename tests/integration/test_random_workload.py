@@ -15,7 +15,7 @@ from tests.random_workload import FOLLOWED, Workload, create_tables
 from tests.seeds import chosen_seed
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
 TABLES = ["w1", "w2"]
 OPTIONS = {

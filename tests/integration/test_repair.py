@@ -80,7 +80,6 @@ def told(result):
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("interpreted")
 def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     """Files that no row leaves stay; touched rows are read again; the stream goes on behind the snapshot."""
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
@@ -128,7 +127,6 @@ class Killed(BaseException):
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("interpreted")
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing twice."""
     real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
@@ -161,7 +159,6 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("interpreted")
 def test_what_only_a_copy_mends(spark, database, job):
     """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is whole."""
     publish(database, job, "a > 5")
@@ -211,7 +208,6 @@ WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("interpreted")
 def test_random_drift(spark, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is printed; WALDELTA_SEED
     repeats one, WALDELTA_ROUNDS makes it longer."""  # fmt: skip

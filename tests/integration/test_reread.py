@@ -20,7 +20,7 @@ from waldelta.quarantined import list_quarantined
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 # The filter's column is in the identity, so an UPDATE that moves a row in sends no old row's other columns.

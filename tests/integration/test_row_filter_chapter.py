@@ -12,7 +12,7 @@ from spark_jobs.pipeline import Pipeline
 from waldelta.errors import PreflightFailed
 from waldelta.pipeline_file import PipelineFile
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 TABLES = """
 create table t1(a int, b int, c text, primary key(a, c));

@@ -26,7 +26,7 @@ from waldelta.row_filter import resolve_filter
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 TABLE = TableId("public", "t")
 ROWS, BATCH, ALONE = 60, 60, 12
 

@@ -20,7 +20,7 @@ from waldelta.quarantine import REREAD, Quarantine
 from waldelta.target_filter import filter_of
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 WHERE = "a > 5 and c = 'NSW'"
