@@ -20,8 +20,9 @@ from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, most_changes
 from waldelta.recover import recover, slot_move
-from waldelta.server import ServerPosition, read_position
+from waldelta.server import ServerPosition
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
+from waldelta.standby import slot_position
 from waldelta.tally import Landed
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class _Bite:
 
 
 def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda: None) -> Drained:
-    """Land and consume everything up to the present end of the server's WAL.
+    """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
 
     The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
     Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
@@ -78,8 +79,8 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     identity = job.slot_identity()
     check_writable(job.pipeline.target.root)
     change_log = job.change_log(identity)
-    with job.connect("drain") as connection:
-        server = read_position(connection)
+    with job.connect_slot("drain") as connection:
+        server = slot_position(connection, job)
         create_change_log(spark, change_log.uri)
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
@@ -128,7 +129,7 @@ def _land_one(
     upto, batch, timeout_s = bite
     began = time.monotonic()
     bound = PeekBound(upto, _limit(job), timeout_s, server.next_xid8)
-    land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
+    land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch)
     landed = change_log.landed(batch)
     drained.seconds_landing += time.monotonic() - began
     if landed.rows:

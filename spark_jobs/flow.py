@@ -33,9 +33,10 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
-from waldelta.server import read_oldest_xid, read_position
+from waldelta.server import read_oldest_xid
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
+from waldelta.standby import replay_warnings, slot_position
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
     with gaps_recorded(job), slot_lock(job) as lock:
         source = job.pipeline.source
-        with job.connect("health") as connection:
+        with job.connect_slot("health") as connection:
             # Where the slot's state tells nothing: a standby, another cluster.
-            check_system(job.slot_identity(), read_position(connection))
+            server = slot_position(connection, job)
+            check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
-        found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
+        limits = job.pipeline.slot_limits
+        found = [*slot_warnings(slot, limits, job.ledger.last_move(), now()), *replay_warnings(server, limits)]
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
     result.landed_as_of = landed_as_of
@@ -133,12 +136,12 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult,
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Say how far behind the lake is now, and print the summary."""
-    with job.connect("report") as connection:
-        position = read_position(connection)
+    with job.connect_slot("report") as connection:
+        position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
     # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
     read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
-    result.lag_bytes = max(0, position.flush_lsn - read)
+    result.lag_bytes = position.lag_of(read)
     stage.detail = f"lag {result.lag_bytes} bytes"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Pipeline:
     """A validated pipeline file and what can be done with it.
 
-    The source's connection comes from the environment variable ``AIRFLOW_CONN_<CONN_ID>``.
+    The source's connections come from the environment variables ``AIRFLOW_CONN_<CONN_ID>``.
     """
 
     file: PipelineFile
@@ -146,10 +146,10 @@ class Pipeline:
         from waldelta.orphans import drop_orphans, find_orphans
 
         job = self.job()
-        with job.connect("orphans") as connection:
-            found = find_orphans(connection, {*named, self.file.source.slot})
+        with job.connect("orphans") as connection, job.connect_slot("orphans", connection) as slot_connection:
+            found = find_orphans(slot_connection, {*named, self.file.source.slot})
             if drop:
-                return drop_orphans(connection, job.conninfo, found, drop)
+                return drop_orphans(connection, job.conninfo, found, drop, slot_connection)
             return [orphan.describe() for orphan in found]
 
     def target_path(self, table: str) -> str:

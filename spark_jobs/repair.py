@@ -43,7 +43,7 @@ from spark_jobs.target_commit import commit_untouched, read_commit
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_touched
 from waldelta.catalog import PublishedTable, TableId
-from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, StandbyAway, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
@@ -70,8 +70,6 @@ log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 60.0
 LOCK_TIMEOUT_S = 30.0
-# WAL positions right behind a page's header, which nothing was written to yet.
-_WAL_PAGE_BYTES, _WAL_HEADER_BYTES = 8192, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +190,18 @@ def _leaves(storage: StorageState | None) -> list[FileState]:
 
 def _land_through(spark: SparkSession, job: Job, lsn: Lsn) -> Drained:
     """Land until the change log holds everything that a snapshot taken at ``lsn`` sees."""
-    header = lsn.value % _WAL_PAGE_BYTES
-    needed = lsn.value - (header if header <= _WAL_HEADER_BYTES else 0)
+    needed = lsn.of_record()
     deadline = time.monotonic() + FLUSH_TIMEOUT_S
     with _slot_lock(job) as lock:
         drained = drain(spark, job, lock.check)
-        while drained.end.value < needed:
-            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded.
+        while drained.end < needed:
+            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
+            # standby, what it has replayed.
             if time.monotonic() > deadline:
+                if job.pipeline.source.read_from is not None:
+                    raise StandbyAway(
+                        f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g} s: run again"
+                    )
                 raise SnapshotLost(f"WAL up to {lsn} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
             time.sleep(0.2)
             further = drain(spark, job, lock.check)

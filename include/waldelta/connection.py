@@ -127,6 +127,11 @@ def describe(conninfo: str) -> str:
     return f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
 
 
+def describe_server(connection: psycopg.Connection[Any]) -> str:
+    """Host and port of an open connection for messages and logs."""
+    return f"{connection.info.host}:{connection.info.port}"
+
+
 def privilege_missing(role: str, said: str) -> PrivilegeMissing:
     """The error for a statement that PostgreSQL refused the role, by what it said."""
     attribute = f"alter role {role} replication; " if "replication slots" in said else ""

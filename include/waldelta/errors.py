@@ -14,6 +14,7 @@
      |    +-- TableBusy                  (retryable) a table stays locked by somebody else
      |    +-- TransactionsStillOpen      (retryable) a snapshot can't be taken yet
      |    +-- NotPrimary                 a standby, where a primary is needed
+     |    +-- NotStandby                 source.read_from isn't a standby (any more), or another server's
      |    +-- SnapshotLost               (retryable) a table was rewritten, or the holder died, during its copy
      |    +-- SlotError
      |         +-- SlotMissing
@@ -24,7 +25,7 @@
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
      |         +-- SlotGap               it moved past changes we never landed
      |         +-- SlotStuck             it should have moved and did not
-     |         +-- StandbyAway           (retryable) PostgreSQL waits for a standby before it gives anything away
+     |         +-- StandbyAway           (retryable) a standby that is needed isn't there, or hasn't got that far
      |         +-- SourceChanged         another server, or a timeline that doesn't go on from what has landed
      |         +-- ConsumeMismatch       what was consumed isn't what was landed
      +-- DecodeError                 a message of the replication protocol that can't be read
@@ -126,6 +127,10 @@ class NotPrimary(SourceError):
     """The server is a standby; this needs the primary."""
 
 
+class NotStandby(SourceError):
+    """The server of source.read_from isn't a standby of the primary: it was promoted, or belongs to another; nothing was read."""
+
+
 class SlotError(SourceError):
     """The replication slot."""
 
@@ -173,7 +178,8 @@ class SlotStuck(SlotError):
 
 
 class StandbyAway(SlotError):
-    """A standby that must have received changes before a failover slot gives them away isn't connected; nothing was read."""
+    """A standby is needed that isn't there now, or hasn't got that far: it is to receive the changes of a failover slot
+    before that gives them away, or has the slot (source.read_from). Nothing was read."""  # fmt: skip
 
     retryable = True
 

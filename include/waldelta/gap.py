@@ -18,8 +18,8 @@ from waldelta.errors import LateWriter, SlotError, SlotGap, SlotLost, SlotMissin
 from waldelta.job import Job, life_of
 from waldelta.ledger import Gap, now
 from waldelta.lsn import Lsn
-from waldelta.server import read_position
 from waldelta.slot import read_slot
+from waldelta.standby import slot_position
 from waldelta.standing import Due, due, read_published, read_standings
 
 log = logging.getLogger(__name__)
@@ -138,8 +138,8 @@ def _landed_end(job: Job, identity: SlotIdentity) -> int:
 
 def _stands(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
     """Where the slot stands, if that is the gap, else how far the server's WAL is flushed; None when it is another server's."""
-    with suppress(SourceError, psycopg.Error), job.connect("gap") as connection:
-        position, slot = read_position(connection), read_slot(connection, identity.slot)
+    with suppress(SourceError, psycopg.Error), job.connect_slot("gap") as connection:
+        position, slot = slot_position(connection, job), read_slot(connection, identity.slot)
         if (position.system_identifier, position.timeline) == (identity.system_identifier, identity.timeline):
             at = slot.confirmed_flush_lsn if slot is not None and isinstance(err, SlotGap) else position.flush_lsn
             return at.value

@@ -31,9 +31,9 @@ from waldelta.present import PresentTable, read_present
 from waldelta.recover import recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
-from waldelta.server import read_position
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
+from waldelta.standby import replay_warnings, slot_position
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
 from waldelta.visibility import Snapshot
@@ -66,15 +66,21 @@ def look(job: Job) -> Look:
     source, ledger = job.pipeline.source, job.ledger
     identity = job.slot_identity()
     change_log = job.change_log(identity)
-    with gaps_recorded(job), job.connect("look") as connection, slot_lock(job):
-        server = read_position(connection)
+    with (
+        gaps_recorded(job),
+        job.connect("look") as primary,
+        job.connect_slot("look", primary) as connection,
+        slot_lock(job),
+    ):
+        server = slot_position(connection, job)
         check_system(identity, server)
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
-        tell(slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()))
-        end_old_readers(job.conninfo, source.slot)
+        limits = job.pipeline.slot_limits
+        tell([*slot_warnings(slot, limits, ledger.last_move(), now()), *replay_warnings(server, limits)])
+        end_old_readers(job.slot_conninfo, source.slot)
         recovered = recover(connection, job, identity, change_log, server)
         stands, identity = recovered.confirmed, recovered.identity
-        reason = _work_left(connection, job, identity, change_log)
+        reason = _work_left(primary, job, identity, change_log)
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
@@ -85,7 +91,7 @@ def look(job: Job) -> Look:
                 stands = upto
             position = upto
         moved_to = str(stands) if stands > recovered.confirmed else None
-        return Look(reason is not None, reason or "no changes", max(0, server.flush_lsn - stands), moved_to)
+        return Look(reason is not None, reason or "no changes", server.lag_of(stands), moved_to)
 
 
 def _reason_to_run(

@@ -14,7 +14,7 @@ import psycopg
 from waldelta.change_log import ChangeLog
 from waldelta.connection import connect, conninfo_from_environment, named_loss, privilege_missing
 from waldelta.consume import SlotIdentity
-from waldelta.errors import SlotMissing, StateError
+from waldelta.errors import ConfigError, SlotMissing, StateError
 from waldelta.ledger import Ledger, SlotMove, TableState, now
 from waldelta.pipeline_file import PipelineFile
 
@@ -27,7 +27,7 @@ class Job:
     """A verb's run: the pipeline, its source, its ledger, and who asked.
 
     ``hand_over``: whoever asked has a sync follow, so large copies are left to that. ``again``: this part of the run ran
-    before, and was tried again or cleared.
+    before, and was tried again or cleared. ``read_conninfo`` leads to the standby of source.read_from, and nowhere without it.
     """
 
     pipeline: PipelineFile
@@ -38,6 +38,18 @@ class Job:
     interval_end: datetime | None = None
     hand_over: bool = False
     again: bool = False
+    read_conninfo: str | None = field(default=None, repr=False)
+
+    @property
+    def slot_conninfo(self) -> str:
+        """Leads to the server that has the slot: the primary, or the standby of source.read_from."""
+        if self.pipeline.source.read_from is None:
+            return self.conninfo
+        if not self.read_conninfo:
+            raise ConfigError(
+                f"connection {self.pipeline.source.read_from!r} (source.read_from) wasn't handed to this run"
+            )
+        return self.read_conninfo
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -53,14 +65,33 @@ class Job:
 
     @contextmanager
     def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """A connection to the source whose application_name says what it's for.
+        """A connection to the source's primary whose application_name says what it's for.
 
         Raises PrivilegeMissing where the server refuses a statement that nobody gave a better message, SourceUnreachable
         where the connection is lost.
         """
+        with self._connect(self.conninfo, purpose) as connection:
+            yield connection
+
+    @contextmanager
+    def connect_slot(
+        self, purpose: str, primary: psycopg.Connection[tuple[Any, ...]] | None = None
+    ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """A connection to the server that has the slot; errors as of connect().
+
+        That is ``primary``, where the caller has such a connection already, unless source.read_from names a standby.
+        """
+        if self.pipeline.source.read_from is None and primary is not None:
+            yield primary
+            return
+        with self._connect(self.slot_conninfo, purpose) as connection:
+            yield connection
+
+    @contextmanager
+    def _connect(self, conninfo: str, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         with (
-            named_loss(self.conninfo),
-            connect(self.conninfo, f"waldelta {purpose} {self.pipeline.source.slot}") as connection,
+            named_loss(conninfo),
+            connect(conninfo, f"waldelta {purpose} {self.pipeline.source.slot}") as connection,
         ):
             try:
                 yield connection
@@ -96,9 +127,10 @@ def _is_of(state: TableState, life: SlotMove) -> bool:
 
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:
-    """A job whose connection comes from the environment, as an Airflow task hands it over."""
+    """A job whose connections come from the environment, as an Airflow task hands them over."""
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
-    return Job(pipeline, conninfo_from_environment(pipeline.source.conn_id), run_id, **details)
+    primary, *others = [conninfo_from_environment(conn_id) for conn_id in pipeline.source.conn_ids]
+    return Job(pipeline, primary, run_id, **details, read_conninfo=others[0] if others else None)
 
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:

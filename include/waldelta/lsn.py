@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 
 _TEXT = re.compile(r"\A([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")
+# XLOG_BLCKSZ, and SizeOfXLogLongPHD, the header of a file's first page: that of the others is shorter.
+_PAGE_BYTES = 8192
+_HEADER_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,6 +35,15 @@ class Lsn:
 
     def __str__(self) -> str:
         return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
+
+    def of_record(self) -> Lsn:
+        """Where the last record before this position ends: right behind a page's header none does, and a reader stops before it.
+
+        >>> str(Lsn.parse("0/5000028").of_record()), str(Lsn.parse("0/5000100").of_record())
+        ('0/5000000', '0/5000100')
+        """
+        header = self.value % _PAGE_BYTES
+        return Lsn(self.value - header) if header <= _HEADER_BYTES else self
 
     def __sub__(self, other: Lsn) -> int:
         """Bytes of WAL between two positions."""

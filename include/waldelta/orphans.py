@@ -56,7 +56,7 @@ class Orphan:
 def find_orphans(conn: Connection, named: Collection[str]) -> list[Orphan]:
     """The slots that pgoutput feeds from this database and that aren't among those ``named`` by pipeline files.
 
-    Nor what a mismatch of theirs left: a run names that.
+    Nor what a mismatch of theirs left: a run names that. A standby has slots of its own, and the primary's publications.
     """
     kept = {name_of_kept(name) for name in named}
     marks = [(p, mark) for p in read_publications(conn).values() if (mark := Mark.parse(p.comment)) is not None]
@@ -65,8 +65,16 @@ def find_orphans(conn: Connection, named: Collection[str]) -> list[Orphan]:
     return [_orphan(slot, marks) for slot in slots]
 
 
-def drop_orphans(conn: Connection, conninfo: str, orphans: Iterable[Orphan], chosen: Sequence[str]) -> list[str]:
+def drop_orphans(
+    conn: Connection,
+    conninfo: str,
+    orphans: Iterable[Orphan],
+    chosen: Sequence[str],
+    slot_conn: Connection | None = None,
+) -> list[str]:
     """Drop these slots and the publications that only they read; says what was dropped.
+
+    ``slot_conn`` leads to the server that has the slots, where that isn't the primary.
 
     Raises ConfigError for a slot that isn't an orphan of waldelta's, PrivilegeMissing for another role's publications, before
     anything is dropped; LockHeld when a run is at work on it.
@@ -85,7 +93,7 @@ def drop_orphans(conn: Connection, conninfo: str, orphans: Iterable[Orphan], cho
     dropped: list[str] = []
     for name in chosen:
         with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
-            drop_slot(conn, name)
+            drop_slot(slot_conn or conn, name)
             made = known[name].publications
             run_statements(
                 conn, [plan_drop(p.name, f"publication {p.name} was read by slot {name} alone") for p in made]

@@ -115,6 +115,12 @@ class Source(_Model):
     """The PostgreSQL server, its slot and publications."""
 
     conn_id: str = Field(min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>")
+    read_from: str | None = Field(
+        None,
+        min_length=1,
+        description="Airflow connection of a standby of conn_id's server (PostgreSQL 16) that has the slot and is read in the "
+        "primary's place; copies and comparisons stay on the primary",
+    )
     slot: str = Field(description="name of the logical replication slot")
     adopt_slot: bool = Field(
         False,
@@ -141,6 +147,25 @@ class Source(_Model):
         if doubled := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"publications listed twice: {', '.join(doubled)}")
         return self
+
+    @model_validator(mode="after")
+    def _one_server_has_the_slot(self) -> Self:
+        if self.read_from is None:
+            return self
+        if self.failover is not None:
+            raise ValueError(
+                "read_from and failover exclude each other: a standby's own slot is kept on no other server"
+            )
+        if self.read_from == self.conn_id:
+            raise ValueError(
+                "read_from is conn_id: name the standby's connection, or leave it out to read from the primary"
+            )
+        return self
+
+    @property
+    def conn_ids(self) -> list[str]:
+        """The connections that a run needs: the primary's, and that of the standby it reads from, if any."""
+        return [self.conn_id, *([self.read_from] if self.read_from is not None else [])]
 
     @property
     def publication_names(self) -> list[str]:

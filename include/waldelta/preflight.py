@@ -24,7 +24,12 @@ MIN_VERSION = 150000
 
 def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]) -> list[Finding]:
     """All findings; ``wanted`` holds the publications in force after set-up, managed or not, as the server prints them."""
-    findings = [*_server(pipeline, facts.server, facts.slot is not None), *_slot(pipeline, facts.slot)]
+    findings = [
+        *_server(pipeline, facts.server, facts.slot is not None),
+        *_free_slots(pipeline, facts.slot_server, facts.slot is not None),
+        *_server_warnings(pipeline, facts.slot_server),
+        *_slot(pipeline, facts.slot),
+    ]
     for entry in pipeline.source.publications:
         state = wanted.get(entry.name)
         findings += _ownership(pipeline, entry, facts)
@@ -115,7 +120,6 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             f"make slot {pipeline.source.slot!r} (anew): grant execute on them (docs/privileges.md), or run this as the role "
             "that setup runs as"
         )
-    yield from _free_slots(pipeline, server, slot_exists)
     yield from _options(pipeline, server)
     yield from _failover(pipeline, server)
     if server.behind_pooler:
@@ -128,7 +132,6 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             "the session's settings didn't reach the server (a pooler drops the startup option 'options'): point the "
             "connection at PostgreSQL itself"
         )
-    yield from _server_warnings(pipeline, server)
 
 
 def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
-from waldelta.errors import SlotGap, SourceChanged
+from waldelta.errors import SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import find_promotion, record_promotion
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
@@ -57,6 +57,11 @@ def recover(
     if last is not None:
         # An intent is written once its batch is durable, so the furthest one counts where the last batch is empty.
         landed_end = max(change_log.landed_end(last), furthest.value)
+        if server.primary_lsn is not None and server.flush_lsn.value < landed_end <= server.primary_lsn.value:
+            raise StandbyAway(
+                f"the lake holds changes up to {Lsn(landed_end)} but the standby has replayed WAL up to {server.flush_lsn} only, "
+                "as after its restart: run again"
+            )
         if landed_end > server.flush_lsn.value:
             raise SourceChanged(
                 f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at {server.flush_lsn}: it was "

@@ -25,6 +25,7 @@ from waldelta.server import read_position
 from waldelta.setup import carry_out
 from waldelta.setup_slot import made_here, slot_life
 from waldelta.slot import check_health, check_ours, read_slot
+from waldelta.standby import slot_position
 from waldelta.where_preflight import Translate, resolvable
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
     names it ("system identifier/timeline").
     """
     check_writable(job.pipeline.target.root)
-    with slot_lock(job), job.connect("resync") as connection:
+    with slot_lock(job), job.connect("resync") as connection, job.connect_slot("resync", connection) as slot_connection:
         try:
             job.slot_identity()
         except SlotMissing:
@@ -51,12 +52,12 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
                 raise
             carry_out(connection, job, translate)
             return opened[-1]
-        err = _broken(connection, job)
+        err = _broken(slot_connection, job)
         if err is None:
             return None
         if isinstance(err, SourceChanged):
             _check_accepted(connection, err, accept_server)
-        _check_droppable(connection, job)
+        _check_droppable(slot_connection, job)
         gap = record_gap(job, err)
         fault_point("resync.recorded")
         carry_out(connection, job, translate, renew=True)
@@ -79,9 +80,9 @@ def _broken(connection: Connection, job: Job) -> SlotError | None:
     """Why the stream can't go on; None when it can. Raises whatever else is wrong."""
     name, identity = job.pipeline.source.slot, job.slot_identity()
     try:
-        server = read_position(connection)
+        server = slot_position(connection, job)
         check_system(identity, server)
-        end_old_readers(job.conninfo, name)
+        end_old_readers(job.slot_conninfo, name)
         check_health(read_slot(connection, name), name)
         recover(connection, job, identity, job.change_log(identity), server)
     except BREAKS as err:

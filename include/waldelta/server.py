@@ -1,4 +1,7 @@
-"""Where the server stands: its identity, timeline, WAL position and file size, and next transaction id."""
+"""Where a server stands: its identity, timeline, WAL position and file size, and next transaction id.
+
+A primary and a standby say it by different functions: the ones fail on the other.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,44 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import NotPrimary, SourceError
+from waldelta.connection import describe_server
+from waldelta.errors import NotPrimary, NotStandby, SourceError
 from waldelta.lsn import Lsn
 
-_POSITION = """
+# Up to where the server's WAL can be decoded: a primary's is flushed, a standby's replayed.
+READABLE_LSN = "case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end"
+# A standby's timeline is told by the replication protocol alone.
+_POSITION = f"""
 select (select system_identifier::text from pg_control_system()),
-       ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int,
-       pg_current_wal_flush_lsn()::text,
+       case when not pg_is_in_recovery() then ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int end,
+       ({READABLE_LSN})::text,
        (select setting::bigint from pg_settings where name = 'wal_segment_size')
-"""
+"""  # noqa: S608 - no value in it
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPosition:
-    """One look at a primary; ``next_xid8`` tells the epoch of the 32-bit xids in that WAL."""
+    """One look at a server; ``next_xid8`` tells the epoch of the 32-bit xids in that WAL.
+
+    ``flush_lsn`` is how far its WAL can be read: a standby's is what it has replayed, and ``primary_lsn`` then how far its
+    primary's is flushed.
+    """
 
     system_identifier: str
     timeline: int
     flush_lsn: Lsn
     next_xid8: int
     wal_segment_size: int
+    primary_lsn: Lsn | None = None
+
+    def lag_of(self, read: Lsn) -> int:
+        """Bytes of WAL that somebody who has read so far is behind, a standby's own lag included."""
+        return max(0, (self.primary_lsn or self.flush_lsn) - read)
+
+    @property
+    def replay_lag(self) -> int | None:
+        """Bytes of WAL that a standby is behind its primary; None of a primary."""
+        return None if self.primary_lsn is None else max(0, self.primary_lsn - self.flush_lsn)
 
     def must_move(self, confirmed: Lsn, upto: Lsn, restart: Lsn | None = None) -> bool:
         """Whether a slot at ``confirmed`` must move over what was read up to ``upto`` and holds nothing for us.
@@ -46,20 +67,42 @@ class ServerPosition:
 
 
 def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
-    """The oldest transaction (xid8) that is still running: those below it have ended, and whoever reads the slot sees them."""
+    """The oldest transaction (xid8) that is still running: those below it have ended, and whoever reads the slot sees them.
+
+    To be asked of the server that has the slot: on a standby it is what runs as of its replay.
+    """
     ((oldest,),) = connection.execute("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint").fetchall()
     return int(oldest)
 
 
 def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
     """Ask a primary where it stands; raises NotPrimary on a standby."""
-    if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
+    if is_standby(connection):
         raise NotPrimary(
-            f"{connection.info.host}:{connection.info.port} is a standby, where the slot can't be consumed and no copy taken: "
+            f"{describe_server(connection)} is a standby, where no copy is taken, and no slot consumed but by source.read_from: "
             "point the connection at the primary, or promote this server (docs/failover.md)"
         )
-    row = connection.execute(_POSITION).fetchone()
+    return _read(connection, None)
+
+
+def read_standby_position(connection: psycopg.Connection[Any], timeline: int) -> ServerPosition:
+    """Ask a standby, which replays ``timeline``, where it stands; raises NotStandby on a primary."""
+    if not is_standby(connection):
+        raise NotStandby(
+            f"source.read_from leads to {describe_server(connection)}, which is no standby, or was promoted: let it lead to a "
+            "standby of conn_id's server, or take it out; then run resync (docs/standby.md)"
+        )
+    return _read(connection, timeline)
+
+
+def is_standby(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server is in recovery."""
+    return connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
+
+
+def _read(connection: psycopg.Connection[Any], timeline: int | None) -> ServerPosition:
+    row = connection.execute(_POSITION.encode()).fetchone()
     xid = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     if row is None or xid is None:
         raise SourceError("the server didn't say where it stands")
-    return ServerPosition(row[0], row[1], Lsn.parse(row[2]), xid[0], row[3])
+    return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid[0], row[3])

@@ -47,6 +47,7 @@ from waldelta.setup_slot import (
 )
 from waldelta.slot import PLUGIN, read_slot
 from waldelta.source_facts import Facts, read_facts
+from waldelta.standby_preflight import judge_standby
 from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.target_preflight import plan_targets
 from waldelta.walsender import alter_failover, alter_failover_command
@@ -69,6 +70,8 @@ class SetupPlan:
     create_slot: bool
     slot: str
     two_phase: bool = False
+    # Where the slot is to be made, when that isn't the primary: the standby's connection.
+    read_from: str | None = None
     # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it stays as it is).
     failover: bool = False
     alter_failover: bool | None = None
@@ -105,8 +108,9 @@ class SetupPlan:
             lines.append("commit;")
         if self.create_slot:
             flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
+            where = f", on the standby of connection {self.read_from!r}" if self.read_from is not None else ""
             lines += [
-                "-- after the publications, never in their transaction",
+                f"-- after the publications, never in their transaction{where}",
                 f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()});",
             ]
         if self.alter_failover is not None:
@@ -143,12 +147,17 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *,
 
     ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that there is will be replaced.
     """
+    with job.connect_slot("check", conn) as slot_conn:
+        return _plan_setup(conn, slot_conn, job, translate, renew=renew)
+
+
+def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool) -> SetupPlan:
     pipeline = job.pipeline
-    actual, held = read_publications(conn), read_slot(conn, pipeline.source.slot)
+    actual, held = read_publications(conn), read_slot(slot_conn, pipeline.source.slot)
     slot = None if renew else held
-    facts = read_facts(conn, pipeline, actual, slot)
+    facts = read_facts(conn, pipeline, actual, slot, slot_conn)
     if renew and held is not None:
-        facts = replace(facts, server=replace(facts.server, used_slots=facts.server.used_slots - 1))
+        facts = replace(facts, slot_server=replace(facts.slot_server, used_slots=facts.slot_server.used_slots - 1))
     findings: list[Finding] = []
     in_force: dict[str, PublicationState] = {}
     for entry in pipeline.source.publications:
@@ -162,7 +171,8 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *,
     for state in managed:
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
-    findings += judge_younger(conn, pipeline.source, managed, facts)
+    findings += judge_younger(slot_conn, pipeline.source, managed, facts)
+    findings += judge_standby(conn, slot_conn, job, facts)
     fed: list[str] = []
     if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
         planned = plan_targets(conn, pipeline, in_force, facts)
@@ -177,6 +187,7 @@ def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *,
         create_slot=slot is None,
         slot=pipeline.source.slot,
         two_phase=pipeline.source.options.two_phase,
+        read_from=pipeline.source.read_from,
         failover=bool(pipeline.source.failover),
         alter_failover=failover_to_set(pipeline.source, slot),
         fed=tuple(fed),
@@ -200,13 +211,15 @@ def carry_out(conn: Connection, job: Job, translate: Translate, *, renew: bool =
     for text in plan.warnings:
         log.warning("%s", text)
     if renew:
-        end_life(conn, job)
+        with job.connect_slot("setup", conn) as slot_conn:
+            end_life(slot_conn, job)
     # Before the publications change for others: whoever dies in between has at most recorded too much.
     with entries_kept(conn, job) if plan.statements else nullcontext():
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
     _record_removed(conn, job)  # what a DBA changed by hand
     fault_point("setup.publications")
-    ensure_slot(conn, job)
+    with job.connect_slot("setup", conn) as slot_conn:
+        ensure_slot(conn, slot_conn, job)
     if plan.alter_failover is not None:
         alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
         log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
@@ -221,7 +234,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
-    with slot_lock(job):
+    with slot_lock(job), job.connect_slot("teardown", conn) as slot_conn:
         moves = slot_life(job)
         ours = [p for p in read_publications(conn).values() if _is_ours(job, p)]
         if not_owned := [p.name for p in ours if not p.owned]:
@@ -230,11 +243,11 @@ def teardown(conn: Connection, job: Job) -> list[str]:
                 "drop publication, then run teardown again"
             )
         # The slot goes first: once the publications are gone, it could not be read any more.
-        if end_life(conn, job):
+        if end_life(slot_conn, job):
             dropped.append(f"slot {slot}")
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-        return dropped + slot_that_stays(read_slot(conn, slot), moves) + copy_that_stays(conn, slot)
+        return dropped + slot_that_stays(read_slot(slot_conn, slot), moves) + copy_that_stays(slot_conn, slot)
 
 
 def run_statements(

@@ -16,8 +16,8 @@ from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
 from waldelta.pipeline_file import Source
-from waldelta.server import read_position
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
+from waldelta.standby import slot_position, snapshots_logged, wait_replayed
 
 log = logging.getLogger(__name__)
 
@@ -121,28 +121,36 @@ def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
     return source.failover if slot is not None and source.failover not in (None, slot.failover) else None
 
 
-def ensure_slot(conn: Connection, job: Job) -> None:
-    """Create the slot, or adopt the one that exists, and record it; nothing when that was done before."""
+def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
+    """Create the slot, or adopt the one that exists, and record it; nothing when that was done before.
+
+    ``conn`` leads to the server that is to have it: the primary, or a standby, which is waited for until it has the publications.
+    """
     moves, slot = slot_life(job), read_slot(conn, job.pipeline.source.slot)
     if moves and moves[-1].event in ("created", "adopted"):
         return
-    if slot is not None:
-        _record(job, slot, "created" if _is_half_made(moves, slot) else "adopted")
-        return
-    name, position = job.pipeline.source.slot, read_position(conn)
+    wait_replayed(primary, conn)
+    name, position = job.pipeline.source.slot, slot_position(conn, job)
     system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
+    if slot is not None:
+        _record(job, replace(slot, timeline=timeline), "created" if _is_half_made(moves, slot) else "adopted")
+        return
     creating = SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed)
     job.ledger.append(creating)
     try:
         source = job.pipeline.source
-        slot = create_slot(conn, name, two_phase=source.options.two_phase, failover=bool(source.failover))
+        if conn is primary:
+            slot = create_slot(conn, name, two_phase=source.options.two_phase, failover=bool(source.failover))
+        else:
+            with snapshots_logged(primary):
+                slot = create_slot(conn, name, two_phase=source.options.two_phase, primary=primary)
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was made: a slot of this name that is there later is somebody else's.
         job.ledger.append(replace(creating, at=now(), event="dropped"))
         if isinstance(err, WaldeltaError):
             raise
         raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
-    _record(job, slot, "created")
+    _record(job, replace(slot, timeline=timeline), "created")
 
 
 def _record(job: Job, slot: SlotState, event: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -28,6 +29,14 @@ Connection = psycopg.Connection[Any]
 
 PLUGIN = "pgoutput"
 CREATE_TIMEOUT_S = 60
+# What keeps a slot on a standby from being lost again, by why it was. Before PostgreSQL 17 the reason isn't told.
+_CONFLICT = "see that the standby has hot_standby_feedback on and a primary_slot_name (docs/standby.md)"
+_PREVENTIONS = {
+    "rows_removed": _CONFLICT,
+    "conflicting": f"{_CONFLICT}, and the primary wal_level logical",
+    "wal_level_insufficient": "keep the primary's wal_level logical",
+    "idle_timeout": "raise idle_replication_slot_timeout or run more often",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +134,10 @@ def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = 
         )
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
+        reason = slot.invalidation_reason or "wal_status=lost"
         raise SlotLost(
-            f"slot {name!r} is lost ({slot.invalidation_reason or 'wal_status=lost'}): changes since "
-            f"{slot.confirmed_flush_lsn} are gone; run resync, and raise max_slot_wal_keep_size or run "
-            "more often"
+            f"slot {name!r} is lost ({reason}): changes since {slot.confirmed_flush_lsn} are gone; run resync, and "
+            f"{_PREVENTIONS.get(reason, 'raise max_slot_wal_keep_size or run more often')}"
         )
     if two_phase is not None and slot.two_phase != two_phase:
         raise ConfigError(
@@ -163,12 +172,19 @@ def check_ours(slot: SlotState) -> None:
 
 
 def create_slot(
-    conn: Connection, name: str, *, two_phase: bool = False, failover: bool = False, timeout_s: float = CREATE_TIMEOUT_S
+    conn: Connection,
+    name: str,
+    *,
+    two_phase: bool = False,
+    failover: bool = False,
+    timeout_s: float = CREATE_TIMEOUT_S,
+    primary: Connection | None = None,
 ) -> SlotState:
     """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin. ``failover`` needs PostgreSQL 17.
 
     PostgreSQL waits for every transaction that is open or prepared; raises TransactionsStillOpen that names them
-    after ``timeout_s``, and nothing was created then.
+    after ``timeout_s``, and nothing was created then. On a standby it is the ``primary`` that knows them; StandbyAway when there
+    are none, and the standby got no word of that.
     """
     before = conn.execute("select current_setting('statement_timeout')").fetchone()
     conn.execute("select set_config('statement_timeout', %s, false)", (f"{timeout_s * 1000:.0f}",))
@@ -179,7 +195,7 @@ def create_slot(
             sql.SQL("select pg_create_logical_replication_slot({})").format(sql.SQL(", ").join(map(sql.Literal, given)))
         )
     except psycopg.errors.QueryCanceled as err:
-        raise TransactionsStillOpen(_blocked_by(conn, name, timeout_s)) from err
+        raise _not_created(conn, primary, name, timeout_s) from err
     except psycopg.errors.InsufficientPrivilege as err:
         raise PrivilegeMissing(
             f"slot {name!r} can't be created: {err.diag.message_primary}; alter role … replication"
@@ -207,8 +223,21 @@ def drop_slot(conn: Connection, name: str) -> bool:
     return True
 
 
-def _blocked_by(conn: Connection, name: str, timeout_s: float) -> str:
-    rows = conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()
+def _not_created(
+    conn: Connection, primary: Connection | None, name: str, timeout_s: float
+) -> TransactionsStillOpen | StandbyAway:
+    """Why a slot wasn't made in time."""
+    rows = (primary or conn).execute(_OPEN_TRANSACTIONS.encode()).fetchall()
+    if primary is None or rows:
+        return TransactionsStillOpen(_blocked_by(rows, name, timeout_s))
+    return StandbyAway(
+        f"slot {name!r} can't be created before the standby learns which transactions run, which it didn't within "
+        f"{timeout_s:g} s: see whether it is connected to its primary, and there grant execute on function "
+        f"pg_log_standby_snapshot() to {primary.info.user}, or run it; then run this again (docs/standby.md)"
+    )
+
+
+def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) -> str:
     lines = "\n".join(f"  - {who}, since {since}" for who, since in rows) or "  - (they have ended just now)"
     return (
         f"slot {name!r} can't be created while older transactions are open; after {timeout_s:g} s there still were:\n"

@@ -39,6 +39,8 @@ class ServerFacts:
     can_replicate: bool
     can_create: bool
     can_make_slots: bool
+    # Whether it may have the server write down which transactions run; None before PostgreSQL 16, which can't.
+    can_log_snapshots: bool | None
     used_slots: int
     retained_bytes: int
     wal_bytes_per_hour: int | None
@@ -65,6 +67,8 @@ class Facts:
     """All that the judges look at."""
 
     server: ServerFacts
+    # Of the server that has, or is to have, the slot: the same, or a standby.
+    slot_server: ServerFacts
     slot: SlotState | None
     actual: Mapping[str, PublicationState]
     tables: Mapping[TableId, TableFacts]
@@ -74,9 +78,16 @@ class Facts:
 
 
 def read_facts(
-    conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState], slot: SlotState | None
+    conn: Connection,
+    pipeline: PipelineFile,
+    actual: Mapping[str, PublicationState],
+    slot: SlotState | None,
+    slot_conn: Connection,
 ) -> Facts:
-    """Ask the server about itself and about every table that the publications name or cover."""
+    """Ask the server about itself and about every table that the publications name or cover.
+
+    ``slot_conn`` leads to the server that has the slot, and is ``conn`` where that is the primary.
+    """
     scopes: dict[str, tuple[TableId, ...]] = {}
     unpublishable: dict[str, tuple[str, ...]] = {}
     for entry in pipeline.source.publications:
@@ -92,7 +103,9 @@ def read_facts(
               for t in actual[e.name].tables}  # fmt: skip
     tables = _read_tables(conn, named.union(*scopes.values()))
     names = conn.execute("select nspname from pg_namespace").fetchall()
-    return Facts(_read_server(conn), slot, actual, tables, scopes, unpublishable, frozenset(n for (n,) in names))
+    server = _read_server(conn)
+    slot_server = server if slot_conn is conn else _read_server(slot_conn)
+    return Facts(server, slot_server, slot, actual, tables, scopes, unpublishable, frozenset(n for (n,) in names))
 
 
 def is_pooled(client_pid: int, server_pid: int) -> bool:
@@ -114,6 +127,7 @@ def _read_server(conn: Connection) -> ServerFacts:
         can_replicate=row.can_replicate,
         can_create=row.can_create,
         can_make_slots=row.can_make_slots,
+        can_log_snapshots=row.can_log_snapshots,
         used_slots=row.used_slots,
         retained_bytes=int(row.retained_bytes or 0),
         wal_bytes_per_hour=int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
@@ -135,7 +149,7 @@ def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, T
 
 _SETTINGS: Sequence[str] = (
     "server_version", "server_version_num", "server_encoding", "wal_level", "max_replication_slots", "max_slot_wal_keep_size",
-    "temp_file_limit", "search_path", "synchronized_standby_slots", *TIMEOUTS,
+    "temp_file_limit", "search_path", "synchronized_standby_slots", "hot_standby_feedback", "primary_slot_name", *TIMEOUTS,
 )  # fmt: skip
 
 _SERVER = """
@@ -156,10 +170,18 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
            where pronamespace = 'pg_catalog'::regnamespace
              and proname in ('pg_create_logical_replication_slot', 'pg_drop_replication_slot')
        ) as can_make_slots,
+       (
+           select has_function_privilege(oid, 'execute')
+           from pg_proc
+           where pronamespace = 'pg_catalog'::regnamespace and proname = 'pg_log_standby_snapshot'
+       ) as can_log_snapshots,
        (select count(*) from pg_replication_slots) as used_slots,
-       case when not pg_is_in_recovery() then (
-           select max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)) from pg_replication_slots
-       ) end as retained_bytes,
+       (
+           select max(pg_wal_lsn_diff(
+               case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, restart_lsn
+           ))
+           from pg_replication_slots
+       ) as retained_bytes,
        (
            select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
            from pg_stat_wal

@@ -11,9 +11,10 @@ from waldelta.job import Job
 from waldelta.ledger import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import Quarantine
-from waldelta.server import ServerPosition, read_position
+from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import forecast, slot_warnings
+from waldelta.standby import replay_warnings, slot_position
 from waldelta.standing import Standing, read_published, read_standings
 from waldelta.watermark import last_cut
 
@@ -22,8 +23,9 @@ def read_status(job: Job) -> dict[str, Any]:
     """What an engineer asks first; JSON-ready. Raises the errors of an unreachable source."""
     slot_name = job.pipeline.source.slot
     with job.connect("status") as connection:
-        server = read_position(connection)
-        slot = read_slot(connection, slot_name)
+        with job.connect_slot("status", connection) as slot_connection:
+            server = slot_position(slot_connection, job)
+            slot = read_slot(slot_connection, slot_name)
         published = read_published(connection, job)
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
@@ -77,7 +79,8 @@ def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str,
         "active": slot.active,
         "wal_status": slot.wal_status,
         "confirmed_flush_lsn": str(slot.confirmed_flush_lsn),
-        "lag_bytes": max(0, server.flush_lsn - slot.confirmed_flush_lsn),
+        "lag_bytes": server.lag_of(slot.confirmed_flush_lsn),
+        "replay_lag_bytes": server.replay_lag,
         "retained_bytes": slot.retained_bytes,
         "safe_wal_size": slot.safe_wal_size,
         "failover": slot.failover,
@@ -86,5 +89,7 @@ def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str,
         "spilled_bytes": slot.spilled_bytes,
         "catalog_xmin_age": slot.catalog_xmin_age,
         "forecast": asdict(ahead) if (ahead := forecast(slot, limits, move, at)) else None,
-        "warnings": [str(found) for found in slot_warnings(slot, limits, move, at)],
+        "warnings": [
+            str(found) for found in [*slot_warnings(slot, limits, move, at), *replay_warnings(server, limits)]
+        ],
     }

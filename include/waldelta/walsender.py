@@ -1,6 +1,6 @@
-"""What only the replication protocol says or does: a timeline's history, and whether standbys keep a slot.
+"""What only the replication protocol says or does: timelines, their history, and whether standbys keep a slot.
 
-Both need no more than reading a slot does, where the functions of the same purpose (pg_read_file) need a superuser.
+All of it needs no more than reading a slot does, where the functions of the same purpose (pg_read_file) need a superuser.
 Source: the chapter on the streaming replication protocol.
 """
 
@@ -35,6 +35,14 @@ def parse_timeline_ends(history: str) -> dict[int, Lsn]:
     """
     found = (_HISTORY_LINE.match(line) for line in history.splitlines())
     return {int(line[1]): Lsn.parse(line[2]) for line in found if line is not None}
+
+
+def read_timeline(conninfo: str) -> int:
+    """The timeline that the server writes or, as a standby, replays now; raises SourceError when it doesn't tell.
+
+    No function tells a standby's, and what its control file says is as old as its last restartpoint.
+    """
+    return int(_run(conninfo, sql.SQL("IDENTIFY_SYSTEM").format())[1])
 
 
 def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:

@@ -19,6 +19,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import call, peek_error, whole
 from waldelta.pipeline_file import Source
 from waldelta.publication import PublicationState
+from waldelta.server import READABLE_LSN
 from waldelta.slot import PLUGIN
 from waldelta.source_facts import Facts
 from waldelta.type_catalog import fetch
@@ -34,7 +35,10 @@ TRIAL_S = 20
 def judge_younger(
     conn: Connection, source: Source, managed: Sequence[PublicationState], facts: Facts
 ) -> Iterator[Finding]:
-    """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot."""
+    """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot.
+
+    ``conn`` leads to the server that has the slot.
+    """
     slot = facts.slot
     if slot is None or facts.server.version >= 180000 or facts.server.in_recovery:
         return
@@ -79,7 +83,7 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
                 "publications": [entry for entry in source.publications if entry.name in names]}
     )  # fmt: skip
     with closing(conn.cursor()) as cursor, _copied(cursor, source.slot, asked.slot):
-        ((flushed,),) = cursor.execute("select pg_current_wal_flush_lsn()::text").fetchall()
+        ((flushed,),) = cursor.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
         cursor.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
         try:
             cursor.execute(call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode())

@@ -27,8 +27,12 @@ _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
 SPARK_TYPES = ("spark_connect", "spark")
 
 
-def source_environment(conn_id: str) -> dict[str, str]:
-    """The source's connection as the one environment variable from which a job reads it."""
+def source_environment(*conn_ids: str) -> dict[str, str]:
+    """The source's connections, each as the one environment variable from which a job reads it."""
+    return {name: value for conn_id in conn_ids for name, value in _source_variable(conn_id).items()}
+
+
+def _source_variable(conn_id: str) -> dict[str, str]:
     from airflow.providers.postgres.hooks.postgres import PostgresHook
 
     hook = PostgresHook(postgres_conn_id=conn_id)

@@ -89,7 +89,7 @@ class WaldeltaJobOperator(BaseOperator):
             return result
         from waldelta_airflow import connections
 
-        source = connections.source_environment(self.pipeline.source.conn_id)
+        source = connections.source_environment(*self.pipeline.source.conn_ids)
         if self.verb in WITHOUT_SPARK:
             return self._run_child(context, source)
         spark = connections.spark_connection(self.pipeline.spark_conn_id)
@@ -242,14 +242,15 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     return JobResult(json.loads(newest.result)) if newest is not None else None
 
 
-def job_of(context: Context, pipeline: PipelineFile, conninfo: str = "") -> Job:
+def job_of(context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None) -> Job:
     """The run as the job knows it: who asked, and for which interval."""
     from waldelta.job import Job
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)
     start, end = bounds if all(bounds) else (None, None)
-    return Job(pipeline, conninfo, run.run_id, _run_type(run), start, end, again=_try_number(context) > 1)
+    asked: dict[str, Any] = {"again": _try_number(context) > 1, "read_conninfo": read_conninfo}
+    return Job(pipeline, conninfo, run.run_id, _run_type(run), start, end, **asked)
 
 
 def _run_type(run: Any) -> str:

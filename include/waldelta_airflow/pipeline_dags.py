@@ -205,7 +205,7 @@ def _look(pipeline: PipelineFile, context: Any) -> bool:
     from waldelta_airflow.connections import source_conninfo
 
     with named_failures():
-        job = job_of(context, pipeline, source_conninfo(pipeline.source.conn_id))
+        job = job_of(context, pipeline, *map(source_conninfo, pipeline.source.conn_ids))
         if is_replay(job):
             span = read_span(job)
             log.info("this run replays from the change log: %s", span)

@@ -1,0 +1,132 @@
+"""A standby that has the slot (source.read_from): where it stands beside its primary, and what it has to be waited for.
+
+Its WAL is the primary's, byte by byte, so positions and transaction ids mean the same on both. What it has replayed is what
+can be read there; copies, whose snapshots only the primary can give, run ahead of that and fit the stream by visibility.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from waldelta.connection import describe, describe_server
+from waldelta.errors import NotStandby, SourceError, SourceUnreachable, StandbyAway
+from waldelta.finding import size
+from waldelta.job import Job
+from waldelta.lsn import Lsn
+from waldelta.pipeline_file import SlotLimits
+from waldelta.server import READABLE_LSN, ServerPosition, read_position, read_standby_position
+from waldelta.slot_health import SlotWarning
+from waldelta.walsender import read_timeline
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+REPLAY_TIMEOUT_S = 60
+_PAUSE_S = 0.05
+_NUDGE_S = 0.5
+
+
+def slot_position(connection: Connection, job: Job) -> ServerPosition:
+    """Where the server stands that has the slot and that ``connection`` leads to.
+
+    Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's server, SourceUnreachable when it
+    doesn't say what it replays.
+    """
+    if job.pipeline.source.read_from is None:
+        return read_position(connection)
+    # A server that isn't in recovery may have no room for a walsender: what it is comes first.
+    standby = read_standby_position(connection, timeline=0)
+    with job.connect("primary") as connected:
+        # Afterwards, so that it isn't behind what the standby has replayed.
+        primary = read_position(connected)
+    standby = replace(standby, timeline=_timeline(job), primary_lsn=max(primary.flush_lsn, standby.flush_lsn))
+    _check_follows(connection, standby, primary)
+    return standby
+
+
+def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarning]:
+    """What is worth saying of a standby that is behind its primary: the slot's backlog doesn't tell it."""
+    behind = server.replay_lag or 0
+    if behind <= limits.warn_mb << 20:
+        return []
+    return [
+        SlotWarning(
+            "critical" if behind > limits.critical_mb << 20 else "warning",
+            f"the standby of source.read_from is {size(behind)} of WAL behind its primary, and what it lacks can't be read: see "
+            "whether it is connected (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())",
+        )
+    ]
+
+
+def wait_replayed(primary: Connection, connection: Connection, timeout_s: float = REPLAY_TIMEOUT_S) -> None:
+    """Return once the server that has the slot has replayed what the primary has written until now; at once where it is the
+    primary.
+
+    Raises StandbyAway after ``timeout_s``.
+    """  # fmt: skip
+    if connection is primary:
+        return
+    ((written,),) = primary.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+    wanted, deadline = Lsn.parse(written).of_record(), time.monotonic() + timeout_s
+    statement = f"select ({READABLE_LSN})::text".encode()
+    while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < wanted:
+        if time.monotonic() > deadline:
+            raise StandbyAway(
+                f"the standby {describe_server(connection)} has replayed WAL up to {replayed}, and not to {wanted} within "
+                f"{timeout_s:g} s: see whether it is connected (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())"
+            )
+        time.sleep(_PAUSE_S)
+
+
+@contextmanager
+def snapshots_logged(primary: Connection) -> Iterator[None]:
+    """Have the primary write down which transactions run, again and again, while a slot is made on its standby.
+
+    The slot waits for such records, which an idle primary doesn't write by itself.
+    """
+    ended = threading.Event()
+
+    def nudge() -> None:
+        while not ended.wait(_NUDGE_S / 10):
+            try:
+                primary.execute("select pg_log_standby_snapshot()")
+            except psycopg.Error as err:
+                log.info("the primary writes its running transactions when it wants to: %s", err)
+                return
+            ended.wait(_NUDGE_S)
+
+    thread = threading.Thread(target=nudge, name="standby snapshots", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _timeline(job: Job) -> int:
+    try:
+        return read_timeline(job.slot_conninfo)
+    except SourceError as err:
+        raise SourceUnreachable(
+            f"what the standby {describe(job.slot_conninfo)} replays couldn't be read: {err}; a free place in its "
+            "max_wal_senders is needed (docs/standby.md)"
+        ) from err
+
+
+def _check_follows(connection: Connection, standby: ServerPosition, primary: ServerPosition) -> None:
+    theirs, ours = (f"system {at.system_identifier}, timeline {at.timeline}" for at in (primary, standby))
+    if theirs != ours:
+        raise NotStandby(
+            f"source.read_from leads to {describe_server(connection)}, which replays {ours}, and conn_id to {theirs}: let "
+            "read_from lead to a standby of that server (docs/standby.md)"
+        )
