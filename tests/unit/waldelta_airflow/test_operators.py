@@ -88,6 +88,39 @@ def test_secrets_travel_in_the_environment_only(make_task, make_context, job, ca
     assert TOKEN not in shown
 
 
+def test_a_standby_s_connection_travels_beside_the_primary_s(write_pipeline, make_context, job, caplog, monkeypatch):
+    """Both are in the job's environment, and neither password in its arguments or the log."""
+    caplog.set_level(logging.DEBUG)
+    standby = {
+        "conn_type": "postgres",
+        "host": "db2",
+        "login": "cdc",
+        "password": "0ther/of the+standby",
+        "schema": "app",
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_STANDBY", json.dumps(standby))
+    path = write_pipeline("shop")
+    pipeline = load_pipeline_file(path)
+    source = pipeline.source.model_copy(update={"read_from": "shop_standby"})
+    task = WaldeltaJobOperator(
+        task_id="land",
+        pipeline_path=path,
+        pipeline=pipeline.model_copy(update={"source": source}),
+        verb="consume",
+        stage="land",
+    )
+    pushed = task.execute(make_context())
+    environment = job.seen["environment"]
+    assert {k for k in environment if k.startswith("AIRFLOW_CONN_")} == {
+        "AIRFLOW_CONN_SHOP_SOURCE",
+        "AIRFLOW_CONN_SHOP_STANDBY",
+    }
+    assert json.loads(environment["AIRFLOW_CONN_SHOP_STANDBY"])["password"] == standby["password"]
+    shown = json.dumps([job.seen["argv"], pushed, task.options]) + caplog.text
+    assert PASSWORD not in shown
+    assert standby["password"] not in shown
+
+
 def test_the_conninfo_read_back_is_the_connection(monkeypatch):
     """A password with every special character survives the way through the environment."""
     from psycopg.conninfo import conninfo_to_dict

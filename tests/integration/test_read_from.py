@@ -1,0 +1,154 @@
+"""The slot on a standby (source.read_from): read, consumed and moved there, while copies come from the primary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from spark_jobs.drain import drain
+from spark_jobs.result import RunFailed
+from tests.standby import (
+    SCHEMA,
+    ask,
+    catch_up,
+    configure,
+    follow,
+    held,
+    insert,
+    pipeline_on,
+    promote,
+    servers,
+    there,
+    until,
+)
+from waldelta.errors import NotStandby, PreflightFailed, SlotLost, SourceUnreachable
+from waldelta.idle import look
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+GRANT = "grant execute on function pg_log_standby_snapshot() to app"
+SLOTS = "select count(*)::int from pg_replication_slots where slot_type = 'logical'"
+
+
+@pytest.fixture
+def read_from(monkeypatch) -> Callable:
+    """Points source.read_from's connection at a server."""
+    return lambda server: monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", server.uri(user="app", password="p"))
+
+
+@pytest.fixture
+def pair(postgres, lead_to, read_from) -> Iterator[tuple]:
+    """A primary and its standby, with the connections that lead there."""
+    with servers(max(postgres.version, 16)) as (primary, standby):
+        ask(primary.start(), f"{SCHEMA}; reset role; {GRANT}")
+        follow(standby, primary)
+        lead_to(primary)
+        read_from(standby)
+        yield primary, standby
+
+
+@contextmanager
+def writing(primary) -> Iterator[None]:
+    """Somebody who writes all the time, each change in a transaction of its own."""
+    ended, number = threading.Event(), iter(range(1000, 1_000_000))
+
+    def write() -> None:
+        while not ended.is_set():
+            insert(primary, next(number), "meanwhile")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
+    """Set up, copied and consumed under writers; nothing lost while it is stopped; refused by name once it is promoted."""
+    primary, standby = pair
+    pipeline = pipeline_on(lake, read_from="test_standby")
+    read_from(primary)
+    with pytest.raises(PreflightFailed, match=r"source\.read_from leads to .*, which is no standby, or was promoted"):
+        pipeline.setup()
+    read_from(standby)
+    plan = pipeline.setup()
+    assert not any("standby" in text for text in plan.warnings), plan.warnings
+    assert "on the standby of connection 'test_standby'" in plan.as_sql()
+    assert (ask(primary, SLOTS), ask(standby, SLOTS)) == ([(0,)], [(1,)])
+    with writing(primary):
+        pipeline.sync(spark)
+        pipeline.consume(spark)
+    insert(primary, 3, "after")
+    ask(primary, "delete from app.t where v = 'nobody'; truncate app.u; insert into app.u values ('anew')")
+    catch_up(standby, primary)
+    assert pipeline.consume(spark).changes > 0
+    assert held(lake) == there(primary)
+    status = pipeline.status()["slot"]
+    assert status["lag_bytes"] >= status["replay_lag_bytes"] == 0
+
+    # What the standby doesn't replay can't be read, and counts as lag.
+    ask(standby, "select pg_wal_replay_pause()")
+    insert(primary, 4, "held up")
+    assert not look(pipeline.job()).has_work
+    assert pipeline.status()["slot"]["replay_lag_bytes"] > 0
+    standby.stop()
+    with pytest.raises(SourceUnreachable, match=f":{standby.port}/"):
+        look(pipeline.job())
+    standby.start()
+    catch_up(standby, primary)
+    assert drain(spark, pipeline.job()).changes == 2
+
+    promote(standby)
+    with pytest.raises(NotStandby, match=r"read_from leads to .* or was promoted"):
+        look(pipeline.job())
+
+
+@pytest.mark.soak
+def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
+    """Without hot_standby_feedback vacuum takes rows that the slot needs: said before, named after, mended by a resync."""
+    primary, standby = pair
+    pipeline = pipeline_on(lake, read_from="test_standby")
+    configure(standby, hot_standby_feedback="off")
+    standby.stop()
+    standby.start()
+    ask(primary, f"revoke{GRANT.removeprefix('grant').replace(' to ', ' from ')}")
+    plan = pipeline.check()
+    assert any("hot_standby_feedback is off: vacuum" in text for text in plan.warnings), plan.warnings
+    assert any("may not execute pg_log_standby_snapshot() on the primary" in text for text in plan.warnings)
+    ask(primary, GRANT)
+    pipeline.setup()
+    pipeline.sync(spark)
+    insert(primary, 2, "lost")
+    lose_slot(primary, standby)
+    with pytest.raises(SlotLost, match=r"hot_standby_feedback on and a primary_slot_name"):
+        look(pipeline.job())
+    with pytest.raises(RunFailed, match="SlotLost"):
+        pipeline.consume(spark)
+    pipeline.resync(spark)
+    assert held(lake) == there(primary)
+    insert(primary, 3, "after")
+    catch_up(standby, primary)
+    pipeline.consume(spark)
+    assert held(lake) == there(primary)
+    assert pipeline.teardown() == ["slot flights", "publication p"]
+    assert ask(standby, SLOTS) == [(0,)]
+
+
+def lose_slot(primary, standby) -> None:
+    """Vacuum the catalogs until the standby's slot is invalidated."""
+
+    @until
+    def is_lost() -> bool:
+        ask(primary, "create table app.gone (i int)")
+        ask(primary, "drop table app.gone")
+        for catalog in ("pg_class", "pg_attribute", "pg_type"):
+            ask(primary, f"vacuum {catalog}")
+        catch_up(standby, primary)
+        return ask(standby, "select conflicting from pg_replication_slots where slot_type = 'logical'") == [(True,)]
+
+    is_lost()

@@ -1,0 +1,133 @@
+"""Reading from a standby: its lag, what takes its slot away, and what a pipeline file may say of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from waldelta.consume import SlotIdentity
+from waldelta.errors import ConfigError, NotStandby, SlotLost, SourceChanged, StandbyAway
+from waldelta.job import Job
+from waldelta.lsn import Lsn
+from waldelta.peek import peek_error
+from waldelta.pipeline_file import PipelineFile, SlotLimits
+from waldelta.recover import recover
+from waldelta.server import ServerPosition
+from waldelta.slot import SlotState, check_health
+from waldelta.standby import _check_follows, replay_warnings
+from waldelta.standby_preflight import judge_settings
+
+STANDBY = ServerPosition("1", 1, Lsn(1000), 1, 1 << 24, Lsn(1500))
+PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24)
+SLOT = SlotState(
+    name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True, temporary=False, active=False,
+    active_pid=None, active_by=None, confirmed_flush_lsn=Lsn(1), restart_lsn=Lsn(1), wal_status="reserved",
+    safe_wal_size=None, two_phase=False, invalidation_reason=None, inactive_since=None, retained_bytes=0,
+    system_identifier="1", timeline=1,
+)  # fmt: skip
+
+
+def file(**source) -> PipelineFile:
+    source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}], **source}
+    return PipelineFile.model_validate({"pipeline": "shop", "source": source, "target": {"root": "file:///nowhere"}})
+
+
+@pytest.mark.parametrize("position, read, lag, behind", [(PRIMARY, 1200, 300, None), (STANDBY, 900, 600, 500)])
+def test_lag_is_measured_against_the_primary(position, read, lag, behind):
+    """What the standby hasn't replayed counts, and is told apart."""
+    assert (position.lag_of(Lsn(read)), position.replay_lag) == (lag, behind)
+
+
+@pytest.mark.parametrize("mb, severities", [(0, []), (1, []), (2, ["warning"]), (9, ["critical"])], ids=str)
+def test_a_standby_that_stays_behind_is_told(mb, severities):
+    """By the limits of the slot's backlog, which doesn't grow meanwhile."""
+    position = replace(STANDBY, primary_lsn=STANDBY.flush_lsn + (mb << 20))
+    found = replay_warnings(position, SlotLimits(warn_mb=1, critical_mb=8))
+    assert [warning.severity for warning in found] == severities
+    assert replay_warnings(PRIMARY, SlotLimits()) == []
+
+
+@pytest.mark.parametrize(
+    "reason, prevention",
+    [
+        ("rows_removed", "hot_standby_feedback on"),
+        ("conflicting", "hot_standby_feedback on"),
+        ("wal_level_insufficient", "keep the primary's wal_level logical"),
+        ("wal_removed", "max_slot_wal_keep_size"),
+        ("idle_timeout", "idle_replication_slot_timeout"),
+    ],
+)
+def test_a_lost_slot_says_what_prevents_it(reason, prevention):
+    """By PostgreSQL's reason."""
+    with pytest.raises(SlotLost, match=rf"is lost \({reason}\).* run resync, and .*{prevention}"):
+        check_health(replace(SLOT, invalidation_reason=reason), "s")
+
+
+@pytest.mark.parametrize("theirs", [replace(PRIMARY, system_identifier="2"), replace(PRIMARY, timeline=2)])
+def test_another_server_s_standby_is_refused(theirs):
+    """Another cluster's, or one that follows another timeline than the primary has."""
+    connection = SimpleNamespace(info=SimpleNamespace(host="db2", port=5432))
+    with pytest.raises(NotStandby, match=r"db2:5432, which replays system 1, timeline 1, and conn_id to system"):
+        _check_follows(connection, STANDBY, theirs)
+    _check_follows(connection, STANDBY, PRIMARY)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({}, ["hot_standby_feedback is off and primary_slot_name is empty"]),
+        ({"hot_standby_feedback": "on"}, ["primary_slot_name is empty"]),
+        ({"hot_standby_feedback": "on", "primary_slot_name": "s"}, []),
+        (
+            {"hot_standby_feedback": "on", "primary_slot_name": "s", "wal_level": "replica"},
+            ["wal_level .* is 'replica'"],
+        ),
+    ],
+)
+def test_settings_that_cost_the_slot(settings, said):
+    """Warned of before anything is made; decoding without wal_level logical is refused."""
+    standby = SimpleNamespace(settings={"wal_level": "logical", "hot_standby_feedback": "off"} | settings)
+    found = [finding.text for finding in judge_settings(standby)]
+    assert [bool(re.search(text, told)) for text, told in zip(said, found, strict=True)] == [True] * len(said)
+
+
+def test_read_from_is_another_server_and_no_failover_slot():
+    """Both are said at their place in the file."""
+    for source, said in (
+        ({"read_from": "c"}, "read_from is conn_id"),
+        ({"read_from": "d", "failover": True}, "exclude each other"),
+        ({"read_from": "d", "failover": False}, "exclude each other"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            file(**source)
+    assert file(read_from="d").source.conn_ids == ["c", "d"]
+
+
+def test_a_run_without_the_standby_s_connection_does_not_fall_back_on_the_primary():
+    """It would make, or move, another slot of that name."""
+    assert Job(file(), "host=primary", "run").slot_conninfo == "host=primary"
+    assert Job(file(read_from="d"), "host=primary", "run", read_conninfo="host=standby").slot_conninfo == "host=standby"
+    with pytest.raises(ConfigError, match=r"'d' \(source\.read_from\) wasn't handed to this run"):
+        _ = Job(file(read_from="d"), "host=primary", "run").slot_conninfo
+
+
+def test_a_standby_that_restarted_is_waited_for(monkeypatch):
+    """It replays again what had landed; WAL that the primary doesn't have either was lost for good."""
+    identity = SlotIdentity("s", "1", 1, "0/1")
+    log = SimpleNamespace(last_batch=lambda: 1, landed_end=lambda _: 1200)
+    job = SimpleNamespace(ledger=SimpleNamespace(furthest_lsn=lambda *_: 1200))
+    monkeypatch.setattr("waldelta.recover.check_no_mismatch", lambda *_: None)
+    monkeypatch.setattr("waldelta.recover.confirmed_lsn", lambda *_: Lsn(1200))
+    with pytest.raises(StandbyAway, match="has replayed WAL up to 0/3E8 only") as away:
+        recover(None, job, identity, log, STANDBY)
+    assert away.value.retryable
+    with pytest.raises(SourceChanged, match="restored to an earlier state"):
+        recover(None, job, identity, log, replace(STANDBY, primary_lsn=Lsn(1100)))
+
+
+def test_a_read_that_replay_ended_is_tried_again():
+    """A conflict ends the reader, not the slot."""
+    assert isinstance(peek_error("s", "ERROR: canceling statement due to conflict with recovery"), StandbyAway)
