@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from waldelta.errors import AuthenticationFailed, ConfigError, PrivilegeMissing, SourceUnreachable
+from waldelta.errors import AuthenticationFailed, ConfigError, PrivilegeMissing, SourceUnreachable, StandbyAway
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
@@ -137,6 +137,14 @@ def privilege_missing(role: str, said: str) -> PrivilegeMissing:
     attribute = f"alter role {role} replication; " if "replication slots" in said else ""
     return PrivilegeMissing(
         f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in docs/privileges.md"
+    )
+
+
+def ended_by_replay(what: str, said: str) -> StandbyAway:
+    """The error for a statement that a standby ended, since it was in the way of its replay."""
+    return StandbyAway(
+        f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the standby has "
+        "hot_standby_feedback on and a primary_slot_name (docs/standby.md); run again"
     )
 
 

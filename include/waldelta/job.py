@@ -12,7 +12,13 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
-from waldelta.connection import connect, conninfo_from_environment, named_loss, privilege_missing
+from waldelta.connection import (
+    connect,
+    conninfo_from_environment,
+    ended_by_replay,
+    named_loss,
+    privilege_missing,
+)
 from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, SlotMissing, StateError
 from waldelta.ledger import Ledger, SlotMove, TableState, now
@@ -97,6 +103,10 @@ class Job:
                 yield connection
             except psycopg.errors.InsufficientPrivilege as err:
                 raise privilege_missing(connection.info.user, err.diag.message_primary or "refused") from err
+            except psycopg.OperationalError as err:
+                if "conflict with recovery" in str(err):
+                    raise ended_by_replay(f"{purpose} of slot {self.pipeline.source.slot!r}", str(err)) from err
+                raise
 
     def change_log(self, identity: SlotIdentity) -> ChangeLog:
         """The change log as this incarnation of the slot writes it."""

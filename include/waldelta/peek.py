@@ -17,8 +17,8 @@ import tenacity
 from psycopg import sql
 
 from waldelta.arrow_columns import storage
-from waldelta.connection import connect, connect_arrow
-from waldelta.errors import PeekTimeout, PrivilegeMissing, PublicationGone, SlotInUse, SourceError, StandbyAway
+from waldelta.connection import connect, connect_arrow, ended_by_replay
+from waldelta.errors import PeekTimeout, PrivilegeMissing, PublicationGone, SlotInUse, SourceError
 from waldelta.fault import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
@@ -255,10 +255,7 @@ def peek_error(slot: str, text: str) -> SourceError:
     if "is active for PID" in text:
         return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
     if "conflict with recovery" in text:
-        return StandbyAway(
-            f"reading slot {slot!r} was ended by the standby's replay ({text.strip().splitlines()[0]}): see that the standby has "
-            "hot_standby_feedback on and a primary_slot_name (docs/standby.md); run again"
-        )
+        return ended_by_replay(f"reading slot {slot!r}", text)
     if "statement timeout" in text:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
     if refused := re.search(r"permission denied [^\n]*", text):

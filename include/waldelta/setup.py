@@ -47,7 +47,7 @@ from waldelta.setup_slot import (
 )
 from waldelta.slot import PLUGIN, read_slot
 from waldelta.source_facts import Facts, read_facts
-from waldelta.standby_preflight import judge_standby
+from waldelta.standby_preflight import judge_standby, left_on_primary
 from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.target_preflight import plan_targets
 from waldelta.walsender import alter_failover, alter_failover_command
@@ -247,7 +247,8 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             dropped.append(f"slot {slot}")
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-        return dropped + slot_that_stays(read_slot(slot_conn, slot), moves) + copy_that_stays(slot_conn, slot)
+        stays = slot_that_stays(read_slot(slot_conn, slot), moves) + copy_that_stays(slot_conn, slot)
+        return dropped + stays + left_on_primary(conn, slot_conn, slot)
 
 
 def run_statements(

@@ -42,16 +42,28 @@ def judge_standby(primary: Connection, connection: Connection, job: Job, facts: 
             "when the primary happens to write down which transactions run, and not while it is idle: grant execute on "
             f"function pg_log_standby_snapshot() to {facts.server.role} (docs/privileges.md)"
         )
-    if (left := read_slot(primary, job.pipeline.source.slot)) is not None:
-        yield warning(
-            f"the primary has a slot {left.name!r} too, which this pipeline doesn't read any more and which holds back "
-            f"{size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it there: "
-            f"select pg_drop_replication_slot('{left.name}')"
-        )
+    yield from (warning(text) for text in left_on_primary(primary, connection, job.pipeline.source.slot))
+
+
+def left_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
+    """A line on the primary's slot of that name, when ``connection`` leads to a standby that has the pipeline's."""
+    left = read_slot(primary, name) if connection is not primary else None
+    if left is None:
+        return []
+    line = (
+        f"the primary has a slot {name!r} too, which this pipeline doesn't read and which holds back "
+        f"{size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it there: "
+        f"select pg_drop_replication_slot('{name}')"
+    )
+    return [line]
 
 
 def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
     """What the standby's own settings say; pure."""
+    if standby.behind_pooler or standby.settings.get("search_path") != "pg_catalog":
+        yield problem(
+            "a connection pooler answers instead of source.read_from's server: point the connection at PostgreSQL itself"
+        )
     if (level := standby.settings["wal_level"]) != "logical":
         yield problem(
             f"wal_level of source.read_from's server is {level!r}, which decoding asks for there too: alter system set "

@@ -85,11 +85,13 @@ def test_another_server_s_standby_is_refused(theirs):
             {"hot_standby_feedback": "on", "primary_slot_name": "s", "wal_level": "replica"},
             ["wal_level .* is 'replica'"],
         ),
+        ({"hot_standby_feedback": "on", "primary_slot_name": "s", "search_path": ""}, ["a connection pooler answers"]),
     ],
 )
 def test_settings_that_cost_the_slot(settings, said):
     """Warned of before anything is made; decoding without wal_level logical is refused."""
-    standby = SimpleNamespace(settings={"wal_level": "logical", "hot_standby_feedback": "off"} | settings)
+    usual = {"wal_level": "logical", "search_path": "pg_catalog", "hot_standby_feedback": "off"}
+    standby = SimpleNamespace(settings=usual | settings, behind_pooler=False)
     found = [finding.text for finding in judge_settings(standby)]
     assert [bool(re.search(text, told)) for text, told in zip(said, found, strict=True)] == [True] * len(said)
 
