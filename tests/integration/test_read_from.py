@@ -81,21 +81,25 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     assert "on the standby of connection 'test_standby'" in plan.as_sql()
     assert (ask(primary, SLOTS), ask(standby, SLOTS)) == ([(0,)], [(1,)])
     with writing(primary):
+        # Snapshots see what the standby will replay only later; u would show by its duplicates what was applied again.
+        pause(standby)
         pipeline.sync(spark)
+        assert pipeline.status()["slot"]["replay_lag_bytes"] > 0
+        ask(standby, "select pg_wal_replay_resume()")
         pipeline.consume(spark)
     insert(primary, 3, "after")
-    ask(primary, "delete from app.t where v = 'nobody'; truncate app.u; insert into app.u values ('anew')")
+    ask(primary, "truncate app.t; insert into app.t values (1, 'anew')")
     catch_up(standby, primary)
     assert pipeline.consume(spark).changes > 0
     assert held(lake) == there(primary)
-    status = pipeline.status()["slot"]
-    assert status["lag_bytes"] >= status["replay_lag_bytes"] == 0
 
-    # What the standby doesn't replay can't be read, and counts as lag.
-    ask(standby, "select pg_wal_replay_pause()")
+    # What the standby doesn't replay can't be read, and counts as lag; nothing is lost while it is stopped.
+    pause(standby)
     insert(primary, 4, "held up")
-    assert not look(pipeline.job()).has_work
-    assert pipeline.status()["slot"]["replay_lag_bytes"] > 0
+    seen = look(pipeline.job())
+    assert not seen.has_work
+    slot = pipeline.status()["slot"]
+    assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
     standby.stop()
     with pytest.raises(SourceUnreachable, match=f":{standby.port}/"):
         look(pipeline.job())
@@ -106,6 +110,12 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     promote(standby)
     with pytest.raises(NotStandby, match=r"read_from leads to .* or was promoted"):
         look(pipeline.job())
+
+
+def pause(standby) -> None:
+    """Let the standby receive, and replay nothing."""
+    ask(standby, "select pg_wal_replay_pause()")
+    until(lambda: ask(standby, "select pg_get_wal_replay_pause_state()") == [("paused",)])()
 
 
 @pytest.mark.soak
@@ -127,7 +137,7 @@ def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
     lose_slot(primary, standby)
     with pytest.raises(SlotLost, match=r"hot_standby_feedback on and a primary_slot_name"):
         look(pipeline.job())
-    with pytest.raises(RunFailed, match="SlotLost"):
+    with pytest.raises(RunFailed, match="is lost"):
         pipeline.consume(spark)
     pipeline.resync(spark)
     assert held(lake) == there(primary)
