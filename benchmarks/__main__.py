@@ -14,13 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, drift, main_job, route, sync
+from benchmarks import decode, drift, main_job, route, source_cost, sync
 from benchmarks.measured import Measured
 
 RESULTS = Path(__file__).parent / "results"
 
 
-PARTS = ("decode", "sync", "main", "filter", "drift")
+PARTS = ("decode", "sync", "main", "filter", "drift", "source")
 
 
 def main() -> None:
@@ -35,6 +35,7 @@ def main() -> None:
         "main": lambda: main_job.run(options.rows, options.changes),
         "filter": lambda: route.run(options.rows, options.changes),
         "drift": lambda: drift.run(2 * options.rows, options.rows // 200),
+        "source": lambda: source_cost.run(options.changes),
     }
     measured = [row for name, part in parts.items() if name in options.only for row in part() or []]
     table = Table(title=f"{options.rows:,} rows, {options.changes:,} changes")

@@ -18,6 +18,7 @@ import psutil
 import psycopg
 
 from benchmarks.main_job import BACKLOG, FILL, ORDERS
+from benchmarks.measured import Measured
 from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.connection import connect
 from waldelta.consume import SlotIdentity, consume
@@ -41,13 +42,11 @@ class Cost:
     seconds: float
     temp_bytes: int
 
-    def per_million(self, changes: int) -> str:
-        """For people."""
+    def row(self, name: str, changes: int) -> Measured:
+        """A row of the result, per million changes."""
         million = changes / 1e6
-        return (
-            f"{self.cpu_s / million:.1f} CPU s, {self.temp_bytes / million / 1e6:.0f} MB of temporary files "
-            f"({self.seconds / million:.1f} s)"
-        )
+        notes = {"CPU s": round(self.cpu_s / million, 1), "temporary MB": round(self.temp_bytes / million / 1e6)}
+        return Measured(f"{name}, per million changes", self.seconds / million, notes=notes)
 
 
 class Meter:
@@ -78,8 +77,9 @@ class Meter:
         return times.children_user + times.children_system, temp
 
 
-def main(changes: int) -> None:
+def run(changes: int = CHANGES) -> list[Measured]:
     """Write the same changes for each way, read them, and move the slot."""
+    measured = []
     with (
         tempfile.TemporaryDirectory() as name,
         EmbeddedPostgres(Path(name, "postgres"), settings={"autovacuum": "off"}) as server,
@@ -104,12 +104,12 @@ def main(changes: int) -> None:
             moved, _ = meter.measure(lambda s=source, p=position, x=landed: _move(server, s, p, ledger, x))
             assert landed is not None
             count = landed.transactions.changes
-            print(f"{count:,} changes, acknowledge: {acknowledge}", flush=True)
-            print(f"    reading them: {read.per_million(count)}", flush=True)
-            print(f"    moving the slot: {moved.per_million(count)}", flush=True)
+            measured.append(read.row(f"reading the slot ({acknowledge})", count))
+            measured.append(moved.row(f"moving the slot, acknowledge: {acknowledge}", count))
             with psycopg.connect(server.conninfo(), autocommit=True) as connection:
                 connection.execute("select pg_drop_replication_slot(%s)", (source.slot,))
         server.delete()
+    return measured
 
 
 def _peek(server: EmbeddedPostgres, source: Source, position: ServerPosition) -> Landed:
@@ -127,4 +127,5 @@ def _move(server: EmbeddedPostgres, source: Source, position: ServerPosition, le
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in (sys.argv[1:] or [str(CHANGES)])))
+    for row in run(*(int(argument) for argument in sys.argv[1:])):
+        print(f"{row.name}: {row.seconds:.1f} s, {row.notes}", flush=True)
