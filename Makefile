@@ -84,7 +84,7 @@ SCENARIOS ?= 320
 SOAK := .waldelta/soak
 .PHONY: soak
 soak: setup ## every fault at every step, four random kills a round, and the random tests: ROUNDS=50 of each, SCENARIOS=320 of publications
-	@mkdir -p $(SOAK); failed=0; run() { ( $(RUN) $(PYTHON) -m "$$@" ) || failed=1; }; rm -f $(SOAK)/*.json; \
+	@mkdir -p $(SOAK); failed=0; run() { ( $(RUN) $(PYTHON) -m "$$@" ) || failed=1; }; rm -f $(SOAK)/kills*.json; \
 	  run tests.soak.fault_matrix $(SOAK)/matrix.json; \
 	  run tests.soak.random_kills $(SOAK)/kills.json --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.random_kills $(SOAK)/kills_connect.json --connect --kills $$((2 * $(ROUNDS))); \

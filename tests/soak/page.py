@@ -84,12 +84,12 @@ def _in_relation(after: Sequence[float], undisturbed: Sequence[float]) -> str:
 
 
 def _kills(told: dict[str, Any]) -> str:
-    how = ", ".join(f"{name} {count}" for name, count in sorted(told["kills"].items()))
+    how = ", ".join(f"{name} {count}" for name, count in sorted(told["kills"].items()) if name != "server")
     where = ", ".join(f"`{step}` {count}" for step, count in sorted(told["where"].items(), key=lambda pair: -pair[1]))
     kills = sum(count for name, count in told["kills"].items() if name != "server")
     return (
-        f"**{told['runs']} runs killed** by {kills} kills ({how}) under {told['transactions']} transactions; {told['comparisons']} "
-        f"comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); seed "
+        f"**{told['runs']} runs killed** by {kills} kills ({how}) under {told['transactions']} transactions, with {told['kills'].get('server', 0)} "
+        f"stops of the server; {told['comparisons']} comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); seed "
         f"{told['seed']}. The last step told before the kill: {where}. The run after the kills took "
         f"{_in_relation(told['recovery'], told['undisturbed'])}."
     )
