@@ -19,6 +19,7 @@ from spark_jobs.collapse import (
     EventShape,
 )
 from spark_jobs.identifier import path, quote
+from spark_jobs.session import TXN_APP, TXN_VERSION, USER_METADATA
 from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
 # New and updated rows with a value that its column's type can't hold: it stands verbatim in _wd_raw.
 VERBATIM_ROWS = "verbatim"
 
-_TXN_APP = "spark.databricks.delta.write.txnAppId"
-_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 # A merge writes every file that it touches anew: with smaller ones, changes of rows that lie together touch little.
 ROWS_PER_FILE = 250_000
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
@@ -129,9 +127,9 @@ def forget_statement(change_log: str, upto_batch: int) -> str:
 def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
     """Statements inside commit under ``tag``; at most one for each table, since Delta skips a second one silently."""
     settings = {
-        _TXN_APP: tag.app_id,
-        _TXN_VERSION: str(tag.batch),
-        _USER_METADATA: tag.metadata,
+        TXN_APP: tag.app_id,
+        TXN_VERSION: str(tag.batch),
+        USER_METADATA: tag.metadata,
         _MATERIALIZE: "none",
         _ROWS_PER_FILE: str(ROWS_PER_FILE),
     }

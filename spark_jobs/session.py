@@ -25,6 +25,12 @@ _SESSION_SETTINGS = (
     "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
 )
+# What tags one statement's commit (merge.tagged); a killed run leaves it behind, and Delta would take a later commit for it.
+COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
+    "spark.databricks.delta.write.txnAppId",
+    "spark.databricks.delta.write.txnVersion",
+    "spark.databricks.delta.commitInfo.userMetadata",
+)
 _IDS_PER_KEY = 10_000
 
 
@@ -78,6 +84,8 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
     # The server would keep analysed plans under numbers that each client process counts from the same beginning, so that
     # a later process of a session that goes on is given the columns which a target had in an earlier one.
     spark.conf.set("spark.connect.session.planCache.enabled", "false")
+    for key in COMMIT_SETTINGS:
+        spark.conf.unset(key)
     return spark
 
 
