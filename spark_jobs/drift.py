@@ -62,7 +62,7 @@ def check_drift(
     if not reasons:
         return []
     with job.connect("drift") as connection:
-        moving = describe_moving(connection, job.pipeline, drift.repair)
+        moving = describe_moving(connection, drift.repair)
     told = f"{name} drifted from its source: {reasons}; the target stays as a subscriber of PostgreSQL's would have it"
     return [f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE --tables {name}"]
 

@@ -42,7 +42,7 @@ from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_
 from spark_jobs.target_commit import commit_untouched, read_commit
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_touched
-from waldelta.catalog import PublishedTable, TableId
+from waldelta.catalog import TableId
 from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, StandbyAway, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import remove_folder
@@ -61,6 +61,7 @@ from waldelta.settled import check_settled, read_version_as_of, settle
 from waldelta.snapshot import SnapshotHolder
 from waldelta.standing import COPYING, NEEDS_SYNC, SYNCED
 from waldelta.target_filter import column_states, read_target_filter, to_text
+from waldelta.targets import Target
 from waldelta.watermark import Watermarks, check_same_copy, uri_of
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     quarantined = open_keys(quarantine.rows(name, drifted.state.generation))
     with job.connect("repair") as connection:
-        own = read_target_filter(connection, name, job.pipeline.target.where_of(name), drifted.table)
+        own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
     try:
@@ -138,7 +139,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             check_settled(holder, settled)
             fed, storage = fed_as_of(holder, job, TableId.parse(name))
             membership = read_version_as_of(holder, settled, fed.table.relation_ids)
-            drifted = _as_seen(job, drifted, fed.table, storage)
+            drifted = _as_seen(job, drifted, fed, storage)
             with job.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
                 size = check_cost(connection, rows)
@@ -165,13 +166,16 @@ def _check_marked(job: Job, state: TableState) -> None:
         raise LateWriter(f"{state.table_name} was synced again meanwhile")
 
 
-def _as_seen(job: Job, drifted: Repair, table: PublishedTable, storage: StorageState | None) -> Repair:
+def _as_seen(job: Job, drifted: Repair, fed: Target, storage: StorageState | None) -> Repair:
     """The drift as the snapshot sees it, which must be the one that was found."""
-    seen, state = replace(drifted, table=table), drifted.state
+    table, state = fed.table, drifted.state
+    seen = replace(drifted, table=table)
     if (why := obstacle(seen)) is not None:
         raise NeedsSync(why)
     then, leaves = drifted.table, {leaf.oid for leaf in table.leaves}
-    altered = table.row_filter != then.row_filter or was_interrupted(then.entries, table.entries)
+    altered = (table.row_filter, fed.feed.where) != (then.row_filter, drifted.where) or was_interrupted(
+        then.entries, table.entries
+    )
     if altered or leaves != {leaf.oid for leaf in then.leaves}:
         raise NeedsSync("what is published of it changed once more meanwhile")
     if told := unsent_changes(state, storage):
@@ -261,6 +265,7 @@ def _synced_state(
         status=SYNCED,
         snapshot=holder.snapshot,
         snapshot_lsn=holder.lsn.value,
+        relation_ids=list(table.relation_ids),
         columns=column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)),
         row_filter=table.row_filter,
         storage=storage,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
@@ -21,6 +22,7 @@ from spark_jobs.decode import typed_key
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.merge_rows import staged_names
 from spark_jobs.row_filter import spark_condition
+from waldelta.column_names import RELID
 from waldelta.copy import TableCopy, plan_copy
 from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
 from waldelta.errors import NeedsSync
@@ -28,7 +30,7 @@ from waldelta.job import Job
 from waldelta.lake import write_parquet
 from waldelta.ledger import TableState
 from waldelta.moving_rows import moving_rows
-from waldelta.repair import Repair, is_dear
+from waldelta.repair import Repair, gathers, is_dear
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.analysed import published_filter
 from waldelta.snapshot import SnapshotHolder, reader_name
@@ -53,6 +55,8 @@ class RepairRows:
     key: tuple[tuple[str, str], ...]
     # Rows of the target for which this is true leave; None: none do.
     leaves: str | None
+    # What a whole copy would read: of one partition's target, not what its siblings have.
+    whole: str = "true"
 
 
 def plan_rows(
@@ -86,8 +90,16 @@ def plan_rows(
         # What is there of a leaf's rows is read whole.
         away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
     leaves_it = " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
-    again = Choice(whole_relation(table), moving.after.condition, files)
-    return RepairRows(copy, choices, again, key, leaves_it)
+    again = Choice(whole_relation(table), _of_leaves(drifted, moving.after.condition), files)
+    whole = own.analysed if own is not None and drifted.partition is not None else "true"
+    return RepairRows(copy, choices, again, key, leaves_it, whole)
+
+
+def _of_leaves(drifted: Repair, condition: str) -> str:
+    """The condition on rows of the leaves that are gathered: the root may have others, which aren't published."""
+    if not gathers(drifted):
+        return condition
+    return f"({condition}) and tableoid = any ({sql.Literal([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}::oid[])"
 
 
 def _spark_rule(state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool) -> str:
@@ -106,13 +118,15 @@ def _any(conditions: Collection[str]) -> str:
 
 
 def _spark_bounds(drifted: Repair, connection: psycopg.Connection[Any], *, with_metadata: bool) -> dict[int, str]:
-    """Whether a row belongs to each leaf that there is, as Spark's condition, by the leaf's oid.
+    """Whether a row belongs to each leaf that there is, as Spark's condition, by the leaf's oid. Gathered ones say so themselves.
 
     Bounds never change while a partition is attached, and don't overlap, so that rows of those that went meet none. But a
     default partition takes what no other does: raises NeedsSync.
     """
     state, table = drifted.state, drifted.table
-    found = connection.execute(_BOUNDS, (table.oid,)).fetchall()
+    if gathers(drifted):
+        return {leaf.oid: f"{quote(RELID)} = {leaf.oid:d}" for leaf in table.leaves}
+    found = connection.execute(_BOUNDS, (drifted.partition or table.oid,)).fetchall()
     if drifted.detached and any(is_default for *_, is_default in found):
         raise NeedsSync("partitions went, and the default partition's bounds are theirs now")
     if {oid for oid, is_leaf, *_ in found if is_leaf} != {leaf.oid for leaf in table.leaves}:
@@ -128,14 +142,14 @@ select c.oid::bigint, t.isleaf, pg_get_partition_constraintdef(c.oid), pg_get_ex
 from pg_partition_tree(%s::oid) t
 join pg_class c on c.oid = t.relid
 where c.relispartition
-  and t.level > 0
+  and (t.level > 0 or t.isleaf)
 """
 
 
 def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
     """How many rows the table has, as the planner estimates; raises NeedsSync when too many of them enter."""
     entering_rows = sum(_estimate(connection, choice.statement(rows.copy)) for choice in rows.choices)
-    size = _estimate(connection, replace(rows.again, condition="true").statement(rows.copy))
+    size = _estimate(connection, replace(rows.again, condition=rows.whole).statement(rows.copy))
     if is_dear(entering_rows, size):
         raise NeedsSync(f"about {entering_rows:,.0f} of {size:,.0f} rows enter, so that a whole copy costs no more")
     return size

@@ -83,7 +83,11 @@ def _retry(
         raise NeedsSync(
             f"{name} drifted ({'; '.join(drift.reasons)}): let a run, or sync --tables {name}, mend that first"
         )
-    fed = drift.repair if drift is not None else Repair(state, target.table, storage=present.storage)
+    fed = (
+        drift.repair
+        if drift is not None
+        else Repair(state, target.table, frozenset(), present.storage, target.feed.where, target.feed.partition)
+    )
     try:
         done = reread_quarantined(spark, job, fed)
     except NeedsSync as err:

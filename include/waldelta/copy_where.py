@@ -14,6 +14,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.catalog import PublishedTable
+from waldelta.column_names import RELID
 from waldelta.connection import connect_arrow
 from waldelta.copy import TableCopy, begin_snapshot, fetch_rows, named_errors, run_statement, select_statement
 from waldelta.errors import SnapshotLost
@@ -84,7 +85,7 @@ def _other_files(files: Mapping[int, int]) -> str:
 
 
 def _is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:
-    names = [sql.Identifier(name) for name, _ in key]
+    names = [sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name) for name, _ in key]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
     # A type's name is PostgreSQL's own, quoted where it must be.
     typed = [sql.SQL("k.{}::{}").format(number, sql.SQL(kind)) for number, (_, kind) in zip(numbered, key, strict=True)]

@@ -52,12 +52,13 @@ def find_drift(
 
     ``present`` is the same table as the catalogs have it, ``feed`` what feeds the target (None: the table of its name).
     """
-    late, constraint = (feed.late, feed.constraint) if feed is not None else (frozenset[int](), None)
+    late, partition = (feed.late, feed.partition) if feed is not None else (frozenset[int](), None)
+    where = both(feed.constraint if feed is not None else None, pipeline.target.where_of(state.table_name))
     state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
     away = was_interrupted(from_texts(known.entries), table.entries)
-    own, published = list(_own_filter(pipeline, known, constraint)), list(_publication(known, table, away=away))
+    own, published = list(_own_filter(known, where)), list(_publication(known, table, away=away))
     renewed = reattached(known, present.storage) | present.emptied
     moved = frozenset().union(*moved_leaves(known, table), renewed)
     reasons = (*own, *published, *_partitions(known, table, present))
@@ -66,7 +67,7 @@ def find_drift(
     recorded = _record(known, table, moved, away=away)
     # What was away is mended as what was told before: by a copy.
     fed = replace(known, later_filters=recorded.later_filters) if away else known
-    repair = Repair(fed, table, renewed, present.storage)
+    repair = Repair(fed, table, renewed, present.storage, where, partition)
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
@@ -88,8 +89,8 @@ def _with_made_leaves(state: TableState, present: PresentTable, late: Collection
     return replace(state, storage=replace(state.storage, files=[*state.storage.files, *made])) if made else state
 
 
-def _own_filter(pipeline: PipelineFile, state: TableState, constraint: str | None) -> Iterator[str]:
-    held, wanted = filter_of(state), both(constraint, pipeline.target.where_of(state.table_name))
+def _own_filter(state: TableState, wanted: str | None) -> Iterator[str]:
+    held = filter_of(state)
     if (held.text if held else None) != wanted:
         before = held.text if held else "every row"
         yield f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by {before}"

@@ -10,8 +10,7 @@ from psycopg import sql
 
 from waldelta.copy_where import whole_relation
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.pipeline_file import PipelineFile
-from waldelta.repair import Repair, Rule, entering, is_fed_otherwise
+from waldelta.repair import Repair, Rule, entering, gathers
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import filter_of, read_target_filter
 
@@ -50,17 +49,17 @@ def moving_rows(drifted: Repair, own: RowFilter | None) -> MovingRows:
     return MovingRows(before, after, enter, leave)
 
 
-def describe_moving(connection: psycopg.Connection[Any], pipeline: PipelineFile, drifted: Repair) -> str | None:
+def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str | None:
     """How many rows a repair would add and take away, in words; None when nothing tells.
 
     Counted on the source, or estimated where that takes too long: what the target itself would lose can be more, as rows
     that the stream left behind aren't known there.
     """
     name = drifted.state.table_name
-    if is_fed_otherwise(drifted):
+    if gathers(drifted):
         return None
     try:
-        own = read_target_filter(connection, name, pipeline.target.where_of(name), drifted.table)
+        own = read_target_filter(connection, name, drifted.where, drifted.table)
         moving = moving_rows(drifted, own)
         wanted = [tuple(pair[:2] for pair in moving.enter), moving.leave]
         counted = _count(connection, wanted)

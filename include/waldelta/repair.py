@@ -32,13 +32,16 @@ _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
 class Repair:
     """A drifted target, as it was copied and fed, and the table as it is published now.
 
-    ``renewed`` are leaves that were emptied, or detached and attached again; ``storage`` is what told so.
+    ``renewed`` are leaves that were emptied, or detached and attached again; ``storage`` is what told so. ``where`` is what the
+    target filters by now, ``partition`` (its oid) the only one that it takes of the table.
     """
 
     state: TableState
     table: PublishedTable
     renewed: frozenset[int] = frozenset()
     storage: StorageState | None = None
+    where: str | None = None
+    partition: int | None = None
 
     @property
     def attached(self) -> frozenset[int]:
@@ -103,10 +106,9 @@ def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
     return frozenset(file.oid for file in now.files if then.get(file.oid, file.inherits) != file.inherits)
 
 
-def is_fed_otherwise(repair: Repair) -> bool:
-    """Whether the target isn't just the published table of its name."""
-    state = repair.state
-    return state.fed_by is not None or state.root_id is not None or str(repair.table.id) != state.table_name
+def gathers(repair: Repair) -> bool:
+    """Whether the target gathers leaves that are published as themselves."""
+    return repair.state.root_id is not None
 
 
 def obstacle(repair: Repair) -> str | None:
@@ -115,16 +117,27 @@ def obstacle(repair: Repair) -> str | None:
     held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
-        (is_fed_otherwise(repair), "it gathers leaves, or is fed by a table of another name"),
+        (not _is_fed_as_before(repair), "it is fed by another table than its copy"),
         (not table.key_columns or state.key_columns != list(table.key_columns), "it has no key, or another one than its copy"),
         (held != present, "its columns are others than its copy's"),
-        (not state.snapshot or set(state.relation_ids) != set(table.relation_ids), "it isn't the relation that was copied"),
+        (not state.snapshot or not _is_same_relation(repair), "it isn't the relation that was copied"),
         (bool(state.later_filters), "its filter changed before, and what was told of it since isn't all that happened"),
         (not table.publishes >= EVERY_CHANGE, "not every kind of change is published"),
         (not _is_known_uniform(repair), "its publications don't publish inserts, updates and deletes by the same filters"),
         (state.publishes != sorted(table.publishes), "other operations are published than when it was copied"),
     ]  # fmt: skip
     return next((why for found, why in checks if found), None)
+
+
+def _is_fed_as_before(repair: Repair) -> bool:
+    return str(repair.table.id) == (repair.state.fed_by or repair.state.table_name)
+
+
+def _is_same_relation(repair: Repair) -> bool:
+    # Leaves that are gathered may come and go.
+    if repair.state.root_id is not None:
+        return repair.state.root_id == repair.table.oid
+    return set(repair.state.relation_ids) == set(repair.table.relation_ids)
 
 
 def _is_known_uniform(repair: Repair) -> bool:

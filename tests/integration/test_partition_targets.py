@@ -32,6 +32,12 @@ def pipeline(database, lake, tables, targets, *, via_root=False, listed=None, ch
     return Pipeline(PipelineFile.model_validate(document))
 
 
+def mending(made) -> Pipeline:
+    """The same with ``drift: repair``."""
+    target = made.file.target.model_copy(update={"drift": "repair"})
+    return Pipeline(made.file.model_copy(update={"target": target}))
+
+
 def target_rows(spark, made, table, *columns):
     frame = spark.read.format("delta").load(made.target_path(f"public.{table}")).select(*columns)
     return sorted((tuple(row) for row in frame.collect()), key=repr)
@@ -263,9 +269,17 @@ def test_one_table_in_several_targets(spark, database, lake):
     pipeline(database, lake, ["f", "r", "l"], SPLIT_TARGETS, via_root=True).validate(spark)
     others = {name: of for name, of in SPLIT_TARGETS.items() if name != "l_2"}
     others |= {"f_big": {"from": "public.f", "where": "id > 200"}}
-    fewer = pipeline(database, lake, ["f", "r", "l"], others, via_root=True, checked=False)
-    assert any("f_big" in text and "copied again" in text for text in fewer.consume(spark, "fewer").warnings)
+    fewer = mending(pipeline(database, lake, ["f", "r", "l"], others, via_root=True, checked=False))
+    # Of the targets that the root is split into, the one whose partition was emptied is mended, by that one's rows.
+    database.execute(
+        "truncate r_2_b; insert into r values (17, 'r'), (18, 'r'); update r set v = 'late' where id in (1, 11)"
+    )
+    told = [text for text in fewer.consume(spark, "fewer").warnings if "copied" in text or "repaired" in text]
+    assert [text.split(":")[0] for text in told] == ["public.f_big", "public.r_2"]
+    assert all("it was repaired" in text for text in told), told
     assert target_rows(spark, fewer, "f_big", "id") == source_rows(database, "f", "id", where="id > 200")
+    for table in ("r_1", "r_2"):
+        assert_equal(target_rows(spark, fewer, table, "id", "v"), source_rows(database, table, "id", "v"), table)
     assert fewer.status()["targets"]["public.l_2"]["due"] == "removed"
 
 
@@ -273,7 +287,8 @@ def test_one_table_in_several_targets(spark, database, lake):
 
 
 def test_attached_and_detached_leaves(spark, database, lake):
-    """As with tables published via their root: nobody sends their rows, so it is told, once; a new copy mends it."""
+    """As with tables published via their root: nobody sends their rows, so it is told, once; the rows that enter and leave
+    mend it."""  # fmt: skip
     database.execute(
         "create table p(id int primary key, v text) partition by range (id); "
         "create table p_1 partition of p for values from (0) to (10); create table p_2 partition of p for values from (10) to (20);"
@@ -295,7 +310,10 @@ def test_attached_and_detached_leaves(spark, database, lake):
     assert set(held) <= set(ours)
     assert (21, "had") not in ours
     assert made.consume(spark, "two").warnings == []
-    made.sync(spark, ["public.p"])
+    database.execute("insert into p values (23, 'last'); update p set v = 'x' where id = 11")
+    (told,) = mending(made).consume(spark, "mended").warnings
+    assert "it was repaired" in told
+    assert "2 rows entered, 9 left" in told, told
     assert target_rows(spark, made, "p", "_wd_relid", "id", "v") == source_rows(
         database, "p", "tableoid::bigint", "id", "v"
     )
@@ -303,7 +321,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
         "drop table late; insert into p values (13, 'x') on conflict do nothing; truncate p_2; insert into p values (11, 'y')"
     )
     made.consume(spark, "three")
-    assert target_rows(spark, made, "p", "id", "v") == [(11, "y"), (21, "had"), (22, "new")]
+    assert target_rows(spark, made, "p", "id", "v") == [(11, "y"), (21, "had"), (22, "new"), (23, "last")]
 
 
 def test_a_leaf_that_is_published_later(spark, database, lake):

@@ -17,6 +17,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed, is_long
+from waldelta.pipeline_file import Publication
 from waldelta.repair import Rule, entering
 from waldelta.watermark import uri_of
 
@@ -219,7 +220,15 @@ def test_random_drift(spark, database, lake, monkeypatch):
         filters = WHOLE if choose.random() < 0.5 else KEYED
         if filters is WHOLE:
             database.execute("alter table t replica identity full; alter table u replica identity full")
-        job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
+        # Filters of several publications are ORed.
+        second = f"s_{database.name}_pub2"
+        database.execute(f"create publication {second} for table t where (id < 0)")
+        file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"])
+        both = [*file.source.publications, Publication(name=second, manage=False)]
+        source = file.source.model_copy(update={"publications": both})
+        target = file.target.model_copy(update={"drift": "repair"})
+        job = bare_slot(database, file.model_copy(update={"source": source, "target": target}))
+        publish(database, job, choose.choice(KEYED))
         for _ in range(20):
             workload.transaction()
         sync(spark, job)
@@ -236,7 +245,10 @@ def test_random_drift(spark, database, lake, monkeypatch):
             for _ in range(10):
                 workload.transaction()
             done.append((choose.choice(filters), choose.choice(filters)))
-            publish(database, job, done[-1][0])
+            if choose.random() < 0.5:
+                publish(database, job, done[-1][0])
+            else:
+                database.execute(f"alter publication {second} set table t where ({done[-1][0] or 'true'})")
             job = with_own_filter(job, "public.u", done[-1][1])
             for _ in range(10):
                 workload.transaction()

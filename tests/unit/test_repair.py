@@ -48,6 +48,11 @@ OBSTACLES = [
     ("it was so when it was copied", state(entries=to_texts(UNLIKE)), table(publications=("p", "q"), entries=TWO), "same filters"),
     ("inserts alone", state(publishes=["insert"]), table(publishes=frozenset({"insert"})), "not every kind"),
     ("truncate since", state(), table(publishes=ALL | {"truncate"}), "other operations"),
+    ("fed by another table", state(fed_by="public.t", table_name="public.u"), table(), None),
+    ("not as it was copied", state(fed_by="public.s"), table(), "another table"),
+    ("gathered leaves, of which one came", state(root_id=1, relation_ids=[2]), table(relation_ids=(2, 3)), None),
+    ("of another root", state(root_id=9, relation_ids=[2]), table(relation_ids=(2,)), "isn't the relation"),
+    ("one leaf sends inserts alone", state(entries=to_texts(TWO)), table(entries=frozenset({*TWO, replace(member(publishes=frozenset({"insert"})), relation=2)})), "same filters"),
     ("a partition went", state(leaves=[2, 3]), table(leaves=[2]), None),
     ("another took its place", state(leaves=[2, 3]), table(leaves=[2, 4]), None),
 ]  # fmt: skip
