@@ -22,6 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.fault import fault_point
 from waldelta.lake import sync_commit
+from waldelta.ledger_files import read_sorted
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +96,17 @@ class LedgerTable:
     def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
         """The rows that a filter chooses, oldest first; files that can't hold any aren't opened."""
         table = self._open()
-        return [] if table is None else _sorted(table, chosen).to_pylist()
+        return [] if table is None else read_sorted(table, chosen, self._options).to_pylist()
 
     def newest(self) -> dict[str, Any] | None:
         """The row appended last."""
         table = self._open()
         at = self._newest_at(table) if table is not None else None
-        return _sorted(table, pc.field("at") >= at).to_pylist()[-1] if table is not None and at is not None else None
+        return (
+            read_sorted(table, pc.field("at") >= at, self._options).to_pylist()[-1]
+            if table is not None and at is not None
+            else None
+        )
 
     @_again_when_changed
     def replace(self, rows: Sequence[dict[str, Any]], predicate: str) -> None:
@@ -127,7 +132,7 @@ class LedgerTable:
         table = self._open()
         if table is None:
             return 0
-        rows = _sorted(table)
+        rows = read_sorted(table, storage_options=self._options)
         kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
@@ -175,7 +180,7 @@ class LedgerTable:
         sync_commit(self.uri, table.version())
 
     def _last_at(self, table: DeltaTable | None, chosen: pc.Expression | None) -> datetime | None:
-        rows = [] if table is None else _sorted(table, chosen)["at"].to_pylist()
+        rows = [] if table is None else read_sorted(table, chosen, self._options)["at"].to_pylist()
         return rows[-1] if rows else None
 
     def _newest_at(self, table: DeltaTable) -> datetime | None:
@@ -190,7 +195,3 @@ class LedgerTable:
             return DeltaTable(self.uri, storage_options=self._options)
         except TableNotFoundError:
             return None
-
-
-def _sorted(table: DeltaTable, chosen: pc.Expression | None = None) -> pa.Table:
-    return table.to_pyarrow_dataset().to_table(filter=chosen).sort_by("at")

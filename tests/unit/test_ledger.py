@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from waldelta import ledger_table
+from waldelta import ledger_files, ledger_table
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.lake import bookkeeping_uri
@@ -306,3 +306,14 @@ def test_a_full_disk_has_a_name(ledger):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     ledger.append(run("r3", NOON))
     assert [r.run_id for r in ledger.runs()] == ["r1", "r3"]
+
+
+def test_each_file_is_opened_once(lake, monkeypatch):
+    """A run reads the ledger some times per table: whatever was there before isn't opened again."""
+    opened = []
+    real = ledger_files.ds.dataset
+    monkeypatch.setattr(ledger_files.ds, "dataset", lambda paths, **how: opened.extend(paths) or real(paths, **how))
+    for number in range(3):
+        Ledger(lake).append(TableState(now(), "r", f"public.t{number}", 1, "synced"))
+        assert len(Ledger(lake).table_states()) == number + 1
+    assert len(opened) == len(set(opened)) == 3

@@ -1,0 +1,62 @@
+"""The rows of a ledger table's files, kept in memory: Delta's files never change, and a run reads the same ones again and again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pa_fs
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+# Larger files come of compaction, and are few.
+_SMALL_ROWS = 2_000
+_MOST_FILES = 512
+
+_held: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
+_lock = Lock()
+
+
+def read_sorted(
+    table: DeltaTable, chosen: pc.Expression | None = None, storage_options: Mapping[str, str] | None = None
+) -> pa.Table:
+    """The rows that a filter chooses, oldest first (by ``at``)."""
+    schema = pa.schema(table.schema().to_arrow())
+    files = pa.table(table.get_add_actions(flatten=True)).select(["path", "num_records"]).to_pylist()
+    reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
+    parts = [reader.read(file["path"], file["num_records"], chosen) for file in files]
+    rows = pa.concat_tables(parts) if parts else schema.empty_table()
+    return (rows if chosen is None else rows.filter(chosen)).sort_by("at")
+
+
+class _Reader:
+    def __init__(self, uri: str, schema: pa.Schema, options: dict[str, str]) -> None:
+        self.uri, self.schema, self.options = uri, schema, options
+        # Columns, and fields of structs, are added in time: a file is read as the table is now.
+        self._columns = str(schema)
+        self._files: pa_fs.FileSystem | None = None
+
+    def read(self, path: str, row_count: int, chosen: pc.Expression | None) -> pa.Table:
+        """A file's rows, at least those that the filter chooses."""
+        if row_count > _SMALL_ROWS:
+            return self._open(path).to_table(filter=chosen)
+        key = (self.uri, path, self._columns)
+        with _lock:
+            if (rows := _held.get(key)) is not None:
+                _held.move_to_end(key)
+                return rows
+        rows = self._open(path).to_table()
+        with _lock:
+            _held[key] = rows
+            if len(_held) > _MOST_FILES:
+                _held.popitem(last=False)
+        return rows
+
+    def _open(self, path: str) -> ds.Dataset:
+        if self._files is None:
+            self._files = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
+        return ds.dataset([path], schema=self.schema, filesystem=self._files, format="parquet")
