@@ -80,5 +80,5 @@ def _recorded(held: TableState, known: TableState) -> TableState:
     """The latest state with what is now known of the drift."""
     return replace(
         held, row_filter=known.row_filter, later_filters=known.later_filters, unmended_leaves=known.unmended_leaves,
-        entries=known.entries,
+        unpublished=known.unpublished, entries=known.entries,
     )  # fmt: skip

@@ -38,11 +38,12 @@ from spark_jobs.repair_rows import (
     stage_rows,
 )
 from spark_jobs.stretch import Stretches
-from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of, unpublished_columns
+from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
 from spark_jobs.target_commit import commit_untouched, read_commit
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_touched
 from waldelta.catalog import TableId
+from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, StandbyAway, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import remove_folder

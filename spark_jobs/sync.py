@@ -32,9 +32,10 @@ from spark_jobs.target import (
     target_schema,
 )
 from spark_jobs.task_error import first_line
-from waldelta.catalog import PublishedTable, TableId
+from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
 from waldelta.copy import TableCopy, plan_copy, read_chunks
+from waldelta.drift import unpublished_columns
 from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_source
 from waldelta.fault import fault_point
@@ -411,12 +412,6 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
         raise SnapshotLost(
             f"{copied.id} was published in another way while it was copied, or left and returned: its copy starts again"
         )
-
-
-def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
-    """Numbers of the columns that the table has and that aren't published."""
-    published = {column.attnum for column in table.columns}
-    return [a.attnum for a in storage.attributes if a.attnum not in published] if storage is not None else []
 
 
 def _target_filter(job: Job, fed: Target) -> RowFilter | None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger import TableState
-from waldelta.membership import from_texts, to_texts, was_interrupted
+from waldelta.ledger import StorageState, TableState
+from waldelta.membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
-from waldelta.repair import Repair, moved_leaves, reattached
+from waldelta.repair import Repair, entered_columns, moved_leaves, reattached
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
 from waldelta.targets import Feed
@@ -57,14 +57,14 @@ def find_drift(
     state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
-    away = was_interrupted(from_texts(known.entries), table.entries)
+    away = was_away(known.entries, table.entries) or _was_lost_unseen(known, table)
     own, published = list(_own_filter(known, where)), list(_publication(known, table, away=away))
     renewed = reattached(known, present.storage) | present.emptied
     moved = frozenset().union(*moved_leaves(known, table), renewed)
     reasons = (*own, *published, *_partitions(known, table, present))
     if pipeline.target.drift == "repair":
         reasons += tuple(_told_before(known, moved))
-    recorded = _record(known, table, moved, away=away)
+    recorded = _record(known, table, present.storage, moved, away=away)
     # What was away is mended as what was told before: by a copy.
     fed = replace(known, later_filters=recorded.later_filters) if away else known
     repair = Repair(fed, table, renewed, present.storage, where, partition)
@@ -106,17 +106,31 @@ def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Ite
     if {present} != set(filters):
         yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
     # That is how it was recorded.
-    if away or any(then == later for then, later in pairwise(filters)):
+    lacking = _lacking(state, table)
+    if (away or _is_away_recorded(state)) and not lacking:
         yield (
             "it was taken out of a publication and put in again, or published by another filter or other options there for "
             "a while; what changed meanwhile may not have been sent"
         )
     if state.publishes and (publishes := sorted(table.publishes)) != state.publishes:
         yield f"{', '.join(publishes)} are published, at its copy {', '.join(state.publishes)} were"
-    # Other new columns were added since, and come with the first change that has them.
-    known = {column.attnum for column in state.columns}
-    if entered := [c.name for c in table.columns if c.attnum in state.unpublished and c.attnum not in known]:
+    if entered := entered_columns(state, table):
         yield f"column {', '.join(entered)} entered its column list"
+
+
+def _is_away_recorded(state: TableState) -> bool:
+    return any(then == later for then, later in pairwise(_filters(state)))
+
+
+def _lacking(state: TableState, table: PublishedTable) -> frozenset[str]:
+    """Operations that were published at the copy and aren't now."""
+    return frozenset(state.publishes) - table.publishes
+
+
+def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
+    """Whether a leaf that is gathered lost an operation since the last look that others still have: no sum of them tells."""
+    lost = lost_operations(from_texts(state.entries), table.entries)
+    return bool((lost.intersection(state.publishes) if state.publishes else lost) - _lacking(state, table))
 
 
 def _partitions(state: TableState, table: PublishedTable, present: PresentTable) -> Iterator[str]:
@@ -145,14 +159,28 @@ def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
         yield f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that was told, but not mended"
 
 
-def _record(state: TableState, table: PublishedTable, moved: Collection[int], *, away: bool) -> TableState:
+def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
+    """Numbers of the columns that the table has and that aren't published; none where they aren't known."""
+    published = {column.attnum for column in table.columns}
+    return [a.attnum for a in storage.attributes if a.attnum not in published] if storage is not None else []
+
+
+def _record(
+    state: TableState, table: PublishedTable, storage: StorageState | None, moved: Collection[int], *, away: bool
+) -> TableState:
     present, last = table.row_filter or EVERYTHING, _filters(state)[-1]
+    # Once they are published again, nothing else says what wasn't sent.
+    away = away or (bool(_lacking(state, table)) and not _is_away_recorded(state))
     if away or last != present:
         # The same filter twice: something else held in between.
         later = [last, present] if away and last != present else [present]
         state = replace(state, later_filters=[*state.later_filters, *later])
-    entries = to_texts(table.entries)
-    return replace(state, unmended_leaves=sorted({*state.unmended_leaves, *moved}), entries=entries)
+    return replace(
+        state,
+        unmended_leaves=sorted({*state.unmended_leaves, *moved}),
+        unpublished=sorted({*state.unpublished, *unpublished_columns(table, storage)}),
+        entries=to_texts(table.entries),
+    )
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:

@@ -18,7 +18,16 @@ from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.job import Job
 from waldelta.ledger import now
 from waldelta.locks import target_lock
-from waldelta.membership import Membership, from_texts, is_same, is_uniform, says_alike, to_texts
+from waldelta.membership import (
+    Membership,
+    from_texts,
+    is_same,
+    is_uniform,
+    lost_operations,
+    says_alike,
+    to_texts,
+    was_away,
+)
 from waldelta.standing import SYNCED
 from waldelta.targets import read_targets
 from waldelta.watermark import check_same_copy
@@ -34,7 +43,7 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
     after = _entries(connection, job)
     for name, state in job.ledger.table_states().items():
         was, now_are = before.get(name, frozenset()), after.get(name, frozenset())
-        if state.status != SYNCED or not now_are or not _is_renewed(state.entries, was, now_are):
+        if state.status != SYNCED or not now_are or not is_renewed(state.entries, was, now_are):
             continue
         # Of a slot that begins another life, all tables are copied anew; a run that is at work on this one looks for itself.
         with suppress(LockHeld, LateWriter, SlotMissing), target_lock(job, name):
@@ -42,13 +51,16 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
             job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, entries=to_texts(now_are)), held)
 
 
-def _is_renewed(held: list[str], was: frozenset[Membership], now_are: frozenset[Membership]) -> bool:
-    """Whether what is recorded held until setup put something else in its place.
+def is_renewed(held: list[str], was: frozenset[Membership], now_are: frozenset[Membership]) -> bool:
+    """Whether what is recorded held until setup put something else in its place, so that this may be recorded; pure.
 
-    Rules that weren't the same for all kinds of changes stay on record as long as they may have left their mark.
+    What loses operations stays on record until a run has seen that. Rules that weren't the same for all kinds of changes stay on record as long as they may have left their mark.
     """
-    known = is_same(from_texts(held), was) and (is_uniform(was) or says_alike(was, now_are))
-    return known and to_texts(now_are) != held
+    known = from_texts(held)
+    # Of what an earlier version recorded, it is known whether it is gone.
+    held_until_then = is_same(known, was) if known else bool(held) and bool(was) and not was_away(held, was)
+    alike = is_uniform(was) or says_alike(was, now_are)
+    return held_until_then and alike and not lost_operations(was, now_are) and to_texts(now_are) != held
 
 
 def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[Membership]]:

@@ -42,16 +42,32 @@ class Membership:
         """Whether it is what it was, and was all the time. What other options than ``publish`` change shows elsewhere."""
         explained = self.owner != then.owner or self.options != then.options
         return (
-            (self.relation, self.publication) == (then.relation, then.publication)
-            and not self.entries.isdisjoint(then.entries)
+            self.place == then.place
+            and self._keeps_an_entry(then)
             and self.publishes == then.publishes
             and (self.version == then.version or explained)
         )
+
+    def _keeps_an_entry(self, then: Membership) -> bool:
+        """Whether one of them published it all the time by what is said of it now, though others came or went.
+
+        Of several, one decides by which filter. So another filter than then may be another one's, and what went while others
+        came may have been what decided.
+        """
+        common = self.entries & then.entries
+        nested = bool(common) and common in (self.entries, then.entries)
+        alike = (self.row_filter, self.column_list) == (then.row_filter, then.column_list)
+        return nested and (self.entries == then.entries or alike)
 
     def follows(self, then: Membership) -> bool:
         """Whether it may have taken the other's place by one command."""
         same_entry = not self.entries.isdisjoint(then.entries)
         return self.publication == then.publication and (same_entry or not self.is_apart)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The relation and the publication: of each two there is one membership at a time."""
+        return self.relation, self.publication
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -64,7 +80,7 @@ Rules = Mapping[str, frozenset[str | None]]
 
 def rules(memberships: Collection[Membership]) -> Rules:
     """By which filters each operation is published, ORed; None among them lets everything through, and stands alone then."""
-    operations = sorted(frozenset().union(*(m.publishes for m in memberships)))
+    operations = sorted(_operations(memberships))
     return {op: _ored(m.row_filter for m in memberships if op in m.publishes) for op in operations}
 
 
@@ -73,12 +89,13 @@ def is_uniform(memberships: Collection[Membership]) -> bool:
 
     Each relation by itself; True as well where nothing is known of any.
     """
-    return all(_is_uniform(_of(memberships, relation)) for relation in _relations(memberships))
+    return all(map(_is_uniform, _by_relation(memberships).values()))
 
 
 def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
     """Whether the same rules held all the time, for each relation; False where nothing is known of then."""
-    kept = [m for m in now if any(m.continues(before) for before in then)]
+    before = {m.place: m for m in then}
+    kept = [m for m in now if m.place in before and m.continues(before[m.place])]
     return bool(then) and _each(then) == _each(now) == _each(kept)
 
 
@@ -87,8 +104,24 @@ def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -
 
     Each relation by itself; those that were or are in no publication don't count, nor does what isn't known.
     """
-    both = _relations(then) & _relations(now)
-    return any(_was_interrupted(_of(then, relation), _of(now, relation)) for relation in both)
+    before, after = _by_relation(then), _by_relation(now)
+    return any(_was_interrupted(before[relation], after[relation]) for relation in before.keys() & after.keys())
+
+
+def was_away(texts: Collection[str], now: Collection[Membership]) -> bool:
+    """The same, of what the ledger keeps. Earlier versions kept entries alone: there, whether all of these are gone."""
+    if _are_known(texts):
+        return was_interrupted(from_texts(texts), now)
+    # What the text says beyond the kind and the oid came later.
+    present = {" ".join(entry.split()[:2]) for m in now for entry in m.entries}
+    return bool(texts) and bool(present) and present.isdisjoint(texts)
+
+
+def lost_operations(then: Collection[Membership], now: Collection[Membership]) -> frozenset[str]:
+    """Operations that aren't published any more of one relation or another; those in no publication then or now don't count."""
+    before, after = _by_relation(then), _by_relation(now)
+    lost = (_operations(before[relation]) - _operations(after[relation]) for relation in before.keys() & after.keys())
+    return frozenset().union(*lost)
 
 
 def says_alike(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -97,10 +130,12 @@ def says_alike(then: Collection[Membership], now: Collection[Membership]) -> boo
 
 
 def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    kept = {before: m for before in then for m in now if m.continues(before)}
+    places = {m.place: m for m in now}
+    kept = {m: places[m.place] for m in then if m.place in places and places[m.place].continues(m)}
     # Of what stays, the filter may read otherwise: a column was renamed.
     was, there, always = (_by_rules(found) for found in ([kept.get(m, m) for m in then], now, list(kept.values())))
-    gone, came = [m for m in then if m not in kept], [m for m in now if m not in kept.values()]
+    stayed = {m.place for m in kept}
+    gone, came = [m for m in then if m.place not in stayed], [m for m in now if m.place not in stayed]
     at_once = len(gone) == len(came) == 1 and came[0].follows(gone[0])
     if was == there:
         # An entry that says the same wasn't put there by one command, unless it is of another kind.
@@ -117,16 +152,19 @@ def _is_uniform(memberships: Collection[Membership]) -> bool:
     return all(found.get(op) == every for op in EVERY_CHANGE)
 
 
-def _relations(memberships: Iterable[Membership]) -> set[int]:
-    return {m.relation for m in memberships}
+def _by_relation(memberships: Iterable[Membership]) -> dict[int, list[Membership]]:
+    found: dict[int, list[Membership]] = {}
+    for m in memberships:
+        found.setdefault(m.relation, []).append(m)
+    return found
 
 
 def _each(memberships: Collection[Membership]) -> dict[int, Any]:
-    return {relation: _by_rules(_of(memberships, relation)) for relation in _relations(memberships)}
+    return {relation: _by_rules(of) for relation, of in _by_relation(memberships).items()}
 
 
-def _of(memberships: Iterable[Membership], relation: int) -> list[Membership]:
-    return [m for m in memberships if m.relation == relation]
+def _operations(memberships: Iterable[Membership]) -> frozenset[str]:
+    return frozenset().union(*(m.publishes for m in memberships))
 
 
 def _by_rules(memberships: Collection[Membership]) -> tuple[Rules, frozenset[str | None]]:
@@ -134,8 +172,8 @@ def _by_rules(memberships: Collection[Membership]) -> tuple[Rules, frozenset[str
 
 
 def _taken_together(memberships: Collection[Membership]) -> tuple[frozenset[Any], ...]:
-    publishes = frozenset().union(*(m.publishes for m in memberships))
-    return _ored(m.row_filter for m in memberships), publishes, frozenset(m.column_list for m in memberships)
+    filters, lists = (m.row_filter for m in memberships), frozenset(m.column_list for m in memberships)
+    return _ored(filters), _operations(memberships), lists
 
 
 def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
@@ -163,11 +201,15 @@ def to_texts(memberships: Iterable[Membership]) -> list[str]:
 
 def from_texts(texts: Iterable[str]) -> list[Membership]:
     """Memberships from the ledger; none where an earlier version wrote it, which tells less."""
-    found = []
+    found: list[Membership] = []
+    if not _are_known(texts := list(texts)):
+        return found
     for text in texts:
-        if not text.startswith("{"):
-            return []
         said = json.loads(text)
         said |= {"entries": frozenset(said["entries"]), "publishes": frozenset(said["publishes"])}
         found += [Membership(relation, **said) for relation in said.pop("relations")]
     return found
+
+
+def _are_known(texts: Iterable[str]) -> bool:
+    return all(text.startswith("{") for text in texts)

@@ -106,6 +106,11 @@ def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
     return frozenset(file.oid for file in now.files if then.get(file.oid, file.inherits) != file.inherits)
 
 
+def entered_columns(state: TableState, table: PublishedTable) -> list[str]:
+    """Names of the published columns that weren't, at the copy or at a look since; others were added, and come by themselves."""
+    return [column.name for column in table.columns if column.attnum in state.unpublished]
+
+
 def gathers(repair: Repair) -> bool:
     """Whether the target gathers leaves that are published as themselves."""
     return repair.state.root_id is not None
@@ -120,6 +125,7 @@ def obstacle(repair: Repair) -> str | None:
         (not _is_fed_as_before(repair), "it is fed by another table than its copy"),
         (not table.key_columns or state.key_columns != list(table.key_columns), "it has no key, or another one than its copy"),
         (held != present, "its columns are others than its copy's"),
+        (bool(entered_columns(state, table)), "a column entered its column list, whose values weren't sent before"),
         (not state.snapshot or not _is_same_relation(repair), "it isn't the relation that was copied"),
         (bool(state.later_filters), "its filter changed before, and what was told of it since isn't all that happened"),
         (not table.publishes >= EVERY_CHANGE, "not every kind of change is published"),

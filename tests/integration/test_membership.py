@@ -16,6 +16,7 @@ ALL_TABLES, ONE, TWO = (
     ["create publication p for table t", "create publication q"],
     ["create publication p for table t", "create publication q for table t where (a > 5)"],
 )
+BESIDE_SCHEMA = ["create publication p for table t where (a > 1), tables in schema public", "create publication q"]
 FILTERED = ["create publication p for table t where (a > 1), u", "create publication q"]
 
 # The publications, what is done to them statement by statement, whether it is told of t.
@@ -35,10 +36,14 @@ CASES = {
     "a renamed column of the filter": (["create publication p for table t where (v is null)", "create publication q"], ["alter table t rename v to w"], False),
     "its schema": (ONE, ["alter publication p set tables in schema public"], False),
     "the table for its schema": (["create publication p for tables in schema public", "create publication q"], ["alter publication p set table t where (a > 1)"], True),
+    "its schema beside it for a while": (BESIDE_SCHEMA, ["alter publication p drop tables in schema public", "alter publication p add tables in schema public"], True),
+    "its schema beside it goes": (BESIDE_SCHEMA, ["alter publication p drop tables in schema public"], False),
     "options for a while": (ONE, ["alter publication p set (publish = 'insert')", "alter publication p set (publish = 'insert, update, delete, truncate')"], True),
     "of all tables": (ALL_TABLES, ["alter publication p set (publish = 'insert')", "alter publication p set (publish = 'insert, update, delete, truncate')"], True),
     "by the root for a while": (ONE, ["alter publication p set (publish_via_partition_root = true)", "alter publication p set (publish_via_partition_root = false)"], True),
     "by the root": (ONE, ["alter publication p set (publish_via_partition_root = true)"], False),
+    "operations for a while, and by the root (a limit)": (ONE, ["alter publication p set (publish = 'insert')", "alter publication p set (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"], False),
+    "operations for a while, and an owner (a limit)": (ONE, ["alter publication p set (publish = 'insert')", "alter publication p set (publish = 'insert, update, delete, truncate')", "alter publication p owner to other_owner"], False),
     "fewer operations": (ONE, ["alter publication p set (publish = 'insert')"], False),
     "an owner": (ONE, ["alter publication p owner to other_owner"], False),
     "a comment": (ONE, ["comment on publication p is 'ours'"], False),

@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.drift import find_drift
-from waldelta.ledger import ColumnState, FileState, StorageState, TableState
+from waldelta.ledger import AttributeState, ColumnState, FileState, StorageState, TableState
 from waldelta.membership import Membership, to_texts
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
@@ -110,7 +110,8 @@ def test_partitions_that_were_told_are_mended_once_the_file_says_so():
 
 def member(entry="table 1", publication=1, **said):
     """What a publication says of the table."""
-    return Membership(1, publication, frozenset({entry}), **{"publishes": frozenset(EVERY)} | said)
+    entries = frozenset(said.pop("entries", {entry}))
+    return Membership(1, publication, entries, **{"publishes": frozenset(EVERY)} | said)
 
 
 AWAY = [
@@ -128,6 +129,8 @@ AWAY = [
     ("options there and back", [member(version=1)], {}, [member(version=2)], "other options"),
     ("another owner", [member(version=1)], {}, [member(version=2, owner=3)], None),
     ("not known", [], {}, [member("table 2")], None),
+    ("an earlier version's record", ["table 1"], {}, [member()], None),
+    ("an earlier version's record, taken out since", ["table 1"], {}, [member("table 2")], "taken out"),
 ]  # fmt: skip
 
 
@@ -135,13 +138,67 @@ AWAY = [
 def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
     """It is told in every run from then on; what is new but explained is recorded."""
     dba, present = pipeline(manage=False), replace(table(**now), entries=frozenset(entries))
-    found = find_drift(dba, replace(state(), entries=to_texts(then)), present, PresentTable())
+    texts = then if any(isinstance(entry, str) for entry in then) else to_texts(then)
+    found = find_drift(dba, replace(state(), entries=texts), present, PresentTable())
     if reason is None:
         assert found is None or (found.reasons, found.state.entries) == ((), to_texts(entries))
         return
     assert re.search(reason, "; ".join(found.reasons))
     again = find_drift(dba, found.state, present, PresentTable())
     assert (again.reasons, again.is_new) == (found.reasons, False)
+
+
+INSERTS, WITHOUT_V, WITH_V = frozenset({"insert"}), (("id", 1), ("a", 2)), (("id", 1), ("a", 2), ("v", 3))
+LEAF = replace(member("table 3", 2), relation=2)
+
+
+def looked_at(*entries, columns=WITH_V, row_filter=None):
+    """The table as one look finds it."""
+    publishes = frozenset().union(*(m.publishes for m in entries))
+    return replace(table(columns, row_filter), entries=frozenset(entries), publishes=publishes)
+
+
+INSERTS_ALONE, OTHER_LIST = member(version=2, publishes=INSERTS), member("table 2", column_list="1 2")
+TWO = {"table 5", "schema 6"}
+LOOKS = [
+    # What published it at its copy, what each look finds, and what each tells (None: nothing).
+    ("operations go and come", [member()], [looked_at(INSERTS_ALONE), looked_at(member(version=3)), looked_at(member(version=3))],
+     ["^insert are published, at its copy delete, insert, update were$", "^it was taken out .* other options", "^it was taken out"]),
+    ("operations go, one comes, all come", [member()],
+     [looked_at(INSERTS_ALONE), looked_at(member(version=3, publishes=INSERTS | {"update"})), looked_at(member(version=4))],
+     ["^insert are", "^insert, update are published", "^it was taken out"]),
+    ("more operations come and go", [member()], [looked_at(member(version=2, publishes=frozenset([*EVERY, "truncate"]))), looked_at(member(version=3))],
+     ["truncate, update are published, at its copy", None]),
+    ("operations go from one leaf, and come", [member(), LEAF],
+     [looked_at(member(), replace(LEAF, version=2, publishes=INSERTS)), looked_at(member(), replace(LEAF, version=3))],
+     ["^it was taken out", "^it was taken out"]),
+    ("a column leaves and comes", [member()], [looked_at(OTHER_LIST, columns=WITHOUT_V), looked_at(member("table 3"))],
+     [None, "^column v entered its column list$"]),
+    ("a column leaves, and stays away", [member()], [looked_at(OTHER_LIST, columns=WITHOUT_V)] * 2, [None, None]),
+    ("a filter comes and goes", [member()], [looked_at(member("table 2", row_filter="(a > 1)"), row_filter="(a > 1)"), looked_at(member("table 3"))],
+     ["^its publications' filter is", "^its publications' filter is"]),
+    ("what decides of two entries goes and comes", [member(entries=TWO)], [looked_at(member(entries=TWO)), looked_at(member(entries={"table 5", "schema 9"}))],
+     [None, "^it was taken out"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("evolves", [True, False])
+@pytest.mark.parametrize(("first", "looks", "told"), [c[1:] for c in LOOKS], ids=[c[0] for c in LOOKS])
+def test_what_look_after_look_tells(first, looks, told, evolves):
+    """That all is as it was again doesn't bring what was sent to nobody; whether the target's columns followed or not."""
+    present = PresentTable(storage=StorageState([], [AttributeState(n, 1) for n in (1, 2, 3)]))
+    held, found = replace(state(WITH_V, publishes=EVERY), entries=to_texts(first)), []
+    for look in looks:
+        drift = find_drift(pipeline(manage=False), held, look, present)
+        found.append("; ".join(drift.reasons) if drift and drift.reasons else None)
+        held = drift.state if drift else held
+        if evolves:
+            held = replace(held, columns=state([(c.name, c.attnum) for c in look.columns]).columns)
+        again = find_drift(pipeline(manage=False), held, look, present)
+        assert ("; ".join(again.reasons) if again else None) == found[-1]
+        assert again is None or not again.is_new
+    assert [bool(text) for text in found] == [bool(pattern) for pattern in told]
+    assert all(re.search(pattern, text) for pattern, text in zip(told, found, strict=True) if pattern)
 
 
 @pytest.mark.parametrize("row_filter", [None, "(a > 1)"])

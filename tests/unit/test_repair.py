@@ -40,6 +40,7 @@ OBSTACLES = [
     ("no key", state(key_columns=[]), table(key_columns=()), "no key"),
     ("another key", state(), table(key_columns=("a",)), "another one"),
     ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),
+    ("a column that came back", state(unpublished=[2]), table(), "entered its column list"),
     ("recreated", state(), table(relation_ids=(2,)), "isn't the relation"),
     ("told for a while", state(later=["(a > 2)"]), table(row_filter="(a > 2)"), "filter changed before"),
     ("two publications", state(entries=to_texts(TWO)), table(publications=("p", "q"), entries=TWO), None),
