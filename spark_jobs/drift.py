@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import psycopg
 
 from spark_jobs.plan import last_truncates
-from waldelta.drift import find_drift
+from waldelta.drift import Drift, find_drift
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
@@ -21,6 +22,11 @@ from waldelta.repair import Repair
 from waldelta.targets import Feed, Target, read_targets
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, check_same_copy
+
+log = logging.getLogger(__name__)
+
+# In so many of the last applied batches a TRUNCATE is looked for: more runs than a transaction is open for, usually.
+_APPLIED_BATCHES = 100
 
 
 def read_published_now(
@@ -49,14 +55,15 @@ def check_drift(
         return []
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"
-    if (drift.mends and evolves) or drift.is_new:
+    if drift.mends and evolves:
         with target_lock(job, name):
-            held = check_same_copy(job, state)
-            if drift.mends and evolves:
-                mark(job, held, f"{name}: {reasons}")
-                drifted[name] = drift.repair
-            elif (known := _recorded(held, drift.state)) != held:
-                job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
+            mark(job, check_same_copy(job, state), f"{name}: {reasons}")
+        drifted[name] = drift.repair
+    elif drift.is_new:
+        # At once: a run that is killed behind the record has told it too.
+        if reasons:
+            log.warning("table=%s drifted from its source: %s", name, reasons)
+        _record(job, state, drift)
     if drift.mends:
         raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
     if not reasons:
@@ -68,17 +75,35 @@ def check_drift(
 
 
 def _is_truncated(job: Job, state: TableState) -> bool:
-    """Whether a TRUNCATE of the whole table was landed that the target doesn't reflect yet: it empties all leaves, and is sent."""
+    """Whether a TRUNCATE of the whole table explains it, which empties all leaves, and is sent.
+
+    One that the target doesn't reflect yet; or one that it does, since the leaves' files were recorded, when it couldn't be told
+    yet what had landed.
+    """
     change_log = job.change_log(identity := job.slot_identity())
     last, after = change_log.last_batch(), Watermarks(job, identity).of(state)
-    if last is None or last <= after:
+    if last is None:
         return False
-    return bool(last_truncates(change_log.stream(after, last), state, Snapshot.parse(state.snapshot)))
+    snapshot = Snapshot.parse(state.snapshot)
+    if last > after and last_truncates(change_log.stream(after, last), state, snapshot):
+        return True
+    recorded, first = state.storage.as_of if state.storage is not None else 0, job.first_batch()
+    begin = max(first, after - _APPLIED_BATCHES)
+    return bool(
+        recorded
+        and after > begin
+        and last_truncates(change_log.stream(begin, after), state, snapshot, since_xid=recorded)
+    )
 
 
-def _recorded(held: TableState, known: TableState) -> TableState:
-    """The latest state with what is now known of the drift."""
-    return replace(
-        held, row_filter=known.row_filter, later_filters=known.later_filters, unmended_leaves=known.unmended_leaves,
-        unpublished=known.unpublished, entries=known.entries,
-    )  # fmt: skip
+def _record(job: Job, state: TableState, drift: Drift) -> None:
+    """Enter what is now known of the drift, so that it is told once."""
+    known = drift.state
+    with target_lock(job, state.table_name):
+        held = check_same_copy(job, state)
+        found = replace(
+            held, row_filter=known.row_filter, later_filters=known.later_filters, unmended_leaves=known.unmended_leaves,
+            unpublished=known.unpublished, entries=known.entries,
+        )  # fmt: skip
+        if found != held:
+            job.ledger.append_state(replace(found, at=now(), run_id=job.run_id), held)

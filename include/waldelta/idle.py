@@ -31,6 +31,7 @@ from waldelta.present import PresentTable, read_present
 from waldelta.recover import recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
+from waldelta.server import read_oldest_xid
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
 from waldelta.standby import replay_warnings, slot_position
@@ -136,7 +137,10 @@ def _work_left(
     there = read_present(connection, fed)
     found = [of_partition(state, there[state.table_name], published.get(state.table_name)) for state in fed]
     fed = [state for state, _ in found]
-    present = with_emptied(connection, fed, {state.table_name: table for state, table in found})
+    # Of what may not have landed a run couldn't judge either, and would be started for nothing until it has.
+    present = with_emptied(
+        connection, fed, {state.table_name: table for state, table in found}, read_oldest_xid(connection)
+    )
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
     if drifted := _drifted(connection, job, published, fed, present):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from waldelta.target_filter import filter_of, read_target_filter
 
 # Counting may take so long in all; after that the planner's estimate has to do.
 COUNT_TIMEOUT_MS = 2000
+# Each statement waits so long for a lock at most.
+LOCK_TIMEOUT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,18 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
     if gathers(drifted):
         return None
     try:
+        # A notice isn't worth waiting for whoever alters the table.
+        connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         moving = moving_rows(drifted, own)
         wanted = [tuple(pair[:2] for pair in moving.enter), moving.leave]
         counted = _count(connection, wanted)
         numbers = counted or [sum(_estimate(connection, *pair) for pair in pairs) for pairs in wanted]
     except (psycopg.Error, ConfigError, FilterNotTranslatable):
-        return None  # a column of the old filter is gone, say
+        return None  # a column of the old filter is gone, or somebody has the table locked
+    finally:
+        with suppress(psycopg.Error):
+            connection.execute("select set_config('lock_timeout', '0', false)")
     if not any(numbers):
         return None
     about = "" if counted else "about "

@@ -8,7 +8,7 @@ from typing import Any
 
 from waldelta.gap import open_gaps
 from waldelta.job import Job
-from waldelta.ledger import Gap, now
+from waldelta.ledger import Gap, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import Quarantine
 from waldelta.server import ServerPosition
@@ -55,7 +55,17 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
         "rows_copied": state.rows if state is not None else 0,
         "reason": standing.why or (state.reason if state is not None else None),
         "quarantined": quarantined,
+        "drift_told": _drift_told(state) if state is not None else [],
     }
+
+
+def _drift_told(state: TableState) -> list[str]:
+    """Drift that is on record as told, and was not mended; that of today's catalogs is looked for by runs."""
+    leaves, filters = len(state.unmended_leaves), state.later_filters
+    return [
+        *([f"{leaves} partitions came, went or were emptied"] if leaves else []),
+        *([f"published by other rules since its copy, at last by {filters[-1]}"] if filters else []),
+    ]
 
 
 def _gap(gap: Gap) -> dict[str, Any]:
