@@ -21,7 +21,8 @@ _POSITION = f"""
 select (select system_identifier::text from pg_control_system()),
        case when not pg_is_in_recovery() then ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int end,
        ({READABLE_LSN})::text,
-       (select setting::bigint from pg_settings where name = 'wal_segment_size')
+       (select setting::bigint from pg_settings where name = 'wal_segment_size'),
+       current_database()::text
 """  # noqa: S608 - no value in it
 
 
@@ -38,6 +39,7 @@ class ServerPosition:
     flush_lsn: Lsn
     next_xid8: int
     wal_segment_size: int
+    database: str
     primary_lsn: Lsn | None = None
 
     def lag_of(self, read: Lsn) -> int:
@@ -105,4 +107,4 @@ def _read(connection: psycopg.Connection[Any], timeline: int | None) -> ServerPo
     xid = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     if row is None or xid is None:
         raise SourceError("the server didn't say where it stands")
-    return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid[0], row[3])
+    return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid[0], row[3], row[4])

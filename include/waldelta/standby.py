@@ -130,3 +130,9 @@ def _check_follows(connection: Connection, standby: ServerPosition, primary: Ser
             f"source.read_from leads to {describe_server(connection)}, which replays {ours}, and conn_id to {theirs}: let "
             "read_from lead to a standby of that server (docs/standby.md)"
         )
+    if standby.database != primary.database:
+        # A slot there would have no changes of ours, and every run would find none and move it on.
+        raise NotStandby(
+            f"source.read_from leads to database {standby.database!r} of {describe_server(connection)}, and conn_id to "
+            f"{primary.database!r}: let both lead to the same database (docs/standby.md)"
+        )

@@ -64,7 +64,7 @@ MUST_MOVE = {
 
 @pytest.mark.parametrize("restart, confirmed, upto, flushed, moves", MUST_MOVE.values(), ids=MUST_MOVE)
 def test_when_a_slot_must_move(restart, confirmed, upto, flushed, moves):
-    server = ServerPosition("1", 1, Lsn(flushed << 20), 1, SEGMENT)
+    server = ServerPosition("1", 1, Lsn(flushed << 20), 1, SEGMENT, "postgres")
     assert server.must_move(Lsn(confirmed << 20), Lsn(upto << 20), Lsn(restart << 20)) is moves
 
 

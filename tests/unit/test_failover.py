@@ -50,7 +50,7 @@ HISTORIES = {
 def test_a_promotion_is_followed_only_within_common_history(case):
     ours, theirs, history, known, landed, expected = HISTORIES[case]
     identity = SlotIdentity("s", "1", ours, "0/1")
-    server = ServerPosition("1", theirs, Lsn(1000), 1, 1 << 24)
+    server = ServerPosition("1", theirs, Lsn(1000), 1, 1 << 24, "postgres")
     if isinstance(expected, int):
         assert judge_history(identity, server, history, known, Lsn(landed)) == Lsn(expected)
         return
@@ -171,5 +171,7 @@ def test_a_history_that_cannot_be_read_is_asked_for_again(lake):
     with pytest.raises(
         SourceUnreachable, match=r"timeline history, which couldn't be read: .* can't be reached"
     ) as refused:
-        _read_ends(job_on(lake), SlotIdentity("s", "1", 1, "0/1"), ServerPosition("1", 2, Lsn(1000), 1, 1 << 24))
+        _read_ends(
+            job_on(lake), SlotIdentity("s", "1", 1, "0/1"), ServerPosition("1", 2, Lsn(1000), 1, 1 << 24, "postgres")
+        )
     assert refused.value.retryable

@@ -20,8 +20,8 @@ from waldelta.slot import SlotState, check_health
 from waldelta.standby import _check_follows, replay_warnings
 from waldelta.standby_preflight import judge_settings
 
-STANDBY = ServerPosition("1", 1, Lsn(1000), 1, 1 << 24, Lsn(1500))
-PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24)
+PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
+STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))
 SLOT = SlotState(
     name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True, temporary=False, active=False,
     active_pid=None, active_by=None, confirmed_flush_lsn=Lsn(1), restart_lsn=Lsn(1), wal_status="reserved",
@@ -66,11 +66,18 @@ def test_a_lost_slot_says_what_prevents_it(reason, prevention):
         check_health(replace(SLOT, invalidation_reason=reason), "s")
 
 
-@pytest.mark.parametrize("theirs", [replace(PRIMARY, system_identifier="2"), replace(PRIMARY, timeline=2)])
-def test_another_server_s_standby_is_refused(theirs):
-    """Another cluster's, or one that follows another timeline than the primary has."""
+@pytest.mark.parametrize(
+    "theirs, told",
+    [
+        (replace(PRIMARY, system_identifier="2"), "replays system 1, timeline 1, and conn_id to system 2"),
+        (replace(PRIMARY, timeline=2), "replays system 1, timeline 1, and conn_id to system 1, timeline 2"),
+        (replace(PRIMARY, database="shop"), "to database 'postgres' of db2:5432, and conn_id to 'shop'"),
+    ],
+)
+def test_another_server_s_standby_is_refused(theirs, told):
+    """Another cluster's, one that follows another timeline, and another database, whose slot would never have changes."""
     connection = SimpleNamespace(info=SimpleNamespace(host="db2", port=5432))
-    with pytest.raises(NotStandby, match=r"db2:5432, which replays system 1, timeline 1, and conn_id to system"):
+    with pytest.raises(NotStandby, match=f"read_from leads .*{told}"):
         _check_follows(connection, STANDBY, theirs)
     _check_follows(connection, STANDBY, PRIMARY)
 
