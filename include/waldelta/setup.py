@@ -108,11 +108,17 @@ class SetupPlan:
             lines.append("commit;")
         if self.create_slot:
             flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
-            where = f", on the standby of connection {self.read_from!r}" if self.read_from is not None else ""
-            lines += [
-                f"-- after the publications, never in their transaction{where}",
-                f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()});",
-            ]
+            create = f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()})"
+            if self.read_from is None:
+                lines += ["-- after the publications, never in their transaction", f"{create};"]
+            else:
+                lines += [
+                    "-- after the publications, once they are replayed there: on the standby of connection "
+                    f"{_on_one_line(repr(self.read_from))} (elsewhere it makes nothing); it waits for what is to be run on the "
+                    "primary meanwhile, again if need be: select pg_log_standby_snapshot()",
+                    # A slot that a primary made by mistake would be read by nobody, and hold its WAL.
+                    f"{create} where pg_is_in_recovery();",
+                ]
         if self.alter_failover is not None:
             command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
             lines.append(f"-- in a psql with 'replication=database' in its connection string: {command}")

@@ -35,7 +35,9 @@ SLOTS = "select count(*)::int from pg_replication_slots where slot_type = 'logic
 @pytest.fixture
 def read_from(monkeypatch) -> Callable:
     """Points source.read_from's connection at a server."""
-    return lambda server: monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", server.uri(user="app", password="p"))
+    return lambda server, **at: monkeypatch.setenv(
+        "AIRFLOW_CONN_TEST_STANDBY", server.uri(user="app", password="p", **at)
+    )
 
 
 @pytest.fixture
@@ -74,10 +76,15 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     read_from(primary)
     with pytest.raises(PreflightFailed, match=r"source\.read_from leads to .*, which is no standby, or was promoted"):
         pipeline.setup()
+    read_from(standby, dbname="template1")
+    with pytest.raises(PreflightFailed, match=r"to database 'template1' of .*, and conn_id to 'postgres'"):
+        pipeline.setup()
     read_from(standby)
     plan = pipeline.setup()
     assert not any("standby" in text for text in plan.warnings), plan.warnings
+    # Run on the primary as it stands, by whoever reads no comments, it makes no slot that nobody would read.
     assert "on the standby of connection 'test_standby'" in plan.as_sql()
+    ask(primary, plan.as_sql().partition("commit;")[2])
     assert (ask(primary, SLOTS), ask(standby, SLOTS)) == ([(0,)], [(1,)])
     pause(standby)
     with writing(primary):
