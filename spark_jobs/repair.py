@@ -193,9 +193,8 @@ def _leaves(storage: StorageState | None) -> list[FileState]:
     return storage.files if storage is not None else []
 
 
-def _land_through(spark: SparkSession, job: Job, lsn: Lsn) -> Drained:
-    """Land until the change log holds everything that a snapshot taken at ``lsn`` sees."""
-    needed = lsn.of_record()
+def _land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
+    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees."""
     deadline = time.monotonic() + FLUSH_TIMEOUT_S
     with _slot_lock(job) as lock:
         drained = drain(spark, job, lock.check)
@@ -207,7 +206,7 @@ def _land_through(spark: SparkSession, job: Job, lsn: Lsn) -> Drained:
                     raise StandbyAway(
                         f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g} s: run again"
                     )
-                raise SnapshotLost(f"WAL up to {lsn} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
+                raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
             time.sleep(0.2)
             further = drain(spark, job, lock.check)
             further.bill.add(drained.bill)

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 
 _TEXT = re.compile(r"\A([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")
-# XLOG_BLCKSZ, and SizeOfXLogLongPHD, the header of a file's first page: that of the others is shorter.
+# XLOG_BLCKSZ, SizeOfXLogShortPHD, and SizeOfXLogLongPHD: the header of a file's first page.
 _PAGE_BYTES = 8192
-_HEADER_BYTES = 40
+_HEADER_BYTES = 24
+_FIRST_HEADER_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,14 +37,22 @@ class Lsn:
     def __str__(self) -> str:
         return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
 
-    def of_record(self) -> Lsn:
-        """Where the last record before this position ends: right behind a page's header none does, and a reader stops before it.
+    def of_record(self, segment_bytes: int) -> Lsn:
+        """Where the last record before this insert position ends, in WAL files of that size.
 
-        >>> str(Lsn.parse("0/5000028").of_record()), str(Lsn.parse("0/5000100").of_record())
-        ('0/5000000', '0/5000100')
+        The insert position is where the next record begins. When a page is full that is behind the next one's header, which
+        isn't written yet; the last record ends before it, and a reader stops there. (XLogBytePosToRecPtr, which the insert
+        position comes from, and XLogBytePosToEndRecPtr in xlog.c.)
+
+        >>> texts = ["0/5000028", "0/5002018", "0/5002000", "0/5002020", "0/5002028", "0/5000030"]
+        >>> [str(Lsn.parse(text).of_record(16 << 20)) for text in texts]
+        ['0/5000000', '0/5002000', '0/5002000', '0/5002020', '0/5002028', '0/5000030']
+        >>> str(Lsn.parse("0/5100028").of_record(1 << 20)), str(Lsn.parse("0/5100028").of_record(16 << 20))
+        ('0/5100000', '0/5100028')
         """
-        header = self.value % _PAGE_BYTES
-        return Lsn(self.value - header) if header <= _HEADER_BYTES else self
+        is_first = self.value % segment_bytes < _PAGE_BYTES
+        header = _FIRST_HEADER_BYTES if is_first else _HEADER_BYTES
+        return Lsn(self.value - header) if self.value % _PAGE_BYTES == header else self
 
     def __sub__(self, other: Lsn) -> int:
         """Bytes of WAL between two positions."""

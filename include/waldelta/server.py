@@ -16,6 +16,8 @@ from waldelta.lsn import Lsn
 
 # Up to where the server's WAL can be decoded: a primary's is flushed, a standby's replayed.
 READABLE_LSN = "case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end"
+# Where the last record ends that a primary has written, by Lsn.of_record, and what that takes.
+WRITTEN = "pg_current_wal_insert_lsn()::text, pg_size_bytes(current_setting('wal_segment_size'))"
 # A standby's timeline is told by the replication protocol alone.
 _POSITION = f"""
 select (select system_identifier::text from pg_control_system()),

@@ -112,10 +112,10 @@ class SetupPlan:
             if self.read_from is None:
                 lines += ["-- after the publications, never in their transaction", f"{create};"]
             else:
+                where = _on_one_line(repr(self.read_from))
                 lines += [
-                    "-- after the publications, once they are replayed there: on the standby of connection "
-                    f"{_on_one_line(repr(self.read_from))} (elsewhere it makes nothing); it waits for what is to be run on the "
-                    "primary meanwhile, again if need be: select pg_log_standby_snapshot()",
+                    f"-- after the publications, once they are replayed there: on the standby of connection {where}, which waits",
+                    "-- for what is to be run on the primary meanwhile, again if need be: select pg_log_standby_snapshot()",
                     # A slot that a primary made by mistake would be read by nobody, and hold its WAL.
                     f"{create} where pg_is_in_recovery();",
                 ]

@@ -18,6 +18,7 @@ import psycopg
 from waldelta.connection import connect, describe
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen
 from waldelta.lsn import Lsn
+from waldelta.server import WRITTEN
 
 if TYPE_CHECKING:
     from waldelta.catalog import Leaf
@@ -183,10 +184,10 @@ class SnapshotHolder:
             self._execute("select set_config(%s, '0', false)", (setting,))
         self.connection.execute("begin isolation level repeatable read read only")
         # The first statement takes the snapshot; the insert position read after it lies behind all commits it sees.
-        self.snapshot, self.snapshot_id, lsn = self._execute(
-            "select pg_current_snapshot()::text, pg_export_snapshot(), pg_current_wal_insert_lsn()::text"
+        self.snapshot, self.snapshot_id, written, segment_bytes = self._execute(
+            f"select pg_current_snapshot()::text, pg_export_snapshot(), {WRITTEN}"
         )[0]
-        self.lsn = Lsn.parse(lsn)
+        self.lsn = Lsn.parse(written).of_record(segment_bytes)
 
     def _execute(self, statement: str, params: tuple[Any, ...] | None = None) -> list[tuple[Any, ...]]:
         try:

@@ -22,7 +22,7 @@ from waldelta.finding import size
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import SlotLimits
-from waldelta.server import READABLE_LSN, ServerPosition, read_position, read_standby_position
+from waldelta.server import READABLE_LSN, WRITTEN, ServerPosition, read_position, read_standby_position
 from waldelta.slot_health import SlotWarning
 from waldelta.walsender import read_timeline
 
@@ -75,8 +75,8 @@ def wait_replayed(primary: Connection, connection: Connection, timeout_s: float 
     """  # fmt: skip
     if connection is primary:
         return
-    ((written,),) = primary.execute("select pg_current_wal_insert_lsn()::text").fetchall()
-    wanted, deadline = Lsn.parse(written).of_record(), time.monotonic() + timeout_s
+    ((written, segment_bytes),) = primary.execute(f"select {WRITTEN}".encode()).fetchall()
+    wanted, deadline = Lsn.parse(written).of_record(segment_bytes), time.monotonic() + timeout_s
     statement = f"select ({READABLE_LSN})::text".encode()
     while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < wanted:
         if time.monotonic() > deadline:

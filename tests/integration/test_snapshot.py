@@ -9,6 +9,8 @@ import pytest
 from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.connection import connect
 from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
+from waldelta.lsn import Lsn
+from waldelta.server import WRITTEN
 from waldelta.snapshot import SnapshotHolder, reader_name, wait_for_old_transactions
 
 pytestmark = pytest.mark.pg
@@ -223,3 +225,31 @@ def test_password_is_in_no_error(database):
     with pytest.raises(SourceUnreachable) as caught, SnapshotHolder(database.conninfo + " port=1"):
         pass
     assert psycopg.conninfo.conninfo_to_dict(database.conninfo)["password"] not in repr(caught.value)
+
+
+# What a message's record has beside the message, when that is long, and how much of a page isn't its header.
+OVERHEAD, USABLE = 55, 8192 - 24
+
+
+@pytest.mark.parametrize("behind", [0, 8, 16, 24], ids="{} bytes on the page".format)
+def test_where_the_last_record_ends(database, behind):
+    """Records that end with a page, or shortly behind the next one's header: PostgreSQL tells where the one it wrote ends."""
+    for _ in range(20):  # others write, too
+        ((start,),) = database.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+        length = (8192 - int(start) % 8192) + behind + USABLE - OVERHEAD
+        ((end, written, segment_bytes),) = database.execute(
+            f"select pg_logical_emit_message(false, 'p', repeat('x', %s))::text, {WRITTEN}", (length,)
+        )
+        insert = Lsn.parse(written)
+        if insert.value % 8192 == 24 + behind and insert.value % segment_bytes > 8192:
+            break
+    assert (insert.value % 8192, Lsn.parse(end).value % 8192) == (24 + behind, 24 + behind if behind else 0)
+    assert insert.of_record(segment_bytes) == Lsn.parse(end)
+
+
+def test_where_the_last_record_of_a_file_ends(database):
+    """Its rest counts as the record; the next one begins behind a longer header, which isn't written yet."""
+    ((written, segment_bytes),) = database.execute(f"select {WRITTEN} from pg_switch_wal()")
+    assert Lsn.parse(written).value % segment_bytes == 40
+    ends = str(Lsn.parse(written).of_record(segment_bytes))
+    assert database.execute("select pg_current_wal_flush_lsn() >= %s::pg_lsn", (ends,)) == [(True,)]
