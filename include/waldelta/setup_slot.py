@@ -156,9 +156,10 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
 def _record(job: Job, slot: SlotState, event: str) -> None:
     incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
     # Batches of an earlier life stay in the change log, and the new one begins behind them. A run of that life that is about to
-    # commit took the number after the highest; it finds out at its next step.
+    # commit took the number after the highest, be it its first; it finds out at its next step.
     highest = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
-    behind = highest + 1 if highest else 0
+    had_life = any(move.event in ("created", "adopted") for move in job.ledger.slot_lives())
+    behind = highest + 1 if highest or had_life else 0
     job.ledger.append(
         SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
     )

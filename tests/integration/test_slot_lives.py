@@ -50,11 +50,14 @@ def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
     assert job.table_states() == {}
 
 
-def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job):
+@pytest.mark.parametrize("landed", [[7], []], ids=["some landed", "nothing landed"])
+def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, landed):
     """A run that died with its slot may commit its batch, numbered after the highest, when another life has begun."""
     apply_setup(conn, job)
+    assert job.first_batch() == 0
     log = job.change_log(job.slot_identity())
-    write_deltalake(log.uri, pa.table({"batch": [7], "ordinal": [0]}), partition_by=["batch"])
+    for batch in landed:
+        write_deltalake(log.uri, pa.table({"batch": [batch], "ordinal": [0]}), partition_by=["batch"])
     late = log.highest_batch() + 1
     teardown(conn, job)
     apply_setup(conn, job)
