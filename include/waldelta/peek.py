@@ -18,7 +18,15 @@ from psycopg import sql
 
 from waldelta.arrow_columns import storage
 from waldelta.connection import connect, connect_arrow, ended_by_replay
-from waldelta.errors import PeekTimeout, PrivilegeMissing, PublicationGone, SlotInUse, SourceError
+from waldelta.errors import (
+    PeekTimeout,
+    PrivilegeMissing,
+    PublicationGone,
+    SlotInUse,
+    SourceError,
+    SourceUnreachable,
+    StandbyAway,
+)
 from waldelta.fault import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
@@ -250,12 +258,32 @@ def _publication_gone(slot: str, publication: str) -> PublicationGone:
     )
 
 
+# What the server says before it hangs up, and libpq where nothing is said; ADBC gives no more than the text. (postgres.c,
+# fe-misc.c, fe-secure.c; SSL's and the kernel's own words follow their calls' names.)
+_CONNECTION_LOST = (
+    r"terminating connection [^\n]*|the database system is [^\n]*|server closed the connection[^\n]*|connection not open|"
+    r"no connection to the server|lost synchronization with server[^\n]*|could not (receive data from|send data to) server[^\n]*|"
+    r"SSL (SYSCALL )?error[^\n]*|SSL connection has been closed unexpectedly|connection to [^\n]* failed:[^\n]*"
+)
+
+
+def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
+    """The error for a reader that was ended from outside: the next one may not be."""
+    if "conflict with recovery" in text:
+        return ended_by_replay(f"reading slot {slot!r}", text)
+    if lost := re.search(_CONNECTION_LOST, text):
+        return SourceUnreachable(
+            f"the server ended the connection that read slot {slot!r}, or the network did ({lost[0]}): run again"
+        )
+    return None
+
+
 def peek_error(slot: str, text: str) -> SourceError:
     """The named error for what the server said while the slot was read."""
     if "is active for PID" in text:
         return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
-    if "conflict with recovery" in text:
-        return ended_by_replay(f"reading slot {slot!r}", text)
+    if (lost := _lost(slot, text)) is not None:
+        return lost
     if "statement timeout" in text:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
     if refused := re.search(r"permission denied [^\n]*", text):

@@ -9,7 +9,16 @@ from types import SimpleNamespace
 import pytest
 
 from waldelta.consume import SlotIdentity
-from waldelta.errors import ConfigError, NotStandby, SlotLost, SourceChanged, StandbyAway
+from waldelta.errors import (
+    ConfigError,
+    NotStandby,
+    PeekTimeout,
+    SlotLost,
+    SourceChanged,
+    SourceError,
+    SourceUnreachable,
+    StandbyAway,
+)
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
@@ -140,3 +149,33 @@ def test_a_standby_that_restarted_is_waited_for(monkeypatch):
 def test_a_read_that_replay_ended_is_tried_again():
     """A conflict ends the reader, not the slot."""
     assert isinstance(peek_error("s", "ERROR: canceling statement due to conflict with recovery"), StandbyAway)
+
+
+@pytest.mark.parametrize(
+    "said, kind",
+    [
+        (
+            "[libpq] Failed to execute query: FATAL:  terminating connection due to administrator command",
+            SourceUnreachable,
+        ),
+        ("FATAL:  terminating connection because of crash of another server process", SourceUnreachable),
+        (
+            "Fetch header failed: no COPY in progress\nserver closed the connection unexpectedly\n\tThis …",
+            SourceUnreachable,
+        ),
+        ("could not receive data from server: Connection reset by peer", SourceUnreachable),
+        ("could not send data to server: Broken pipe", SourceUnreachable),
+        ("could not receive data from server: Connection timed out", SourceUnreachable),
+        ("SSL SYSCALL error: EOF detected", SourceUnreachable),
+        ("SSL connection has been closed unexpectedly", SourceUnreachable),
+        ("FATAL:  the database system is shutting down", SourceUnreachable),
+        ("FATAL:  terminating connection due to conflict with recovery", StandbyAway),
+        ("ERROR:  canceling statement due to statement timeout", PeekTimeout),
+        ("ERROR:  could not read WAL from timeline 1: record with incorrect prev-link", SourceError),
+    ],
+)
+def test_what_ended_a_read(said, kind):
+    """A connection that was lost is tried again; what the server says of the WAL isn't."""
+    found = peek_error("s", said)
+    assert type(found) is kind
+    assert found.retryable == (kind is not SourceError)
