@@ -36,7 +36,7 @@ from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
-from waldelta.standby import replay_warnings, slot_position
+from waldelta.standby import left_on_primary, slot_position, standby_warnings
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
     with gaps_recorded(job), slot_lock(job) as lock:
         source = job.pipeline.source
-        with job.connect_slot("health") as connection:
+        with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
             # Where the slot's state tells nothing: a standby, another cluster.
             server = slot_position(connection, job)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
-        limits = job.pipeline.slot_limits
-        found = [*slot_warnings(slot, limits, job.ledger.last_move(), now()), *replay_warnings(server, limits)]
+            elsewhere = standby_warnings(primary, connection, job, server)
+        found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
     result.landed_as_of = landed_as_of
@@ -262,6 +262,9 @@ def run_resync(
                 f"slot {gap.slot!r} of the server of before (system {gap.system_identifier}, timeline {gap.timeline}) holds its "
                 "WAL until somebody drops it there"
             )
+        if gap is not None:
+            with job.connect("resync") as primary, job.connect_slot("resync", primary) as connection:
+                result.warnings += left_on_primary(primary, connection, gap.slot)
         done, failed = _synced(lambda: sync(spark, job, tables, reason or (gap and gap.cause), by_diff=True))
         for table in done:
             name, diff = str(table.table), table.diff

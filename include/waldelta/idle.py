@@ -34,7 +34,7 @@ from waldelta.rewrite import unsent_changes
 from waldelta.server import read_oldest_xid
 from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
-from waldelta.standby import replay_warnings, slot_position
+from waldelta.standby import slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
 from waldelta.visibility import Snapshot
@@ -76,8 +76,8 @@ def look(job: Job) -> Look:
         server = slot_position(connection, job)
         check_system(identity, server)
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
-        limits = job.pipeline.slot_limits
-        tell([*slot_warnings(slot, limits, ledger.last_move(), now()), *replay_warnings(server, limits)])
+        elsewhere = standby_warnings(primary, connection, job, server)
+        tell([*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere])
         end_old_readers(job.slot_conninfo, source.slot)
         recovered = recover(connection, job, identity, change_log, server)
         stands, identity = recovered.confirmed, recovered.identity

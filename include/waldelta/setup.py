@@ -47,7 +47,8 @@ from waldelta.setup_slot import (
 )
 from waldelta.slot import PLUGIN, read_slot
 from waldelta.source_facts import Facts, read_facts
-from waldelta.standby_preflight import judge_standby, left_on_primary
+from waldelta.standby import left_on_primary
+from waldelta.standby_preflight import judge_standby
 from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.target_preflight import plan_targets
 from waldelta.walsender import alter_failover, alter_failover_command

@@ -23,6 +23,7 @@ from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import SlotLimits
 from waldelta.server import READABLE_LSN, WRITTEN, ServerPosition, read_position, read_standby_position
+from waldelta.slot import read_slot
 from waldelta.slot_health import SlotWarning
 from waldelta.walsender import read_timeline
 
@@ -53,6 +54,17 @@ def slot_position(connection: Connection, job: Job) -> ServerPosition:
     return standby
 
 
+def standby_warnings(
+    primary: Connection, connection: Connection, job: Job, server: ServerPosition
+) -> list[SlotWarning]:
+    """What is worth saying before a run of where the slot is, beside the slot itself; nothing of a primary's.
+
+    ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the primary.
+    """
+    left = left_on_primary(primary, connection, job.pipeline.source.slot)
+    return [*replay_warnings(server, job.pipeline.slot_limits), *(SlotWarning("warning", text) for text in left)]
+
+
 def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarning]:
     """What is worth saying of a standby that is behind its primary: the slot's backlog doesn't tell it."""
     behind = server.replay_lag or 0
@@ -65,6 +77,19 @@ def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarn
             "whether it is connected (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())",
         )
     ]
+
+
+def left_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
+    """A line on the primary's slot of that name, when ``connection`` leads to a standby that has the pipeline's."""
+    left = read_slot(primary, name) if connection is not primary else None
+    if left is None:
+        return []
+    line = (
+        f"the primary has a slot {name!r} too, which this pipeline doesn't read and which holds back "
+        f"{size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it there: "
+        f"select pg_drop_replication_slot('{name}')"
+    )
+    return [line]
 
 
 def wait_replayed(primary: Connection, connection: Connection, timeout_s: float = REPLAY_TIMEOUT_S) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import NotPrimary, NotStandby, SourceUnreachable
-from waldelta.finding import Finding, problem, size, warning
+from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
-from waldelta.slot import read_slot
 from waldelta.source_facts import Facts, ServerFacts
-from waldelta.standby import slot_position
+from waldelta.standby import left_on_primary, slot_position
 
 Connection = psycopg.Connection[Any]
 
@@ -43,19 +42,6 @@ def judge_standby(primary: Connection, connection: Connection, job: Job, facts: 
             f"function pg_log_standby_snapshot() to {facts.server.role} (docs/privileges.md)"
         )
     yield from (warning(text) for text in left_on_primary(primary, connection, job.pipeline.source.slot))
-
-
-def left_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
-    """A line on the primary's slot of that name, when ``connection`` leads to a standby that has the pipeline's."""
-    left = read_slot(primary, name) if connection is not primary else None
-    if left is None:
-        return []
-    line = (
-        f"the primary has a slot {name!r} too, which this pipeline doesn't read and which holds back "
-        f"{size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it there: "
-        f"select pg_drop_replication_slot('{name}')"
-    )
-    return [line]
 
 
 def judge_settings(standby: ServerFacts) -> Iterator[Finding]:

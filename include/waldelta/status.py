@@ -13,8 +13,8 @@ from waldelta.lsn import Lsn
 from waldelta.quarantine import Quarantine
 from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, read_slot
-from waldelta.slot_health import forecast, slot_warnings
-from waldelta.standby import replay_warnings, slot_position
+from waldelta.slot_health import SlotWarning, forecast, slot_warnings
+from waldelta.standby import slot_position, standby_warnings
 from waldelta.standing import Standing, read_published, read_standings
 from waldelta.watermark import last_cut
 
@@ -26,6 +26,7 @@ def read_status(job: Job) -> dict[str, Any]:
         with job.connect_slot("status", connection) as slot_connection:
             server = slot_position(slot_connection, job)
             slot = read_slot(slot_connection, slot_name)
+            elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
@@ -34,7 +35,7 @@ def read_status(job: Job) -> dict[str, Any]:
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
-        "slot": _slot(job, slot, server),
+        "slot": _slot(job, slot, server, elsewhere),
         "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
         "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
@@ -80,9 +81,9 @@ def _gap(gap: Gap) -> dict[str, Any]:
     }
 
 
-def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str, Any]:
+def _slot(job: Job, slot: SlotState | None, server: ServerPosition, elsewhere: list[SlotWarning]) -> dict[str, Any]:
     if slot is None:
-        return {"name": job.pipeline.source.slot, "wal_status": "missing"}
+        return {"name": job.pipeline.source.slot, "wal_status": "missing", "warnings": list(map(str, elsewhere))}
     limits, move, at = job.pipeline.slot_limits, job.ledger.last_move(), now()
     return {
         "name": slot.name,
@@ -99,7 +100,5 @@ def _slot(job: Job, slot: SlotState | None, server: ServerPosition) -> dict[str,
         "spilled_bytes": slot.spilled_bytes,
         "catalog_xmin_age": slot.catalog_xmin_age,
         "forecast": asdict(ahead) if (ahead := forecast(slot, limits, move, at)) else None,
-        "warnings": [
-            str(found) for found in [*slot_warnings(slot, limits, move, at), *replay_warnings(server, limits)]
-        ],
+        "warnings": [str(found) for found in [*slot_warnings(slot, limits, move, at), *elsewhere]],
     }

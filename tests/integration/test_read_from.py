@@ -86,6 +86,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     assert "on the standby of connection 'test_standby'" in plan.as_sql()
     ask(primary, plan.as_sql().partition("commit;")[2])
     assert (ask(primary, SLOTS), ask(standby, SLOTS)) == ([(0,)], [(1,)])
+    ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')")
     pause(standby)
     with writing(primary):
         # Snapshots see what the standby will replay only later; u would show by its duplicates what was applied again.
@@ -94,11 +95,13 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         assert not look(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
+        assert any("the primary has a slot 'flights' too" in text for text in slot["warnings"]), slot["warnings"]
         standby.stop()
         with pytest.raises(SourceUnreachable, match=f":{standby.port}/"):
             look(pipeline.job())
         standby.start()
-        pipeline.consume(spark)
+        assert any("the primary has a slot 'flights' too" in text for text in pipeline.consume(spark).warnings)
+    ask(primary, "select pg_drop_replication_slot('flights')")
     insert(primary, 3, "after")
     ask(primary, "truncate app.t; insert into app.t values (1, 'anew')")
     catch_up(standby, primary)
