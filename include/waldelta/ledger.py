@@ -167,11 +167,12 @@ class TableState:
     storage: StorageState | None = None
     # The target's own filter, as waldelta.target_filter writes it.
     target_filter: str | None = None
-    # Filters that its publications have had since the copy; "true" lets everything through.
+    # Filters that its publications have had since the copy; "true" lets everything through. The same twice: something else
+    # held in between.
     later_filters: list[str] = field(default_factory=list)
     # The operations that its publications, taken together, published when it was copied.
     publishes: list[str] = field(default_factory=list)
-    # Numbers of the columns that the table had when it was copied, and that weren't published.
+    # Numbers of the columns that the table had when it was copied, or at a look since, and that weren't published.
     unpublished: list[int] = field(default_factory=list)
     # The table that feeds it, when that isn't the one of its name.
     fed_by: str | None = None

@@ -140,11 +140,13 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     database.execute("delete from away where id = 3; delete from toggled where id = 3")
     database.execute("create table u (id int primary key); alter publication p add table u")
     database.execute("alter publication p add table away where (id < 6)")
-    database.execute("alter publication r set (publish = 'insert, update, delete, truncate')")
-    told = [text.split(" drifted")[0] for text in made.consume(spark, "one").warnings if "taken out" in text]
+    warnings = [text for text in made.consume(spark, "one").warnings if "taken out" in text or "are published" in text]
+    told = [text.split(" drifted")[0] for text in warnings]
     assert told == ["public.away", "public.toggled"]
     assert held("away") == held("toggled") == [*range(1, 11)]
     mending = pipeline(database, lake, manage=False, publications=["p", "q", "r"], drift="repair")
+    # Restored only now: what wasn't sent meanwhile is still missing.
+    database.execute("alter publication r set (publish = 'insert, update, delete, truncate')")
     database.execute("alter publication q set table two where (id < 5); delete from two where id in (2, 3)")
     result = mending.consume(spark, "two")
     assert [t.split(":")[0] for t in result.warnings if "it was copied again" in t] == told
@@ -175,9 +177,15 @@ def test_a_column_that_enters_a_column_list(spark, database, lake):
     changed.consume(spark, "one")
     frame = spark.read.format("delta").load(changed.target_path("public.t"))
     assert {row[0] for row in frame.select("v").collect()} == {"v"}
-    # A column that is added is no drift: the first change that has it brings it.
-    database.execute("alter table t add column n int; alter publication p set table t (id, a, v, n)")
-    assert [changed.consume(spark, run).warnings for run in ("two", "three")] == [[], []]
+    # A column that is added is no drift: the first change that has it brings it. Nor is one that leaves, until it returns.
+    database.execute("alter table t add column n int; alter publication p set table t (id, a, n)")
+    database.execute("update t set v = 'w' where id = 1")
+    assert changed.consume(spark, "two").warnings == []
+    database.execute("alter publication p set table t (id, a, v, n); update t set v = 'x' where id = 2")
+    (told,) = changed.consume(spark, "three").warnings
+    assert "column v entered its column list" in told
+    frame = spark.read.format("delta").load(changed.target_path("public.t"))
+    assert {row[0] for row in frame.where("id < 4").select("v").collect()} == {"v", "w", "x"}
 
 
 PARTS = """
