@@ -11,6 +11,7 @@ from dataclasses import replace
 from waldelta.job import Job
 from waldelta.ledger import TableState, now
 from waldelta.locks import target_lock
+from waldelta.membership import from_texts
 from waldelta.present import PresentTable, stored
 from waldelta.targets import Feed
 from waldelta.watermark import check_same_copy
@@ -27,20 +28,41 @@ def with_leaves(state: TableState, feeds: Mapping[str, Feed]) -> TableState:
 
 
 def of_partition(state: TableState, present: PresentTable, feed: Feed | None) -> tuple[TableState, PresentTable]:
-    """What is stored of a target that takes one partition of a published root: that partition's leaves alone, then and now.
+    """What is stored of a target that takes one partition of a published root, or gathers leaves: its leaves alone, then and now.
+
+    A gathered leaf that is in no publication any more is none of them, though it still is a partition.
+    """
+    if feed is None or present.storage is None:
+        return state, present
+    if feed.root_id is not None:
+        return _without_returned(state, feed), replace(present, storage=stored(present, feed.relation_ids))
+    return _of_one(state, present, feed.partition) if feed.partition is not None else (state, present)
+
+
+def _of_one(state: TableState, present: PresentTable, partition: int) -> tuple[TableState, PresentTable]:
+    """The leaves of one partition.
 
     Earlier versions recorded the leaves of the whole root. One that is another partition's now, and was attached to it since,
     was this one's; the others weren't.
     """
-    if feed is None or feed.partition is None or present.storage is None:
-        return state, present
-    own = {leaf for leaf, above in present.above.items() if leaf == feed.partition or feed.partition in above}
-    others = {file.oid: file.inherits for file in present.storage.files if file.oid not in own}
+    files_now = present.storage.files if present.storage is not None else []
+    own = {leaf for leaf, above in present.above.items() if leaf == partition or partition in above}
+    others = {file.oid: file.inherits for file in files_now if file.oid not in own}
     if state.storage is not None:
         files = [f for f in state.storage.files if f.oid not in others or f.inherits != others[f.oid]]
         state = replace(state, storage=replace(state.storage, files=files))
     attached = {leaf: name for leaf, name in present.attached.items() if leaf in own}
     return state, replace(present, storage=stored(present, own), attached=attached)
+
+
+def _without_returned(state: TableState, feed: Feed) -> TableState:
+    """The state without leaves on record that were in no publication then, as earlier versions kept them: they come anew."""
+    if state.storage is None or feed.late.isdisjoint(file.oid for file in state.storage.files):
+        return state
+    if not (known := {m.relation for m in from_texts(state.entries)}):
+        return state
+    files = [file for file in state.storage.files if file.oid in known or file.oid not in feed.late]
+    return replace(state, storage=replace(state.storage, files=files))
 
 
 def record_leaves(job: Job, state: TableState, feeds: Mapping[str, Feed]) -> TableState:

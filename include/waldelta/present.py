@@ -34,7 +34,7 @@ class PresentTable:
 
     ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is its replica identity, else
     of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
-    partitions, ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of them that no TRUNCATE of
+    partitions of it, by themselves or within one, ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of them that no TRUNCATE of
     the whole table explains (see waldelta.emptied). ``above`` are the tables between each leaf and the root, by oid.
     """
 
@@ -115,7 +115,8 @@ def _is_unsure(column: dict[str, Any]) -> bool:
 # An enum's values and a composite type's attributes are printed as the catalogs have them at that moment, also within arrays,
 # domains, ranges and other composite types; nothing built in is made of them.
 # A table that was made as a partition has its row of pg_inherits from the transaction that made its system columns; one that
-# was detached and attached again has another row than before, as has whatever stands between it and the root.
+# was detached and attached again has another row than before, as has whatever stands between it and the root. A leaf was attached
+# if it, or a table above it, was attached since the leaf was made. Of what is farther away than an age can tell, it is negative.
 # pg_partition_tree() would lock each partition, and wait for who holds it.
 # A partitioned table has no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show
 # another moment than the rows of pg_attribute.
@@ -123,20 +124,22 @@ _TABLES = """
 with recursive relation as (
     select c.oid, c.relkind, c.relreplident from pg_class c where c.oid = any(%(oids)s::oid[])
 ),
-tree (root, oid, is_leaf, inherits, above) as (
-    select r.oid, r.oid, false, null::text, '{}'::bigint[] from relation r where r.relkind = 'p'
+tree (root, oid, is_leaf, inherits, above, made, attached) as (
+    select r.oid, r.oid, false, null::text, '{}'::bigint[], 0, null::int from relation r where r.relkind = 'p'
     union all
     select t.root, i.inhrelid, c.relkind <> 'p', concat_ws(' ', i.xmin, t.inherits),
-           case when t.oid = t.root then t.above else t.oid::bigint || t.above end
+           case when t.oid = t.root then t.above else t.oid::bigint || t.above end,
+           age(a.xmin),
+           least(t.attached, case when i.xmin <> a.xmin and age(i.xmin) >= 0 then age(i.xmin) end)
     from tree t
     join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
     join pg_class c on c.oid = i.inhrelid
+    join pg_attribute a on a.attrelid = i.inhrelid and a.attnum = -1
     where not t.is_leaf
 ),
 leaf as (
     select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name, t.inherits, coalesce(t.above, '{}') as above,
-           exists (select from pg_inherits i join pg_attribute a on a.attrelid = i.inhrelid and a.attnum = -1
-                   where i.inhrelid = l.oid and i.xmin <> a.xmin) as is_attached
+           t.attached is not null and (t.made < 0 or t.made >= t.attached) as is_attached
     from relation r
     left join tree t on t.root = r.oid and t.is_leaf
     join pg_class l on l.oid = coalesce(t.oid, r.oid)

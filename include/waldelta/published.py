@@ -117,7 +117,9 @@ def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ..
 
 
 # Before 18 generated columns are never sent, though 15's view lists them. What tells one version of an entry or of a
-# publication from another: waldelta.membership.
+# publication from another: waldelta.membership. A table may also leave an entry that stays as it is: a partition that is
+# detached one of a table above it, whatever gets another schema its schema's. Attached or set back it has another row
+# of pg_inherits, or of pg_depend; so an entry is named with those by which it holds, of a schema's the nearest table's.
 _MEMBERSHIPS = """
 select p.pubname as publication,
        c.oid,
@@ -148,27 +150,44 @@ from pg_publication_tables t
 join pg_publication p on p.pubname = t.pubname
 join pg_namespace n on n.nspname = t.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-cross join lateral (select array(select a.relid::oid from pg_partition_ancestors(c.oid) a) as above) w
 cross join lateral (
+    with way as (
+        select a.relid, a.place,
+               string_agg(i.xmin::text, ' ')
+                   over (order by a.place rows between unbounded preceding and 1 preceding) as joined
+        from (
+            select above.relid::oid, above.place
+            from pg_partition_ancestors(c.oid) with ordinality as above (relid, place)
+            union
+            select c.oid, 1
+        ) as a
+        left join pg_inherits i on i.inhrelid = a.relid and c.relispartition
+    )
     select coalesce(array_agg(distinct i.entry), '{}') as entries, coalesce(bool_and(i.cid = 0), false) as is_apart
     from (
         select 'all ' || p.oid as entry, p.cmin::text::bigint as cid where p.puballtables
         union all
-        select 'table ' || r.oid, r.cmin::text::bigint
-        from pg_publication_rel r
-        where r.prpubid = p.oid and r.prrelid = any(w.above || c.oid)
+        select concat_ws(' ', 'table', r.oid, way.joined), r.cmin::text::bigint
+        from way
+        join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = way.relid
         union all
-        select 'schema ' || s.oid, s.cmin::text::bigint
-        from pg_class m
-        join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
-        where m.oid = any(w.above || c.oid)
+        (
+            select distinct on (s.oid) concat_ws(' ', 'schema', s.oid, d.xmin, way.joined), s.cmin::text::bigint
+            from way
+            join pg_class m on m.oid = way.relid
+            join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
+            left join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = m.oid and d.objsubid = 0
+                 and d.refclassid = 'pg_namespace'::regclass and d.refobjid = m.relnamespace
+            order by s.oid, way.place
+        )
     ) as i
 ) e
 where t.pubname = any(%(publications)s::name[])
 order by p.pubname, c.oid
 """
 
-# What was entered later has the greater oid.
+# What was entered later has the greater oid. A schema's entry is none from the start for what got the schema since the partition
+# was made; whether the partition was attached since, the one that looks at its files tells. Ages: waldelta.present.
 _PUBLISHED = """
 with named as (
     select p.oid, p.puballtables from pg_publication p where p.pubname = any(%(publications)s::name[])
@@ -191,7 +210,11 @@ select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
                select from pg_class c
                join pg_publication_namespace s on s.pnnspid = c.relnamespace
                join named p on p.oid = s.pnpubid
+               join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.objsubid = 0
+                    and d.refclassid = 'pg_namespace'::regclass and d.refobjid = c.relnamespace
+               join pg_attribute a on a.attrelid = m.oid and a.attnum = -1
                where c.oid = any(l.above || m.oid) and s.oid < m.oid
+                 and (d.xmin = a.xmin or age(d.xmin) < 0 or (age(a.xmin) >= 0 and age(d.xmin) > age(a.xmin)))
            )
        ) as is_late
 from member m

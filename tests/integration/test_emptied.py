@@ -48,6 +48,7 @@ def judged(conn, state, landed_as_of=None):
 TOLD = {
     "truncated": (["truncate t_1"], True, True),
     "truncated and filled": (["truncate t_1", "insert into t values (2, 'new')"], True, True),
+    "unlogged for a while": (["alter table t_1 set unlogged", "alter table t_1 set logged"], True, True),
     "written anew": (["vacuum full t_1"], False, True),
     "clustered after more rows": (["insert into t values (3, 'x')", "cluster t_1 using t_1_pkey"], False, True),
     "altered": (["alter table t alter v type text using v || 'x'"], False, False),

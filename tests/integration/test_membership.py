@@ -61,6 +61,32 @@ CASES = {
 }  # fmt: skip
 
 
+LEAF = """
+drop schema if exists s cascade; drop table if exists t, mid, root; create schema s;
+create table root(id int primary key) partition by range (id);
+create table mid partition of root for values from (0) to (100) partition by range (id);
+create table t partition of mid for values from (0) to (10);
+"""
+BY_ROOT, BY_SCHEMA = "for table root", "for tables in schema public"
+UNLOGGED = ["alter table t set unlogged", "alter table t set logged"]
+
+# How the leaf t is published, what is done while the entry stays as it is, whether it is told.
+STAYS = {
+    "detached and attached": (BY_ROOT, ["alter table mid detach partition t", "alter table mid attach partition t for values from (0) to (10)"], True),
+    "a table above it": (BY_ROOT, ["alter table root detach partition mid", "alter table root attach partition mid for values from (0) to (100)"], True),
+    "above what is published": ("for table mid", ["alter table root detach partition mid", "alter table root attach partition mid for values from (0) to (100)"], False),
+    "detached, in its schema": (BY_SCHEMA, ["alter table mid detach partition t", "alter table mid attach partition t for values from (0) to (10)"], False),
+    "detached, of all tables": ("for all tables", ["alter table mid detach partition t", "alter table mid attach partition t for values from (0) to (10)"], False),
+    "another schema": (BY_SCHEMA, ["alter table t set schema s", "alter table s.t set schema public"], True),
+    "another schema, by its root": (BY_ROOT, ["alter table t set schema s", "alter table s.t set schema public"], False),
+    "its root's schema": ("for tables in schema s; alter table root set schema s", ["alter table s.root set schema public", "alter table root set schema s"], True),
+    "another beside it": (BY_ROOT, ["create table u_1 partition of mid for values from (10) to (20)"], False),
+    "renamed": (BY_SCHEMA, ["alter table t rename to w", "alter table w rename to t"], False),
+    "unlogged, which leaves no trace": (BY_SCHEMA, UNLOGGED, False),
+    "catalogs written anew": (BY_SCHEMA, ["vacuum full pg_depend", "vacuum full pg_inherits", "vacuum freeze pg_depend"], False),
+}  # fmt: skip
+
+
 @pytest.fixture
 def conn(any_database):
     any_database.execute("drop role if exists other_owner")
@@ -88,6 +114,21 @@ def test_what_held_between_two_looks(any_database, conn):
         told[name] = was_interrupted(from_texts(to_texts(then)), now)
         assert not (told[name] and is_same(then, now))
     assert told == {name: expected for name, (*_, expected) in CASES.items()}
+
+
+def test_a_table_that_left_an_entry_which_stayed(any_database, conn):
+    """Detached or in another schema for a while: the publications were never altered."""
+    told = {}
+    for name, (publication, statements, _) in STAYS.items():
+        for statement in ["drop publication if exists p, q", LEAF, f"create publication p {publication}"]:
+            any_database.execute(statement)
+        then = memberships(conn)
+        for statement in statements:
+            any_database.execute(statement)
+        now = memberships(conn)
+        told[name] = was_interrupted(from_texts(to_texts(then)), now)
+        assert is_same(then, now) is not told[name]
+    assert told == {name: expected for name, (*_, expected) in STAYS.items()}
 
 
 def test_by_which_filter_each_operation_goes(any_database, conn):

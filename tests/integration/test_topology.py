@@ -9,12 +9,13 @@ import pytest
 from waldelta.connection import connect
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
-from waldelta.leaves import of_partition
+from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger import TableState, now
 from waldelta.membership import to_texts
-from waldelta.pipeline_file import PipelineFile
+from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.present import read_present
 from waldelta.refused_statements import refused_statements
+from waldelta.rewrite import to_record
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import column_states, to_text
 from waldelta.targets import read_feeds, read_targets
@@ -48,6 +49,21 @@ CASES = {
         {"r_1": "public.r_1 was detached and attached again", "r": "public.r_1 was detached and attached again"},
     ),
     "one is made": (["create table r_4 partition of r for values from (50) to (60)"], {}),
+    "one with partitions of its own comes": (
+        ["create table m(id int primary key) partition by range (id)", "create table m_1 partition of m for values from (60) to (70)",
+         "insert into m values (61)", "alter table r attach partition m for values from (60) to (90)"],
+        {"r": "partition public.m_1 came"},
+    ),
+    "one comes, and partitions of its own are made then": (
+        ["create table m(id int primary key) partition by range (id)", "alter table r attach partition m for values from (60) to (90)",
+         "create table m_1 partition of m for values from (60) to (70)"],
+        {},
+    ),
+    "one is made with partitions of its own": (
+        ["begin", "create table m(id int primary key) partition by range (id)", "alter table r attach partition m for values from (60) to (90)",
+         "create table m_1 partition of m for values from (60) to (70)", "commit"],
+        {},
+    ),
     "one is detached for good, and another takes its place": (
         ["alter table r_2 detach partition r_2a", "create table r_2c partition of r_2 for values from (10) to (20)"],
         {"r_2": "1 partition went", "r": "1 partition went"},
@@ -71,6 +87,7 @@ def copied(conn, file, *, whole_root=False):
             now(), "r", str(target.id), 1, "synced", relation_ids=list(table.relation_ids), publishes=sorted(table.publishes),
             columns=column_states(table.columns, table.key_columns, file.target.types_of(str(target.id))),
             target_filter=to_text(RowFilter(where, where, ("id",)) if where else None), entries=to_texts(table.entries),
+            key_columns=list(table.key_columns), root_id=target.feed.root_id,
         )  # fmt: skip
         present = read_present(conn, [state])[state.table_name]
         kept = present if whole_root else of_partition(state, present, target.feed)[1]
@@ -78,17 +95,26 @@ def copied(conn, file, *, whole_root=False):
     return found
 
 
-def told(conn, file, states):
-    feeds, there = read_feeds(conn, file), read_present(conn, states)
+def look(conn, file, states):
+    """What a run tells of each target, and the states that it records."""
+    feeds = read_feeds(conn, file)
+    states = [with_leaves(state, feeds) for state in states]
+    there = read_present(conn, states)
     narrowed = [of_partition(state, there[state.table_name], feeds[state.table_name]) for state in states]
     targets = {str(t.id): t for t in read_targets(conn, file, feeds, sizes=False)}
     present = with_emptied(conn, [state for state, _ in narrowed], {s.table_name: p for s, p in narrowed})
-    found = {}
+    found, recorded = {}, []
     for state, _ in narrowed:
-        target = targets[state.table_name]
-        if drift := find_drift(file, state, target.table, present[state.table_name], target.feed):
+        known, target, now_there = state, targets[state.table_name], present[state.table_name]
+        if drift := find_drift(file, state, target.table, now_there, target.feed):
             found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)
-    return {name: text for name, text in found.items() if text}
+            known = replace(drift.state, storage=state.storage)
+        recorded.append(to_record(known, now_there.storage) or known)
+    return {name: text for name, text in found.items() if text}, recorded
+
+
+def told(conn, file, states):
+    return look(conn, file, states)[0]
 
 
 @pytest.mark.parametrize("whole_root", [False, True], ids=["", "recorded by an earlier version"])
@@ -105,6 +131,51 @@ def test_only_the_target_whose_rows_a_partition_holds_is_told(database, file, wh
             assert found.keys() == expected.keys(), (name, found)
             assert all(text in found[target] for target, text in expected.items()), (name, found)
             database.execute(f"drop publication p; drop table r; drop table if exists r_2a, r_3, other; {DDL}")
+
+
+GATHERED = {"public.r": TargetTable(partition_root=True)}
+
+# How a gathered leaf is published, what takes it out and what puts it back in.
+MADE_BEHIND_ITS_ENTRY = """
+drop table r_2b; create schema s; create publication p for table r_1, r_2a, tables in schema s;
+create table s.r_2b partition of r_2 for values from (20) to (30)
+"""
+LEFT = {
+    "by its name": ("create publication p for table r_1, r_2a, r_2b", "alter publication p drop table r_2b", "alter publication p add table r_2b"),
+    "by its schema": (MADE_BEHIND_ITS_ENTRY, "alter table s.r_2b set schema public", "alter table r_2b set schema s"),
+    "by its root": ("create publication p for table r", "alter table r_2 detach partition r_2b", "alter table r_2 attach partition r_2b for values from (20) to (30)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("publication, leaves, returns", LEFT.values(), ids=LEFT)
+def test_a_gathered_leaf_that_leaves_its_publication_and_returns(database, file, publication, leaves, returns):
+    """Each is told once; what the target recorded is what a snapshot of the source shows then."""
+    file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
+    database.execute(f"drop publication p; {publication}")
+    with connect(database.conninfo, "test") as conn:
+        (state,) = copied(conn, file)
+        found = []
+        for statement in ["select", leaves, "select", returns, "select"]:
+            database.execute(statement)
+            told_now, (state,) = look(conn, file, [state])
+            found.append(told_now.get("r", ""))
+            (target,) = [t for t in read_targets(conn, file) if str(t.id) == "public.r"]
+            assert {file.oid for file in state.storage.files} == {leaf.oid for leaf in target.table.leaves}
+    assert found[:3] == ["", "1 partition went; rows of it stay", ""]
+    assert "r_2b came; rows that it had before were not sent" in found[3]
+    assert found[4] == ""
+
+
+def test_a_leaf_that_an_earlier_version_kept_on_record_comes_anew(database, file):
+    """It was told that it went, but its file stayed on record, so that nothing told when it was back."""
+    file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
+    database.execute("drop publication p; create publication p for table r_1, r_2a")
+    with connect(database.conninfo, "test") as conn:
+        (state,) = copied(conn, file)
+        database.execute("alter publication p add table r_2b")
+        feed = read_feeds(conn, file)["public.r"]
+        whole = read_present(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])["public.r"].storage
+        assert "r_2b came" in told(conn, file, [replace(state, storage=whole)])["r"]
 
 
 def test_a_partition_that_somebody_has_locked_is_not_waited_for(database, file):
