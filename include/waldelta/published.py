@@ -172,12 +172,16 @@ cross join lateral (
         join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = way.relid
         union all
         (
-            select distinct on (s.oid) concat_ws(' ', 'schema', s.oid, d.xmin, way.joined), s.cmin::text::bigint
+            select distinct on (s.oid) concat_ws(' ', 'schema', s.oid, (
+                       select d.xmin
+                       from pg_depend d
+                       where d.classid = 'pg_class'::regclass and d.objid = way.relid and d.objsubid = 0
+                         and d.refclassid = 'pg_namespace'::regclass and d.refobjid = m.relnamespace
+                       limit 1
+                   ), way.joined), s.cmin::text::bigint
             from way
             join pg_class m on m.oid = way.relid
             join pg_publication_namespace s on s.pnnspid = m.relnamespace and s.pnpubid = p.oid
-            left join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = m.oid and d.objsubid = 0
-                 and d.refclassid = 'pg_namespace'::regclass and d.refobjid = m.relnamespace
             order by s.oid, way.place
         )
     ) as i
