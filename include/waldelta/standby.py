@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from waldelta.connection import describe, describe_server
-from waldelta.errors import NotStandby, SourceError, SourceUnreachable, StandbyAway
+from waldelta.errors import NotStandby, SourceChanged, SourceError, SourceUnreachable, StandbyAway
 from waldelta.finding import size
 from waldelta.job import Job
 from waldelta.lsn import Lsn
@@ -39,17 +39,17 @@ _NUDGE_S = 0.5
 def slot_position(connection: Connection, job: Job) -> ServerPosition:
     """Where the server stands that has the slot and that ``connection`` leads to.
 
-    Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's server, SourceUnreachable when it
-    doesn't say what it replays.
+    Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's server, SourceChanged when it has
+    WAL that the primary hasn't, SourceUnreachable when it doesn't say what it replays.
     """
     if job.pipeline.source.read_from is None:
         return read_position(connection)
     # A server that isn't in recovery may have no room for a walsender: what it is comes first.
     standby = read_standby_position(connection, timeline=0)
     with job.connect("primary") as connected:
-        # Afterwards, so that it isn't behind what the standby has replayed.
+        # Afterwards, so that it isn't behind what the standby has replayed: a primary sends only what it has flushed.
         primary = read_position(connected)
-    standby = replace(standby, timeline=_timeline(job), primary_lsn=max(primary.flush_lsn, standby.flush_lsn))
+    standby = replace(standby, timeline=_timeline(job), primary_lsn=primary.flush_lsn)
     _check_follows(connection, standby, primary)
     return standby
 
@@ -160,4 +160,10 @@ def _check_follows(connection: Connection, standby: ServerPosition, primary: Ser
         raise NotStandby(
             f"source.read_from leads to database {standby.database!r} of {describe_server(connection)}, and conn_id to "
             f"{primary.database!r}: let both lead to the same database (docs/standby.md)"
+        )
+    if standby.flush_lsn > primary.flush_lsn:
+        raise SourceChanged(
+            f"the standby {describe_server(connection)} of source.read_from has replayed WAL up to {standby.flush_lsn}, and its "
+            f"primary has written no further than {primary.flush_lsn}: they don't share their WAL any more, as after a restore "
+            "of the primary's disk; make the standby anew from the primary, then run resync (docs/standby.md)"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import NotPrimary, NotStandby, SourceUnreachable
+from waldelta.errors import NotPrimary, NotStandby, SourceChanged, SourceUnreachable
 from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.source_facts import Facts, ServerFacts
@@ -31,7 +31,7 @@ def judge_standby(primary: Connection, connection: Connection, job: Job, facts: 
         return
     try:
         slot_position(connection, job)
-    except (NotPrimary, NotStandby, SourceUnreachable) as err:
+    except (NotPrimary, NotStandby, SourceChanged, SourceUnreachable) as err:
         yield problem(str(err))
         return
     yield from judge_settings(standby)

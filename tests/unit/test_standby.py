@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -89,6 +90,14 @@ def test_another_server_s_standby_is_refused(theirs, told):
     with pytest.raises(NotStandby, match=f"read_from leads .*{told}"):
         _check_follows(connection, STANDBY, theirs)
     _check_follows(connection, STANDBY, PRIMARY)
+
+
+@pytest.mark.parametrize("replayed, is_ahead", [(1000, False), (1500, False), (1501, True)])
+def test_a_standby_ahead_of_its_primary_has_other_wal(replayed, is_ahead):
+    """A primary sends only what it has flushed, and is asked afterwards."""
+    connection = SimpleNamespace(info=SimpleNamespace(host="db2", port=5432))
+    with pytest.raises(SourceChanged, match="make the standby anew") if is_ahead else nullcontext():
+        _check_follows(connection, replace(STANDBY, flush_lsn=Lsn(replayed)), PRIMARY)
 
 
 @pytest.mark.parametrize(
