@@ -257,8 +257,11 @@ select s.slot_name,
        a.application_name as active_by,
        s.confirmed_flush_lsn::text,
        s.restart_lsn::text,
-       s.wal_status,
-       s.safe_wal_size,
+       case
+           when pg_is_in_recovery() and s.wal_status <> 'lost' and safe.bytes < 0 then 'unreserved'
+           else s.wal_status
+       end as wal_status,
+       safe.bytes as safe_wal_size,
        s.two_phase,
        to_jsonb(s) as everything,
        pg_wal_lsn_diff(w.lsn, s.restart_lsn) as retained_bytes,
@@ -289,6 +292,22 @@ cross join pg_control_system() c
 cross join lateral (
     select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn
 ) w
+-- A standby computes both from the WAL position that it writes, which it hasn't: so here they are as pg_get_replication_slots()
+-- has them on a primary, from what a restartpoint goes by.
+cross join lateral (
+    select pg_size_bytes(current_setting('wal_segment_size')) as segment,
+           pg_size_bytes(current_setting('max_slot_wal_keep_size')) as slot_keep,
+           pg_size_bytes(current_setting('wal_keep_size')) as keep,
+           pg_wal_lsn_diff(greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0') as reached
+) wal
+cross join lateral (
+    select case
+        when not pg_is_in_recovery() then s.safe_wal_size
+        when s.wal_status = 'lost' or wal.slot_keep < 0 then null
+        else (div(pg_wal_lsn_diff(s.restart_lsn, '0/0'), wal.segment) + greatest(wal.slot_keep, wal.keep) / wal.segment + 1)
+            * wal.segment - wal.reached
+    end::bigint as bytes
+) safe
 where s.slot_name = %(name)s
 """
 

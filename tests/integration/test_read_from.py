@@ -29,6 +29,7 @@ from waldelta.idle import look
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 GRANT = "grant execute on function pg_log_standby_snapshot() to app"
+KEPT = 8 << 30  # the servers' max_slot_wal_keep_size
 SLOTS = "select count(*)::int from pg_replication_slots where slot_type = 'logical'"
 
 
@@ -95,6 +96,8 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         assert not look(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
+        # By what the standby has received, to the file; PostgreSQL itself says there what it would be at position 0/0.
+        assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
         assert any("the primary has a slot 'flights' too" in text for text in slot["warnings"]), slot["warnings"]
         standby.stop()
         with pytest.raises(SourceUnreachable, match=f":{standby.port}/"):
