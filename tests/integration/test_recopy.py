@@ -96,7 +96,9 @@ def failing(monkeypatch):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("hand_over", [True, False], ids=["left to a sync", "by the run"])
+@pytest.mark.parametrize(
+    "hand_over", [pytest.param(True, marks=pytest.mark.soak), False], ids=["left to a sync", "by the run"]
+)
 def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monkeypatch, hand_over):
     """Every run is red and names the table and why, tries or asks once, and a good copy ends it."""
     job = replace(job, hand_over=hand_over)
@@ -159,7 +161,7 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seen_by", [look, consume], ids=["a look", "a run"])
+@pytest.mark.parametrize("seen_by", [look, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"])
 def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
     """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to nobody."""
     sync(spark, job)

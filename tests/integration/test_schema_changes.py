@@ -167,6 +167,7 @@ def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
     assert consume(spark, job).warnings == []
 
 
+@pytest.mark.soak
 def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
     """What VACUUM FULL fills in, GRANT touches and ADD COLUMN adds is kept in mind from run to run."""
     write(database, 1)
