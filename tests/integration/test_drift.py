@@ -182,8 +182,8 @@ def test_a_column_that_enters_a_column_list(spark, database, lake):
     database.execute("update t set v = 'w' where id = 1")
     assert changed.consume(spark, "two").warnings == []
     database.execute("alter publication p set table t (id, a, v, n); update t set v = 'x' where id = 2")
-    (told,) = changed.consume(spark, "three").warnings
-    assert "column v entered its column list" in told
+    told = changed.consume(spark, "three").warnings
+    assert any("column v entered its column list: it was copied again" in text for text in told)
     frame = spark.read.format("delta").load(changed.target_path("public.t"))
     assert {row[0] for row in frame.where("id < 4").select("v").collect()} == {"v", "w", "x"}
 
