@@ -159,6 +159,7 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     assert target_rows(spark, job) == source_rows(database)
 
 
+@pytest.mark.soak
 def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
     monkeypatch.setattr("spark_jobs.stretch.SMALL_BYTES", 100_000)

@@ -108,6 +108,7 @@ def test_teardown_and_a_second_life(spark, database, lake):
     assert_equal(spark, pipeline)
 
 
+@pytest.mark.soak
 def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake):
     """FULL sends whole old rows: the primary key still is the key. Tables without any may publish inserts."""
     database.execute("create table f(v text, id int primary key); alter table f replica identity full")
@@ -122,6 +123,7 @@ def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake)
     assert_equal(spark, pipeline)
 
 
+@pytest.mark.soak
 def test_a_table_without_a_key_that_publishes_inserts(spark, database, lake):
     """Equal rows are all kept."""
     database.execute("create table k(v text, n int); insert into k values ('a', 1), ('a', 1)")

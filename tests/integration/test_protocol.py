@@ -117,6 +117,7 @@ def test_savepoints_rolled_back_in_streamed_transactions(spark, database, lake):
     assert_same(spark, job, database)
 
 
+@pytest.mark.soak
 def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
     """A row that a streamed transaction changed before a plain one did, but committed after it, gets the later value."""
     job = make_job(database, lake, STREAMING)
@@ -198,6 +199,7 @@ def test_a_streamed_transaction_of_nothing_published(spark, database, lake):
     assert_same(spark, job, database)
 
 
+@pytest.mark.soak
 def test_a_schema_change_in_a_rolled_back_savepoint(spark, database, lake):
     """The relation changes back in mid-transaction; rows on both sides are read as what they are."""
     job = make_job(database, lake, STREAMING)

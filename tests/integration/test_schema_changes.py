@@ -359,6 +359,7 @@ def test_the_policies_on_a_rewrite(spark, database, lake):
     assert_equal(spark, database, job, "f")
 
 
+@pytest.mark.soak
 def test_a_state_of_an_earlier_version_only_records(spark, database, job):
     """A table state without storage says nothing of rewrites before it."""
     write(database, 1)

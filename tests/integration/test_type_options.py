@@ -133,7 +133,7 @@ def test_another_choice_copies_again(spark, database, lake):
         assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
 
 
-@pytest.mark.parametrize("policy", ["fail", "ignore"])
+@pytest.mark.parametrize("policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak)])
 def test_another_choice_stops_where_nothing_may_follow(spark, database, lake, policy):
     """The table's changes wait; a sync by hand brings it on."""
     database.execute(DDL)
@@ -163,6 +163,7 @@ def test_an_added_document_is_a_variant_too(spark, database, lake):
     assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
 
 
+@pytest.mark.soak
 def test_without_a_key_documents_stay_text(spark, database, lake):
     """Rows are found by all of their columns, and a variant has no equality; numbers have."""
     database.execute("create table t(n numeric, j jsonb); alter table t replica identity full")
@@ -180,7 +181,7 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
     assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
 
 
-@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     """Said by name when copied and when streamed; named under ``text`` they are strings, and everything goes on."""
     database.execute("create table t(id int, upto timestamptz, v text, primary key (id, upto))")
