@@ -368,7 +368,7 @@ def test_a_lost_slot_is_made_anew_by_the_resync(shop):
     assert resync.states == dict.fromkeys(["resync", "check", "report"], "success") | NOT_NEEDED
     assert shop.is_equal()
     events = shop.client.asset_events(source_dag_id="shop_resync", source_run_id=resync.run_id)
-    assert {e["name"] for e in events} == {"shop/public.orders", "shop/public.customers"}
+    assert [e["name"] for e in events] == ["shop/public.orders"]  # nothing of the customers was lost
     change(shop)
     assert shop.run("cdc").states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
