@@ -72,6 +72,7 @@ def run(spark, job) -> tuple[int, int, int, int]:
     return told.inserted, told.updated, told.deleted, told.skipped
 
 
+@pytest.mark.soak
 def test_each_change_touches_one_copy(spark, database, job, where_decoded):
     """Duplicates and nulls are counted, not merged; so is what each run did."""
     database.execute("insert into t(a, b) select 'x', null from generate_series(1, 3)")

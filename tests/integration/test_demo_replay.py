@@ -75,6 +75,7 @@ def assert_same(actual, expected, key):
     pd.testing.assert_frame_equal(*frames, check_dtype=False)
 
 
+@pytest.mark.soak
 def test_the_year_ends_as_the_csv_files_say(database, year):
     """All flights with their actual times, minus the cancelled, moved as planned; in between, as scheduled."""
     loaded = load(database.conninfo)

@@ -55,6 +55,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
         assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
 
 
+@pytest.mark.soak
 def test_rows_within_retention_stay(spark, database, pipeline):
     consume(spark, database, pipeline, 1, 2)
     ledger = pipeline.job().ledger

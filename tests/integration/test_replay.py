@@ -130,6 +130,7 @@ def stands(database):
     )
 
 
+@pytest.mark.soak
 def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch):
     """Rows lost, changed and invented are as they were, and what is right isn't written; the slot stays where it is."""
     right, before, slot = state(spark, job), versions(job), stands(database)
