@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 import psutil
 import psycopg
@@ -26,6 +26,7 @@ import yaml
 from benchmarks.measured import Measured
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
+from waldelta.beside import beside
 from waldelta_airflow.child_process import ChildProcess
 from waldelta_airflow.forked_job import ForkedJob
 
@@ -249,10 +250,10 @@ def _with_reader_memory(bench: Bench, action: Callable[[], dict]) -> dict:
 @contextmanager
 def _peak_memory(port: int) -> Iterator[dict[str, float]]:
     """The largest resident sets of Spark's Python workers while the block runs: of the one that reads the slot, and of others."""
-    peak, done = {"slot_reader": 0.0, "python_worker": 0.0}, threading.Event()
+    peak = {"slot_reader": 0.0, "python_worker": 0.0}
     readers: set[int] = set()
 
-    def watch() -> None:
+    def watch(done: Event) -> None:
         while not done.wait(0.05):
             for process in psutil.process_iter(["cmdline"]):
                 with suppress(psutil.Error):
@@ -263,10 +264,5 @@ def _peak_memory(port: int) -> Iterator[dict[str, float]]:
                     who = "slot_reader" if process.pid in readers else "python_worker"
                     peak[who] = max(peak[who], process.memory_info().rss / 1e6)
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    with beside(watch, "peak memory"):
         yield peak
-    finally:
-        done.set()
-        watcher.join()

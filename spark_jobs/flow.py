@@ -60,7 +60,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         source = job.pipeline.source
         with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
             # Where the slot's state tells nothing: a standby, another cluster.
-            server = slot_position(connection, job)
+            server = slot_position(connection, job, primary)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
             slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)

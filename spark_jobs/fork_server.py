@@ -13,6 +13,7 @@ code was replaced on disk starts itself anew, so that no job runs old code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import hashlib
 import importlib
@@ -79,11 +80,11 @@ class ForkServer:
                 for key, _ in self._selector.select(0.5 if self._jobs else None):
                     self._react(key.fileobj)
                 if self._ending:
-                    self._close_listener()
+                    self.close()
                 self._reap()
                 self._kill_late()
         finally:
-            self._close_listener()
+            self.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
         return self._stale
@@ -119,7 +120,7 @@ class ForkServer:
             if code_stamp() != self._code:
                 log.warning("the code on disk is another now: started anew when the last job has ended")
                 self._ending = self._stale = True
-                self._close_listener()
+                self.close()
                 asker.sendall(b"stale\n")
                 asker.close()
                 return
@@ -219,7 +220,8 @@ class ForkServer:
             if job.deadline is not None and time.monotonic() > job.deadline:
                 _signal(job.pid, signal.SIGKILL)
 
-    def _close_listener(self) -> None:
+    def close(self) -> None:
+        """Take no more jobs; may be called again."""
         if self._listener.fileno() < 0:
             return
         with contextlib.suppress(KeyError):
@@ -246,18 +248,18 @@ def code_place() -> str:
 
 
 def _listen(path: Path) -> socket.socket:
+    """Appear at ``path`` once connections are taken, and not before: who finds it connects at once."""
+    if path.exists() and (not path.is_socket() or _answers(path)):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    coming = path.with_name(f"{os.getpid()}")
     before = os.umask(0o177)
     try:
-        listener.bind(str(path))
-    except OSError:
-        if not path.is_socket() or _answers(path):
-            raise
-        path.unlink()  # a killed server's
-        listener.bind(str(path))
+        listener.bind(str(coming))
     finally:
         os.umask(before)
     listener.listen()
+    coming.replace(path)  # a killed server's is gone with it
     return listener
 
 

@@ -32,6 +32,7 @@ from spark_jobs.target import (
     target_schema,
 )
 from spark_jobs.task_error import first_line
+from waldelta.beside import beside
 from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
 from waldelta.copy import TableCopy, plan_copy, read_chunks
@@ -428,9 +429,8 @@ def _target_filter(job: Job, fed: Target) -> RowFilter | None:
 @contextmanager
 def _progress(holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]) -> Iterator[None]:
     """Log how far the copy is, as the server sees its readers: works wherever Spark's tasks run."""
-    ended = threading.Event()
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         started = 0
         while not ended.wait(_PROGRESS_EVERY_S):
             try:
@@ -441,13 +441,8 @@ def _progress(holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequenc
             started = max([started, *(task + 1 for task in active)])
             log.info("table=%s %s", table_id, describe_progress(tasks, started, active))
 
-    thread = threading.Thread(target=watch, name=f"progress {table_id}", daemon=True)
-    thread.start()
-    try:
+    with beside(watch, f"progress {table_id}"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def describe_progress(tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]) -> str:

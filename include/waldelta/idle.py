@@ -73,7 +73,7 @@ def look(job: Job) -> Look:
         job.connect_slot("look", primary) as connection,
         slot_lock(job),
     ):
-        server = slot_position(connection, job)
+        server = slot_position(connection, job, primary)
         check_system(identity, server)
         slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
         elsewhere = standby_warnings(primary, connection, job, server)
@@ -81,7 +81,7 @@ def look(job: Job) -> Look:
         end_old_readers(job.slot_conninfo, source.slot)
         recovered = recover(connection, job, identity, change_log, server)
         stands, identity = recovered.confirmed, recovered.identity
-        reason = _work_left(primary, job, identity, change_log)
+        reason = _work_left(primary, job, identity, change_log, read_oldest_xid(connection))
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
@@ -119,9 +119,16 @@ def _reason_to_run(
 
 
 def _work_left(
-    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, change_log: ChangeLog
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    identity: SlotIdentity,
+    change_log: ChangeLog,
+    oldest_xid: int,
 ) -> str | None:
-    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published any more."""
+    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published any more.
+
+    ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
+    """
     published = read_published(connection, job)
     standings = read_standings(job, published)
     record_removed(job, standings)
@@ -138,9 +145,7 @@ def _work_left(
     found = [of_partition(state, there[state.table_name], published.get(state.table_name)) for state in fed]
     fed = [state for state, _ in found]
     # Of what may not have landed a run couldn't judge either, and would be started for nothing until it has.
-    present = with_emptied(
-        connection, fed, {state.table_name: table for state, table in found}, read_oldest_xid(connection)
-    )
+    present = with_emptied(connection, fed, {state.table_name: table for state, table in found}, oldest_xid)
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
     if drifted := _drifted(connection, job, published, fed, present):

@@ -130,7 +130,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
     if moves and moves[-1].event in ("created", "adopted"):
         return
     wait_replayed(primary, conn)
-    name, position = job.pipeline.source.slot, slot_position(conn, job)
+    name, position = job.pipeline.source.slot, slot_position(conn, job, primary)
     system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
     if slot is not None:
         _record(job, replace(slot, timeline=timeline), "created" if _is_half_made(moves, slot) else "adopted")

@@ -7,15 +7,16 @@ can be read there; copies, whose snapshots only the primary can give, run ahead 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import psycopg
 
+from waldelta.beside import beside
 from waldelta.connection import describe, describe_server
 from waldelta.errors import NotStandby, SourceChanged, SourceError, SourceUnreachable, StandbyAway
 from waldelta.finding import size
@@ -36,8 +37,8 @@ _PAUSE_S = 0.05
 _NUDGE_S = 0.5
 
 
-def slot_position(connection: Connection, job: Job) -> ServerPosition:
-    """Where the server stands that has the slot and that ``connection`` leads to.
+def slot_position(connection: Connection, job: Job, primary: Connection | None = None) -> ServerPosition:
+    """Where the server stands that has the slot and that ``connection`` leads to; ``primary`` where the caller has that one too.
 
     Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's server, SourceChanged when it has
     WAL that the primary hasn't, SourceUnreachable when it doesn't say what it replays.
@@ -46,11 +47,11 @@ def slot_position(connection: Connection, job: Job) -> ServerPosition:
         return read_position(connection)
     # A server that isn't in recovery may have no room for a walsender: what it is comes first.
     standby = read_standby_position(connection, timeline=0)
-    with job.connect("primary") as connected:
+    with nullcontext(primary) if primary is not None else job.connect("primary") as connected:
         # Afterwards, so that it isn't behind what the standby has replayed: a primary sends only what it has flushed.
-        primary = read_position(connected)
-    standby = replace(standby, timeline=_timeline(job), primary_lsn=primary.flush_lsn)
-    _check_follows(connection, standby, primary)
+        ahead = read_position(connected)
+    standby = replace(standby, timeline=_timeline(job), primary_lsn=ahead.flush_lsn)
+    _check_follows(connection, standby, ahead)
     return standby
 
 
@@ -118,9 +119,8 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
 
     The slot waits for such records, which an idle primary doesn't write by itself.
     """
-    ended = threading.Event()
 
-    def nudge() -> None:
+    def nudge(ended: Event) -> None:
         while not ended.wait(_NUDGE_S / 10):
             try:
                 primary.execute("select pg_log_standby_snapshot()")
@@ -129,13 +129,8 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
                 return
             ended.wait(_NUDGE_S)
 
-    thread = threading.Thread(target=nudge, name="standby snapshots", daemon=True)
-    thread.start()
-    try:
+    with beside(nudge, "standby snapshots"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _timeline(job: Job) -> int:

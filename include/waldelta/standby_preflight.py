@@ -30,7 +30,7 @@ def judge_standby(primary: Connection, connection: Connection, job: Job, facts: 
         )
         return
     try:
-        slot_position(connection, job)
+        slot_position(connection, job, primary)
     except (NotPrimary, NotStandby, SourceChanged, SourceUnreachable) as err:
         yield problem(str(err))
         return

@@ -24,7 +24,7 @@ def read_status(job: Job) -> dict[str, Any]:
     slot_name = job.pipeline.source.slot
     with job.connect("status") as connection:
         with job.connect_slot("status", connection) as slot_connection:
-            server = slot_position(slot_connection, job)
+            server = slot_position(slot_connection, job, connection)
             slot = read_slot(slot_connection, slot_name)
             elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 import spark_jobs
+from spark_jobs.fork_server import ForkServer
 from waldelta_airflow import forked_job
 from waldelta_airflow.forked_job import ForkedJob
 
@@ -129,6 +131,20 @@ def test_a_path_that_is_no_socket_is_left_alone(tmp_path):
         assert done.returncode == 1
         assert f"no socket can be made at {path}" in done.stderr
     assert file.read_text() == "pipeline: p\n"
+
+
+def test_the_socket_appears_when_connections_are_taken(tmp_path, monkeypatch):
+    """Whoever waits for it connects at once."""
+    path, there = tmp_path / "jobs.sock", []
+    listen = socket.socket.listen
+    monkeypatch.setattr(socket.socket, "listen", lambda own: (there.append(path.exists()), listen(own)))
+    first = ForkServer(path, "")
+    assert there == [False]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError, match=re.escape(str(path))):
+        ForkServer(path, "")
+    first.close()
+    assert not path.exists()
 
 
 def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.standby import (
     there,
     until,
 )
+from waldelta.beside import beside
 from waldelta.errors import NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.idle import look
 
@@ -55,19 +56,14 @@ def pair(postgres, lead_to, read_from) -> Iterator[tuple]:
 @contextmanager
 def writing(primary) -> Iterator[None]:
     """Somebody who writes all the time, each change in a transaction of its own."""
-    ended, number = threading.Event(), iter(range(1000, 1_000_000))
+    number = iter(range(1000, 1_000_000))
 
-    def write() -> None:
+    def write(ended: Event) -> None:
         while not ended.is_set():
             insert(primary, next(number), "meanwhile")
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
+    with beside(write, "writer"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):

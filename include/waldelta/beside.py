@@ -1,0 +1,20 @@
+"""Work beside a block of code, in a thread of its own that ends with the block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Run ``work`` while the block runs; it has to look at the event that it is given, and to return once that is set."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
