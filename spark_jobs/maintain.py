@@ -20,6 +20,7 @@ from waldelta.ledger import now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
+from waldelta.saved import saved_upto
 from waldelta.transactions import Prepared
 from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
@@ -130,6 +131,10 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     first = job.first_batch()
     prepared = [p for p in change_log.prepared() if p.batch > first]
     expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
+    # What the slot may hold again after a stop of its server is compared once more.
+    saved = saved_upto(job).value
+    ends = change_log.reach(first).ends
+    expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
     fault_point("maintain.forgetting")

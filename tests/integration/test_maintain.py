@@ -13,7 +13,7 @@ from spark_jobs.result import RunFailed
 from tests.pipelines import pipeline_file
 from waldelta import ledger_upkeep
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, Run, SlotMove, TableState
+from waldelta.ledger import BatchCut, Run, SlotMove, TableState, now
 from waldelta.locks import target_lock
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -53,6 +53,21 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     job = pipeline.job()
     for state in job.table_states().values():
         assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
+    """However old: a server that stops without a checkpoint has its slot back where it was, and the next run compares."""
+    monkeypatch.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+    monkeypatch.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))  # a checkpoint is told in whole seconds
+    log = pipeline.job().change_log(pipeline.job().slot_identity())
+    for number, written_down, left in ((1, True, []), (2, False, [2])):
+        consume(spark, database, pipeline, number)
+        if written_down:
+            database.execute("checkpoint")
+        pipeline.maintain(spark)
+        assert sorted(log.sizes(0, 100)) == left
+    database.restart()
+    consume(spark, database, pipeline, 3)
 
 
 @pytest.mark.soak

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
 import spark_jobs.maintain
+import waldelta.saved
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
@@ -83,6 +85,7 @@ def said(err: BaseException) -> str:
 def grow_old() -> None:
     """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are pruned."""
     spark_jobs.maintain.now = lambda: now() + OLD_AGE
+    waldelta.saved.MOVING = timedelta()
 
 
 def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
