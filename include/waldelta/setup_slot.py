@@ -11,7 +11,7 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import kept_copy
-from waldelta.errors import SlotForeign, WaldeltaError
+from waldelta.errors import SlotForeign, TransactionsStillOpen, WaldeltaError
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
@@ -22,6 +22,9 @@ from waldelta.standby import slot_position, snapshots_logged, wait_replayed
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[Any]
+
+# A standby that is connected has long replayed what was written before by then.
+AWAY_TIMEOUT_S = 10
 
 
 def slot_life(job: Job) -> list[SlotMove]:
@@ -51,7 +54,7 @@ def end_life(conn: Connection, job: Job) -> bool:
 
 def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
     """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
-    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database:
+    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_servers_own:
         return []
     if moves and not made_here(moves):
         why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
@@ -142,8 +145,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
         if conn is primary:
             slot = create_slot(conn, name, two_phase=source.options.two_phase, failover=bool(source.failover))
         else:
-            with snapshots_logged(primary):
-                slot = create_slot(conn, name, two_phase=source.options.two_phase, primary=primary)
+            slot = _create_on_standby(primary, conn, source)
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was made: a slot of this name that is there later is somebody else's.
         job.ledger.append(replace(creating, at=now(), event="dropped"))
@@ -151,6 +153,16 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
             raise
         raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
     _record(job, replace(slot, timeline=timeline), "created")
+
+
+def _create_on_standby(primary: Connection, conn: Connection, source: Source) -> SlotState:
+    with snapshots_logged(primary):
+        try:
+            return create_slot(conn, source.slot, two_phase=source.options.two_phase, primary=primary)
+        except TransactionsStillOpen:
+            # On a busy primary some always are, also while the standby isn't connected, and that is what has to be told then.
+            wait_replayed(primary, conn, AWAY_TIMEOUT_S)
+            raise
 
 
 def _record(job: Job, slot: SlotState, event: str) -> None:
