@@ -15,6 +15,7 @@ from waldelta.errors import SlotForeign, TransactionsStillOpen, WaldeltaError
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
+from waldelta.lsn import Lsn
 from waldelta.pipeline_file import Source
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
 from waldelta.standby import slot_position, snapshots_logged, wait_replayed
@@ -37,8 +38,18 @@ def made_here(moves: Sequence[SlotMove]) -> bool:
     return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
 
 
+def beyond(job: Job, slot: SlotState) -> Lsn | None:
+    """The furthest this pipeline ever moved the slot in its present life, when it stands beyond that; else None.
+
+    Every move is recorded before it is made. So it isn't shown to be ours then: it may be another one, made under this name.
+    """
+    lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
+    furthest = Lsn(job.ledger.furthest_lsn(slot.name, lives[-1].incarnation)) if lives else slot.confirmed_flush_lsn
+    return furthest if slot.confirmed_flush_lsn > furthest else None
+
+
 def end_life(conn: Connection, job: Job) -> bool:
-    """End the slot's present life: drop it where this pipeline made it, and record that; whether it was dropped.
+    """End the slot's present life: drop it where it is shown to be this pipeline's, and record that; whether it was dropped.
 
     Raises SlotForeign and SlotInUse, and changes nothing then.
     """
@@ -47,16 +58,18 @@ def end_life(conn: Connection, job: Job) -> bool:
         return False
     if made_here(moves) and (found := read_slot(conn, name)) is not None:
         check_ours(found)
-        dropped = drop_slot(conn, name)
+        dropped = beyond(job, found) is None and drop_slot(conn, name)
     job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
     return dropped
 
 
-def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
+def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove], furthest: Lsn | None = None) -> list[str]:
     """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
     if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_servers_own:
         return []
-    if moves and not made_here(moves):
+    if furthest is not None:
+        why = f"it stands beyond {furthest}, the furthest this pipeline ever moved it, so it may be somebody else's"
+    elif moves and not made_here(moves):
         why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
     else:
         why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
