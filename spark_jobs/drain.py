@@ -13,7 +13,7 @@ import psycopg
 from spark_jobs.land import create_change_log, land
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
-from waldelta.errors import PeekTimeout
+from waldelta.errors import PeekTimeout, StandbyAway
 from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
@@ -53,15 +53,22 @@ class Drained:
 
 @dataclass
 class _Bite:
-    """How large the next bite may be; it shrinks when the server can't answer in time."""
+    """How large the next bite may be; it shrinks when the server can't answer in time, or a standby's replay is in the way."""
 
     window_bytes: int
     timeout_s: int
 
+    def shrink_window(self) -> bool:
+        """Halve the window; False when it is the smallest already."""
+        if self.window_bytes <= _SMALLEST_WINDOW_BYTES:
+            return False
+        self.window_bytes //= 2
+        return True
+
     def shrink(self) -> None:
-        if self.window_bytes > _SMALLEST_WINDOW_BYTES:
-            self.window_bytes //= 2
-        elif self.timeout_s < _LONGEST_TIMEOUT_S:
+        if self.shrink_window():
+            return
+        if self.timeout_s < _LONGEST_TIMEOUT_S:
             self.timeout_s *= 2
         else:
             raise PeekTimeout(
@@ -97,6 +104,11 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
             except PeekTimeout:
                 bite.shrink()
                 log.warning("the server was too slow: next bite %d MB, %d s", bite.window_bytes >> 20, bite.timeout_s)
+                continue
+            except StandbyAway as err:  # a shorter read may end before replay asks for the way
+                if not bite.shrink_window():
+                    raise
+                log.warning("%s; next bite %d MB", err, bite.window_bytes >> 20)
                 continue
             is_cut_off = _was_cut_off(job, landed)
             meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto)

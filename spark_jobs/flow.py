@@ -34,9 +34,8 @@ from waldelta.lsn import Lsn
 from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
-from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
-from waldelta.standby import left_on_primary, slot_position, standby_warnings
+from waldelta.standby import check_slot, left_on_primary, slot_position, standby_warnings
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -57,13 +56,12 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     from spark_jobs.drain import drain
 
     with gaps_recorded(job), slot_lock(job) as lock:
-        source = job.pipeline.source
         with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
             # Where the slot's state tells nothing: a standby, another cluster.
             server = slot_position(connection, job, primary)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
-            slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
+            slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
         found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
         result.warnings += [f"when the run began, {text}" for text in tell(found)]

@@ -147,7 +147,7 @@ class Pipeline:
 
         job = self.job()
         with job.connect("orphans") as connection, job.connect_slot("orphans", connection) as slot_connection:
-            found = find_orphans(slot_connection, {*named, self.file.source.slot})
+            found = find_orphans(connection, {*named, self.file.source.slot}, slot_connection)
             if drop:
                 return drop_orphans(connection, job.conninfo, found, drop, slot_connection)
             return [orphan.describe() for orphan in found]

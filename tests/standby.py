@@ -85,8 +85,8 @@ def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pi
 
 def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
     """Wait until the standby has replayed all that the primary has written."""
-    # A record of its own: where a file of WAL ends is reached by no record.
-    ((written,),) = ask(primary, "select pg_logical_emit_message(false, 'test', 'here', true)::text")
+    # A record of its own: where a file of WAL ends is reached by no record. Transactional, so that its commit flushes it.
+    ((written,),) = ask(primary, "select pg_logical_emit_message(true, 'test', 'here')::text")
 
     @until
     def replayed() -> bool:

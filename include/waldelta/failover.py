@@ -17,7 +17,14 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity
-from waldelta.errors import LateWriter, SourceChanged, SourceError, SourceUnreachable
+from waldelta.errors import (
+    AuthenticationFailed,
+    LateWriter,
+    PrivilegeMissing,
+    SourceChanged,
+    SourceError,
+    SourceUnreachable,
+)
 from waldelta.job import Job, life_of
 from waldelta.ledger import SlotMove, TableState, now
 from waldelta.locks import target_lock
@@ -103,6 +110,8 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
     """The server's timeline history; that it can't be read now doesn't make the server another one."""
     try:
         return read_timeline_ends(job.conninfo, server.timeline)
+    except (AuthenticationFailed, PrivilegeMissing):  # as they say, and trying again changes nothing
+        raise
     except SourceError as err:
         raise SourceUnreachable(
             f"{_moved(identity, server)}; whether it goes on from what has landed stands in its timeline history, which "

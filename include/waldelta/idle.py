@@ -32,9 +32,8 @@ from waldelta.recover import recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_oldest_xid
-from waldelta.slot import check_health, read_slot
 from waldelta.slot_health import slot_warnings, tell
-from waldelta.standby import slot_position, standby_warnings
+from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
 from waldelta.visibility import Snapshot
@@ -75,7 +74,7 @@ def look(job: Job) -> Look:
     ):
         server = slot_position(connection, job, primary)
         check_system(identity, server)
-        slot = check_health(read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase)
+        slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
         tell([*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere])
         end_old_readers(job.slot_conninfo, source.slot)

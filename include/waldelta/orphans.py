@@ -38,13 +38,14 @@ class Orphan:
         """What it is, what it holds back, and how to get rid of it; one line."""
         slot = self.slot
         since = f", not read since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
-        held = f"slot {slot.name} holds back {size(slot.retained_bytes)} of WAL{since}"
+        where = " on the standby" if slot.in_recovery else ""
+        held = f"slot {slot.name}{where} holds back {size(slot.retained_bytes)} of WAL{since}"
         if slot.active:
             return f"{held}: in use by pid {slot.active_pid} ({slot.active_by or 'no name'})"
         if self.pipeline is None:
             return (
                 f"{held}: no publication says whose it is (a subscription, another program, or a pipeline whose publications "
-                f"are a DBA's): ask before you run select pg_drop_replication_slot('{slot.name}')"
+                f"are a DBA's): ask before you run select pg_drop_replication_slot('{slot.name}'){where and ' there'}"
             )
         with_it = ", ".join(publication.name for publication in self.publications)
         return (
@@ -53,16 +54,19 @@ class Orphan:
         )
 
 
-def find_orphans(conn: Connection, named: Collection[str]) -> list[Orphan]:
+def find_orphans(conn: Connection, named: Collection[str], slot_conn: Connection | None = None) -> list[Orphan]:
     """The slots that pgoutput feeds from this database and that aren't among those ``named`` by pipeline files.
 
-    Nor what a mismatch of theirs left: a run names that. A standby has slots of its own, and the primary's publications.
+    Nor what a mismatch of theirs left: a run names that. ``slot_conn`` leads to a standby whose slots count too: it has slots of
+    its own, and the primary's publications. What PostgreSQL keeps there of the primary's slots isn't among them.
     """
     kept = {name_of_kept(name) for name in named}
     marks = [(p, mark) for p in read_publications(conn).values() if (mark := Mark.parse(p.comment)) is not None]
-    names = [name for (name,) in conn.execute(_SLOTS, (PLUGIN,)).fetchall() if name not in kept.union(named)]
-    slots = [slot for name in names if (slot := read_slot(conn, name)) is not None]
-    return [_orphan(slot, marks) for slot in slots]
+    found: list[Orphan] = []
+    for server in _servers(conn, slot_conn):
+        names = [name for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall() if name not in kept.union(named)]
+        found += [_orphan(slot, marks) for name in names if (slot := read_slot(server, name)) is not None]
+    return found
 
 
 def drop_orphans(
@@ -72,15 +76,23 @@ def drop_orphans(
     chosen: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
-    """Drop these slots and the publications that only they read; says what was dropped.
+    """Drop these slots and the publications that only they read; says what was dropped, and what stays.
 
-    ``slot_conn`` leads to the server that has the slots, where that isn't the primary.
+    ``slot_conn`` leads to the standby that was asked too, if any. A publication stays when a slot of that name is on the other
+    server, whatever that is.
 
-    Raises ConfigError for a slot that isn't an orphan of waldelta's, PrivilegeMissing for another role's publications, before
-    anything is dropped; LockHeld when a run is at work on it.
+    Raises ConfigError for a slot that isn't an orphan of waldelta's, or of which there are two, PrivilegeMissing for another
+    role's publications, before anything is dropped; LockHeld when a run is at work on it.
     """
-    known = {orphan.slot.name: orphan for orphan in orphans}
+    every = list(orphans)
+    known = {orphan.slot.name: orphan for orphan in every}
     for name in chosen:
+        if sum(orphan.slot.name == name for orphan in every) > 1:
+            raise ConfigError(
+                f"the primary and the standby both have a slot {name!r}, and which of them is wanted isn't known here: nothing "
+                f"was dropped; run select pg_drop_replication_slot('{name}') on the one where nobody reads it, then this again "
+                "for the other"
+            )
         if name not in known or known[name].pipeline is None:
             raise ConfigError(
                 f"slot {name!r} is none that waldelta made and no pipeline file names: nothing was dropped; "
@@ -93,13 +105,24 @@ def drop_orphans(
     dropped: list[str] = []
     for name in chosen:
         with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
-            drop_slot(slot_conn or conn, name)
+            servers = _servers(conn, slot_conn)
+            drop_slot(servers[-1] if known[name].slot.in_recovery else conn, name)
             made = known[name].publications
+            dropped.append(f"slot {name}")
+            left = [slot for server in servers if (slot := read_slot(server, name)) is not None]
+            if any(not slot.is_servers_own for slot in left):
+                dropped += [f"publication {p.name} stays: another server has a slot {name} too" for p in made]
+                continue
             run_statements(
                 conn, [plan_drop(p.name, f"publication {p.name} was read by slot {name} alone") for p in made]
             )
-            dropped += [f"slot {name}", *(f"publication {p.name}" for p in made)]
+            dropped += [f"publication {p.name}" for p in made]
     return dropped
+
+
+def _servers(conn: Connection, slot_conn: Connection | None) -> list[Connection]:
+    """The primary, and the standby behind it where one was asked too."""
+    return [conn] if slot_conn is None or slot_conn is conn else [conn, slot_conn]
 
 
 def _orphan(slot: SlotState, marks: Sequence[tuple[PublicationState, Mark]]) -> Orphan:
@@ -110,7 +133,8 @@ def _orphan(slot: SlotState, marks: Sequence[tuple[PublicationState, Mark]]) -> 
 
 _SLOTS = """
 select slot_name::text
-from pg_replication_slots
+from pg_replication_slots s
 where plugin = %s and database = current_database() and not temporary
+  and not (pg_is_in_recovery() and coalesce((to_jsonb(s) ->> 'synced')::boolean, false))
 order by slot_name
 """

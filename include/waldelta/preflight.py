@@ -16,7 +16,7 @@ from waldelta.pipeline_file import PipelineFile, Publication
 from waldelta.publication import Mark, PublicationState
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState, check_ours
-from waldelta.source_facts import TIMEOUTS, Facts, ServerFacts
+from waldelta.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
 from waldelta.table_preflight import judge_binary, judge_table
 
 MIN_VERSION = 150000
@@ -27,7 +27,7 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
     findings = [
         *_server(pipeline, facts.server, facts.slot is not None),
         *_free_slots(pipeline, facts.slot_server, facts.slot is not None),
-        *_server_warnings(pipeline, facts.slot_server),
+        *_server_warnings(pipeline, facts),
         *_slot(pipeline, facts.slot),
     ]
     for entry in pipeline.source.publications:
@@ -141,10 +141,11 @@ def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) 
     if free < needed:
         copies = ["a copy while a consumption is verified, one to keep after a mismatch"] if verifies else []
         what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
+        where = "" if pipeline.source.read_from is None else " of the standby of source.read_from"
         yield problem(
-            f"{server.used_slots} of {total} replication slots are used, and slot {pipeline.source.slot!r} needs {needed} "
-            f"more ({what}): drop unused slots, or alter system set max_replication_slots = {total + needed - free} "
-            "and restart"
+            f"{server.used_slots} of {total} replication slots{where} are used, and slot {pipeline.source.slot!r} needs {needed} "
+            f"more ({what}): drop unused slots{' there' if where else ''}, or alter system set max_replication_slots = "
+            f"{total + needed - free} and restart"
         )
 
 
@@ -187,8 +188,8 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
         )
 
 
-def _server_warnings(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
-    limits = pipeline.slot_limits
+def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
+    limits, server = pipeline.slot_limits, facts.slot_server
     if server.number("max_slot_wal_keep_size") == -1:
         rate = server.wal_bytes_per_hour
         speed = f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)" if rate else ""
@@ -198,7 +199,9 @@ def _server_warnings(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Fi
             f"'{limits.critical_mb}MB' and reload; beyond that the slot is lost, and a resync has to compare all tables"
         )
     for setting, remedy in TIMEOUTS.items():
-        if (value := server.number(setting)) > 0:
+        # Snapshots and locks are the primary's, whichever server has the slot.
+        judged = server if setting in SLOT_TIMEOUTS else facts.server
+        if (value := judged.number(setting)) > 0:
             yield warning(
                 f"{setting} is {value} {'s' if setting == 'idle_replication_slot_timeout' else 'ms'}: {remedy}"
             )

@@ -72,8 +72,9 @@ def recover(
                 "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
             )
             move = slot_move(identity, job.run_id, landed_end, last)
-            if promotion is not None or job.pipeline.source.options.acknowledge != "advance":
-                _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
+            # Whatever acknowledge says: a server put back to an earlier day, or a batch that a run read from the server of
+            # before a failover, shows by nothing else, and what the slot holds there would be lost.
+            _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
             if promotion is not None:
                 record_promotion(job, promotion)
             move_idle_slot(connection, identity.slot, ledger, move)
@@ -123,5 +124,5 @@ def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
         raise SlotGap(
             f"slot {identity.slot!r} stands at {confirmed}, beyond {furthest}, the furthest this pipeline ever moved it: "
             f"changes in {LsnRange(furthest, confirmed)} were consumed by somebody else, or the slot was recreated; find "
-            f"out who it was, and run resync"
+            f"out who it was, drop the slot once nobody else needs it, and run resync"
         )

@@ -23,7 +23,7 @@ from waldelta.peek import end_old_readers
 from waldelta.recover import recover
 from waldelta.server import read_position
 from waldelta.setup import carry_out
-from waldelta.setup_slot import made_here, slot_life
+from waldelta.setup_slot import beyond, made_here, slot_life
 from waldelta.slot import check_health, check_ours, read_slot
 from waldelta.standby import slot_position
 from waldelta.where_preflight import Translate, resolvable
@@ -91,7 +91,7 @@ def _broken(connection: Connection, job: Job) -> SlotError | None:
 
 
 def _check_droppable(connection: Connection, job: Job) -> None:
-    """Raises SlotForeign when a slot is there that this pipeline didn't make: only its owner may drop it."""
+    """Raises SlotForeign when a slot is there that this pipeline isn't shown to have made: only its owner may drop it."""
     name = job.pipeline.source.slot
     slot, moves = read_slot(connection, name), slot_life(job)
     if slot is None:
@@ -101,4 +101,10 @@ def _check_droppable(connection: Connection, job: Job) -> None:
         raise SlotForeign(
             f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once nobody else needs it, drop it "
             f"(select pg_drop_replication_slot('{name}')) and run resync again"
+        )
+    if (furthest := beyond(job, slot)) is not None:
+        raise SlotForeign(
+            f"slot {name!r} stands at {slot.confirmed_flush_lsn}, beyond {furthest}, the furthest this pipeline ever moved it, so "
+            "it may be somebody else's, made under the name of one that was dropped: find out who made or moved it; once nobody "
+            f"else needs it, drop it (select pg_drop_replication_slot('{name}')) and run resync again"
         )

@@ -37,6 +37,7 @@ from waldelta.publication import (
     wanted_publication,
 )
 from waldelta.setup_slot import (
+    beyond,
     copy_that_stays,
     end_life,
     ensure_slot,
@@ -178,7 +179,7 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
     for state in managed:
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
-    findings += judge_younger(slot_conn, pipeline.source, managed, facts)
+    findings += judge_younger(conn, slot_conn, pipeline.source, managed, facts)
     findings += judge_standby(conn, slot_conn, job, facts)
     fed: list[str] = []
     if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
@@ -254,7 +255,9 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             dropped.append(f"slot {slot}")
         run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
         dropped += [f"publication {p.name}" for p in ours]
-        stays = slot_that_stays(read_slot(slot_conn, slot), moves) + copy_that_stays(slot_conn, slot)
+        left = read_slot(slot_conn, slot)
+        furthest = beyond(job, left) if left is not None else None
+        stays = slot_that_stays(left, moves, furthest) + copy_that_stays(slot_conn, slot)
         return dropped + stays + left_on_primary(conn, slot_conn, slot)
 
 

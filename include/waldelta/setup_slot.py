@@ -11,10 +11,11 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import kept_copy
-from waldelta.errors import SlotForeign, WaldeltaError
+from waldelta.errors import SlotForeign, TransactionsStillOpen, WaldeltaError
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
+from waldelta.lsn import Lsn
 from waldelta.pipeline_file import Source
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
 from waldelta.standby import slot_position, snapshots_logged, wait_replayed
@@ -22,6 +23,9 @@ from waldelta.standby import slot_position, snapshots_logged, wait_replayed
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[Any]
+
+# A standby that is connected has long replayed what was written before by then.
+AWAY_TIMEOUT_S = 10
 
 
 def slot_life(job: Job) -> list[SlotMove]:
@@ -34,8 +38,18 @@ def made_here(moves: Sequence[SlotMove]) -> bool:
     return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
 
 
+def beyond(job: Job, slot: SlotState) -> Lsn | None:
+    """The furthest this pipeline ever moved the slot in its present life, when it stands beyond that; else None.
+
+    Every move is recorded before it is made. So it isn't shown to be ours then: it may be another one, made under this name.
+    """
+    lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
+    furthest = Lsn(job.ledger.furthest_lsn(slot.name, lives[-1].incarnation)) if lives else slot.confirmed_flush_lsn
+    return furthest if slot.confirmed_flush_lsn > furthest else None
+
+
 def end_life(conn: Connection, job: Job) -> bool:
-    """End the slot's present life: drop it where this pipeline made it, and record that; whether it was dropped.
+    """End the slot's present life: drop it where it is shown to be this pipeline's, and record that; whether it was dropped.
 
     Raises SlotForeign and SlotInUse, and changes nothing then.
     """
@@ -44,16 +58,18 @@ def end_life(conn: Connection, job: Job) -> bool:
         return False
     if made_here(moves) and (found := read_slot(conn, name)) is not None:
         check_ours(found)
-        dropped = drop_slot(conn, name)
+        dropped = beyond(job, found) is None and drop_slot(conn, name)
     job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
     return dropped
 
 
-def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove]) -> list[str]:
+def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove], furthest: Lsn | None = None) -> list[str]:
     """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
-    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database:
+    if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_servers_own:
         return []
-    if moves and not made_here(moves):
+    if furthest is not None:
+        why = f"it stands beyond {furthest}, the furthest this pipeline ever moved it, so it may be somebody else's"
+    elif moves and not made_here(moves):
         why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
     else:
         why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
@@ -142,8 +158,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
         if conn is primary:
             slot = create_slot(conn, name, two_phase=source.options.two_phase, failover=bool(source.failover))
         else:
-            with snapshots_logged(primary):
-                slot = create_slot(conn, name, two_phase=source.options.two_phase, primary=primary)
+            slot = _create_on_standby(primary, conn, source)
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was made: a slot of this name that is there later is somebody else's.
         job.ledger.append(replace(creating, at=now(), event="dropped"))
@@ -151,6 +166,16 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
             raise
         raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
     _record(job, replace(slot, timeline=timeline), "created")
+
+
+def _create_on_standby(primary: Connection, conn: Connection, source: Source) -> SlotState:
+    with snapshots_logged(primary):
+        try:
+            return create_slot(conn, source.slot, two_phase=source.options.two_phase, primary=primary)
+        except TransactionsStillOpen:
+            # On a busy primary some always are, also while the standby isn't connected, and that is what has to be told then.
+            wait_replayed(primary, conn, AWAY_TIMEOUT_S)
+            raise
 
 
 def _record(job: Job, slot: SlotState, event: str) -> None:

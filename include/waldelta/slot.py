@@ -76,10 +76,17 @@ class SlotState:
     # Whether it is kept on standbys too, and whether it was made by that on what was one then (both from PostgreSQL 17 on).
     failover: bool = False
     synced: bool = False
+    # Whether its server is a standby now.
+    in_recovery: bool = False
     # Standbys of synchronized_standby_slots that aren't connected: until they are, a failover slot gives nothing away.
     standbys_away: tuple[str, ...] = ()
     # What the server writes on average since its statistics were reset; None while that is too short ago.
     wal_bytes_per_hour: float | None = None
+
+    @property
+    def is_servers_own(self) -> bool:
+        """Whether PostgreSQL keeps it on a standby as the copy of a slot of the primary's: nobody reads, moves or drops it."""
+        return self.synced and self.in_recovery
 
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
@@ -116,21 +123,24 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         catalog_xmin_age=row.catalog_xmin_age,
         failover=bool(extra.get("failover")),
         synced=bool(extra.get("synced")),
+        in_recovery=row.in_recovery,
         standbys_away=tuple(row.standbys_away) if extra.get("failover") else (),
         wal_bytes_per_hour=float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
     )
 
 
-def check_health(slot: SlotState | None, name: str, *, two_phase: bool | None = None) -> SlotState:
+def check_health(
+    slot: SlotState | None, name: str, *, two_phase: bool | None = None, asked: str | None = None
+) -> SlotState:
     """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse, StandbyAway or ConfigError.
 
-    ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a call with the option would
+    ``asked`` names the server that ought to have it, where that is source.read_from's. ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a call with the option would
     turn it on for good.
     A reader that an earlier attempt of ours left behind doesn't count as use: whoever holds the slot's lock ends it.
     """
     if slot is None:
         raise SlotMissing(
-            f"slot {name!r} does not exist: run resync; if it was never made, run setup, then the initial sync"
+            f"slot {name!r} does not exist{f' on the standby {asked}' if asked else ''}: run resync; if it was never made, run setup, then the initial sync"
         )
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
@@ -169,6 +179,11 @@ def check_ours(slot: SlotState) -> None:
         raise SlotForeign(f"slot {slot.name!r} belongs to database {slot.database!r}: {remedy}")
     if slot.temporary:
         raise SlotForeign(f"slot {slot.name!r} is another session's temporary slot: {remedy}")
+    if slot.is_servers_own:
+        raise SlotForeign(
+            f"slot {slot.name!r} on the standby is PostgreSQL's copy of the primary's failover slot of that name, which can't be "
+            f"read there: {remedy}, or drop the primary's, once nobody reads it, and the copy goes with it"
+        )
 
 
 def create_slot(
@@ -263,6 +278,7 @@ select s.slot_name,
        end as wal_status,
        safe.bytes as safe_wal_size,
        s.two_phase,
+       pg_is_in_recovery() as in_recovery,
        to_jsonb(s) as everything,
        pg_wal_lsn_diff(w.lsn, s.restart_lsn) as retained_bytes,
        c.system_identifier::text,

@@ -23,6 +23,8 @@ TIMEOUTS = {
     "idle_replication_slot_timeout": "a slot nobody reads for so long is invalidated: run the pipeline more often, or a "
     "resync has to compare all tables",
 }
+# Those that concern the slot, and so the server that has it.
+SLOT_TIMEOUTS = frozenset({"idle_replication_slot_timeout"})
 
 
 @dataclass(frozen=True, slots=True)

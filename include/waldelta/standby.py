@@ -18,13 +18,21 @@ import psycopg
 
 from waldelta.beside import beside
 from waldelta.connection import describe, describe_server
-from waldelta.errors import NotStandby, SourceChanged, SourceError, SourceUnreachable, StandbyAway
+from waldelta.errors import (
+    AuthenticationFailed,
+    NotStandby,
+    PrivilegeMissing,
+    SourceChanged,
+    SourceError,
+    SourceUnreachable,
+    StandbyAway,
+)
 from waldelta.finding import size
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import SlotLimits
 from waldelta.server import READABLE_LSN, WRITTEN, ServerPosition, read_position, read_standby_position
-from waldelta.slot import read_slot
+from waldelta.slot import SlotState, check_health, read_slot
 from waldelta.slot_health import SlotWarning
 from waldelta.walsender import read_timeline
 
@@ -53,6 +61,15 @@ def slot_position(connection: Connection, job: Job, primary: Connection | None =
     standby = replace(standby, timeline=_timeline(job), primary_lsn=ahead.flush_lsn)
     _check_follows(connection, standby, ahead)
     return standby
+
+
+def check_slot(connection: Connection, job: Job) -> SlotState:
+    """The slot, on the server that ``connection`` leads to and that has it; raises as check_health() does."""
+    source = job.pipeline.source
+    asked = describe_server(connection) if source.read_from is not None else None
+    return check_health(
+        read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase, asked=asked
+    )
 
 
 def standby_warnings(
@@ -136,6 +153,8 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
 def _timeline(job: Job) -> int:
     try:
         return read_timeline(job.slot_conninfo)
+    except (AuthenticationFailed, PrivilegeMissing):  # as they say, and trying again changes nothing
+        raise
     except SourceError as err:
         raise SourceUnreachable(
             f"what the standby {describe(job.slot_conninfo)} replays couldn't be read: {err}; a free place in its "

@@ -7,7 +7,14 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import NotPrimary, NotStandby, SourceChanged, SourceUnreachable
+from waldelta.errors import (
+    AuthenticationFailed,
+    NotPrimary,
+    NotStandby,
+    PrivilegeMissing,
+    SourceChanged,
+    SourceUnreachable,
+)
 from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.source_facts import Facts, ServerFacts
@@ -16,6 +23,8 @@ from waldelta.standby import left_on_primary, slot_position
 Connection = psycopg.Connection[Any]
 
 MIN_VERSION = 160000
+# Connections that are made to see whether all lead to one server: an address of several gives them out in turn, or at random.
+TRIALS = 3
 
 
 def judge_standby(primary: Connection, connection: Connection, job: Job, facts: Facts) -> Iterator[Finding]:
@@ -31,9 +40,10 @@ def judge_standby(primary: Connection, connection: Connection, job: Job, facts: 
         return
     try:
         slot_position(connection, job, primary)
-    except (NotPrimary, NotStandby, SourceChanged, SourceUnreachable) as err:
+    except (NotPrimary, NotStandby, SourceChanged, SourceUnreachable, AuthenticationFailed, PrivilegeMissing) as err:
         yield problem(str(err))
         return
+    yield from judge_servers(_servers_behind(job))
     yield from judge_settings(standby)
     if facts.slot is None and not facts.server.can_log_snapshots:
         yield warning(
@@ -42,6 +52,24 @@ def judge_standby(primary: Connection, connection: Connection, job: Job, facts: 
             f"function pg_log_standby_snapshot() to {facts.server.role} (docs/privileges.md)"
         )
     yield from (warning(text) for text in left_on_primary(primary, connection, job.pipeline.source.slot))
+
+
+def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
+    """What several connections to source.read_from met: each answer an address and when that server was started; pure."""
+    if len(answers) > 1:
+        met = ", ".join(f"{address} (started {started})" for address, started in sorted(answers))
+        yield problem(
+            f"source.read_from leads to more than one server ({met}), and a slot is on one of them: let it lead to that one, past "
+            "load balancers and names of several standbys (docs/standby.md)"
+        )
+
+
+def _servers_behind(job: Job) -> set[tuple[str, str]]:
+    found = set()
+    for _ in range(TRIALS):
+        with job.connect_slot("check") as connection:
+            found.add(connection.execute(_SERVER).fetchone() or ("", ""))
+    return {(str(address), str(started)) for address, started in found}
 
 
 def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
@@ -65,3 +93,9 @@ def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
             "that the slot needs, which makes the slot lost, and asks for a resync of all tables; set hot_standby_feedback = on "
             "and a primary_slot_name with a physical slot on the primary, and reload (docs/standby.md)"
         )
+
+
+_SERVER = """
+select coalesce(host(inet_server_addr()), 'local') || ':' || coalesce(inet_server_port(), 0),
+       pg_postmaster_start_time()::text
+"""

@@ -33,11 +33,11 @@ TRIAL_S = 20
 
 
 def judge_younger(
-    conn: Connection, source: Source, managed: Sequence[PublicationState], facts: Facts
+    primary: Connection, conn: Connection, source: Source, managed: Sequence[PublicationState], facts: Facts
 ) -> Iterator[Finding]:
     """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot.
 
-    ``conn`` leads to the server that has the slot.
+    ``conn`` leads to the server that has the slot; ``primary`` knows which transactions are open.
     """
     slot = facts.slot
     if slot is None or facts.server.version >= 180000 or facts.server.in_recovery:
@@ -50,10 +50,10 @@ def judge_younger(
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
     if is_readable and not slot.invalidation_reason:
-        yield from _judge_existing(conn, source)
+        yield from _judge_existing(primary, conn, source)
 
 
-def _judge_existing(conn: Connection, source: Source) -> Iterator[Finding]:
+def _judge_existing(primary: Connection, conn: Connection, source: Source) -> Iterator[Finding]:
     young = fetch(conn, _YOUNG, {"publications": list(source.publication_names), "slot": source.slot})
     if not young:
         return
@@ -69,7 +69,7 @@ def _judge_existing(conn: Connection, source: Source) -> Iterator[Finding]:
             f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
             f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
         )
-    for row in (row for row in young if row.older):
+    for row in fetch(primary, _OLDER, {"publications": names}):
         yield warning(
             f"publication {row.name!r} is younger than transactions that are still open ({', '.join(row.older)}): what they "
             "wrote before couldn't be decoded; wait until they have ended and a run without it has consumed them"
@@ -107,17 +107,28 @@ def _copied(cursor: psycopg.Cursor[Any], slot: str, name: str) -> Iterator[None]
 # A row that is older than every transaction whose catalogs the slot needs was there when all that waits was written. ALTER PUBLICATION
 # makes rows young too, so that is no more than a reason to try.
 _YOUNG = """
-select p.pubname as name,
-       array(
-           select coalesce('prepared transaction ' || quote_literal(x.gid), 'pid ' || l.pid)
-           from pg_locks l
-           left join pg_prepared_xacts x on x.transaction::text = l.transactionid::text
-           left join pg_stat_activity a on a.pid = l.pid
-           where l.locktype = 'transactionid' and l.granted and age(l.transactionid) > age(p.xmin)
-             and coalesce(x.database, a.datname) = current_database()
-       ) as older
+select p.pubname as name
 from pg_publication p
 join pg_replication_slots s on s.slot_name = %(slot)s
 where p.pubname = any(%(publications)s::name[]) and age(p.xmin) <= age(s.catalog_xmin)
 order by p.pubname
+"""
+
+_OLDER = """
+select *
+from (
+    select p.pubname as name,
+           array(
+               select coalesce('prepared transaction ' || quote_literal(x.gid), 'pid ' || l.pid)
+               from pg_locks l
+               left join pg_prepared_xacts x on x.transaction::text = l.transactionid::text
+               left join pg_stat_activity a on a.pid = l.pid
+               where l.locktype = 'transactionid' and l.granted and age(l.transactionid) > age(p.xmin)
+                 and coalesce(x.database, a.datname) = current_database()
+           ) as older
+    from pg_publication p
+    where p.pubname = any(%(publications)s::name[])
+) found
+where cardinality(older) > 0
+order by name
 """

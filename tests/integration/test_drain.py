@@ -22,6 +22,7 @@ from waldelta.errors import (
     SlotInUse,
     SlotStuck,
     SourceChanged,
+    StandbyAway,
 )
 from waldelta.idle import look
 from waldelta.locks import slot_lock
@@ -104,6 +105,24 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeyp
     assert asked[2] - began == 4 << 20
     assert caplog.text.count("the server was too slow: next bite") == 2
     assert "MB of WAL left, about" in caplog.text
+
+
+def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):
+    """Down to a megabyte: then the run is left to be tried again."""
+    database.execute("create table t(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch={"wal_window_mb": 16}))
+    database.execute("insert into t values (1)")
+    asked = []
+
+    def in_the_way(*_):
+        asked.append(1)
+        raise StandbyAway("conflict with recovery")
+
+    monkeypatch.setattr("spark_jobs.drain.land", in_the_way)
+    monkeypatch.setattr("spark_jobs.drain.create_change_log", lambda *_: None)
+    with pytest.raises(StandbyAway):
+        drain(None, job)
+    assert len(asked) == 5  # 16, 8, 4, 2, 1 MB
 
 
 def test_one_huge_transaction_is_one_bite(spark, database, lake):

@@ -28,9 +28,12 @@ from tests.standby import (
     servers,
     there,
 )
+from waldelta.connection import connect
 from waldelta.errors import NotPrimary, SourceChanged
 from waldelta.idle import look
 from waldelta.lsn import Lsn
+from waldelta.orphans import find_orphans
+from waldelta.slot import read_slot
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -75,6 +78,9 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
         assert pipeline.check().is_empty
         assert pipeline.status()["slot"]["failover"] is True
         keep_slot(standby, primary, pipeline)
+        with connect(standby.conninfo(), "test") as there_now:
+            assert read_slot(there_now, "flights").is_servers_own
+            assert find_orphans(there_now, ()) == []
         insert(primary, 3, "read before")
         assert drain(spark, pipeline.job()).changes == 2
         insert(primary, 4, "not read yet")

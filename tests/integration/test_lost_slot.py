@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -205,6 +206,12 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
             with pytest.raises(SourceChanged, match=f"--accept-server {accepted}"):
                 renew_slot(job, accept_server=wrong)
         assert read_slot(conn, former.slot) is None
+    if breaks is advanced:
+        # Nothing shows that it is the slot of before: it may be one that somebody else made under its name.
+        with pytest.raises(SlotForeign, match=r"beyond .* it may be somebody else's"):
+            renew_slot(job)
+        assert read_slot(conn, former.slot) is not None
+        dropped(conn, job)
     gap = renew_slot(job, accept_server=accepted)
     assert (gap.cause, gap.from_lsn) == (cause, Lsn.parse(former.incarnation).value)
     assert (gap.to_lsn is None) is (breaks is of_another_server)
@@ -226,6 +233,19 @@ def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
     job.ledger.append(replace(life, at=now()))
     look(job)
     assert open_gaps(job.ledger.gaps(life.slot)) == []
+
+
+def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
+    """It was dropped, and one of its name made: to this pipeline nothing but its place shows that."""
+    apply_setup(conn, job)
+    slot = job.pipeline.source.slot
+    dropped(conn, job)
+    conn.execute("insert into public.t values (1)")
+    create_slot(conn, slot)
+    said = teardown(conn, job)
+    assert said[0] == "publication p"
+    assert re.match(rf"slot {slot} stays .* it stands beyond .* drop it: select pg_drop_replication_slot", said[1])
+    assert read_slot(conn, slot) is not None
 
 
 def test_what_is_not_ours_stays(conn, job):

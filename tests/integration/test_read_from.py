@@ -24,8 +24,10 @@ from tests.standby import (
     until,
 )
 from waldelta.beside import beside
-from waldelta.errors import NotStandby, PreflightFailed, SlotLost, SourceUnreachable
+from waldelta.connection import connect
+from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.idle import look
+from waldelta.orphans import drop_orphans, find_orphans
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -100,6 +102,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
             look(pipeline.job())
         standby.start()
         assert any("the primary has a slot 'flights' too" in text for text in pipeline.consume(spark).warnings)
+    orphans(primary, standby)
     ask(primary, "select pg_drop_replication_slot('flights')")
     insert(primary, 3, "after")
     ask(primary, "truncate app.t; insert into app.t values (1, 'anew')")
@@ -107,9 +110,27 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     assert pipeline.consume(spark).changes > 0
     assert held(lake) == there(primary)
 
+    # Of another database, so no orphan of this one; still, whoever drops the other leaves the publication.
+    ask(primary, "create database other")
+    ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')", "other")
+    assert orphans(primary, standby) == ["slot flights", "publication p stays: another server has a slot flights too"]
+
     promote(standby)
     with pytest.raises(NotStandby, match=r"read_from leads to .* or was promoted"):
         look(pipeline.job())
+
+
+def orphans(primary, standby) -> list[str]:
+    """What is dropped by one to whom no pipeline file names a slot: nothing while both servers have one of that name."""
+    with connect(primary.conninfo(), "test") as one, connect(standby.conninfo(), "test") as other:
+        found = find_orphans(one, (), other)
+        lines = [(orphan.slot.in_recovery, " on the standby holds" in orphan.describe()) for orphan in found]
+        assert lines in ([(False, False), (True, True)], [(True, True)]), lines
+        if len(found) == 1:
+            return drop_orphans(one, primary.conninfo(), found, ["flights"], other)
+        with pytest.raises(ConfigError, match="the primary and the standby both have a slot 'flights'"):
+            drop_orphans(one, primary.conninfo(), found, ["flights"], other)
+        return []
 
 
 def pause(standby) -> None:

@@ -11,24 +11,31 @@ import pytest
 
 from waldelta.consume import SlotIdentity
 from waldelta.errors import (
+    AuthenticationFailed,
     ConfigError,
     NotStandby,
     PeekTimeout,
+    SlotForeign,
     SlotLost,
+    SlotMissing,
     SourceChanged,
     SourceError,
     SourceUnreachable,
     StandbyAway,
+    TransactionsStillOpen,
 )
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
 from waldelta.pipeline_file import PipelineFile, SlotLimits
+from waldelta.preflight import _free_slots, _server_warnings
 from waldelta.recover import recover
 from waldelta.server import ServerPosition
-from waldelta.slot import SlotState, check_health
-from waldelta.standby import _check_follows, replay_warnings
-from waldelta.standby_preflight import judge_settings
+from waldelta.setup_slot import _create_on_standby, slot_that_stays
+from waldelta.slot import SlotState, check_health, check_ours
+from waldelta.source_facts import ServerFacts
+from waldelta.standby import _check_follows, _timeline, check_slot, replay_warnings
+from waldelta.standby_preflight import judge_servers, judge_settings
 
 PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
 STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))
@@ -188,3 +195,93 @@ def test_what_ended_a_read(said, kind):
     found = peek_error("s", said)
     assert type(found) is kind
     assert found.retryable == (kind is not SourceError)
+
+
+def test_a_slot_that_postgresql_keeps_on_the_standby_is_not_ours():
+    """It can't be read, moved or dropped there; after a promotion it is a slot like others."""
+    kept = replace(SLOT, failover=True, synced=True, in_recovery=True)
+    with pytest.raises(SlotForeign, match=r"copy of the primary's failover slot .* choose another slot name"):
+        check_ours(kept)
+    assert slot_that_stays(kept, []) == []
+    promoted = replace(kept, in_recovery=False)
+    check_ours(promoted)
+    assert len(slot_that_stays(promoted, [])) == 1
+
+
+def test_several_servers_behind_one_address_are_refused():
+    """The slot is on one of them, and a run that met another would miss it, or make one more."""
+    one, restarted, other = ("10.0.0.1:5432", "08:00"), ("10.0.0.1:5432", "09:00"), ("10.0.0.2:5432", "08:00")
+    assert list(judge_servers({one})) == []
+    for both in ({one, other}, {one, restarted}):
+        (found,) = judge_servers(both)
+        assert (found.severity, "leads to more than one server (10.0.0.1:5432 (started 08:00), " in found.text) == (
+            "problem",
+            True,
+        )
+
+
+def test_a_slot_that_is_missing_names_the_standby_asked(monkeypatch):
+    """A balancer in front of several shows itself by that."""
+    monkeypatch.setattr("waldelta.standby.read_slot", lambda *_: None)
+    connection = SimpleNamespace(info=SimpleNamespace(host="other", port=5432))
+    for source, said in (({"read_from": "d"}, r"does not exist on the standby other:5432: run"), ({}, "exist: run")):
+        with pytest.raises(SlotMissing, match=said):
+            check_slot(connection, Job(file(**source), "", "run", read_conninfo=""))
+
+
+@pytest.mark.parametrize(
+    "met, kind",
+    [
+        (SourceError("refused"), SourceUnreachable),
+        (SourceUnreachable("no place"), SourceUnreachable),
+        (AuthenticationFailed("the password"), AuthenticationFailed),
+    ],
+)
+def test_what_keeps_the_timeline_from_being_read(monkeypatch, met, kind):
+    """A password that is wrong stays so: it isn't tried again."""
+
+    def read(_):
+        raise met
+
+    monkeypatch.setattr("waldelta.standby.read_timeline", read)
+    with pytest.raises(kind):
+        _timeline(Job(file(read_from="d"), "", "run", read_conninfo="host=standby"))
+
+
+@pytest.mark.parametrize("lagging, kind", [(True, StandbyAway), (False, TransactionsStillOpen)])
+def test_a_standby_that_is_away_is_told_before_open_transactions(monkeypatch, lagging, kind):
+    """Of which a busy primary always has some."""
+
+    def create(*_, **__):
+        raise TransactionsStillOpen("pid 1")
+
+    def wait(*_):
+        if lagging:
+            raise StandbyAway("not replayed")
+
+    monkeypatch.setattr("waldelta.setup_slot.create_slot", create)
+    monkeypatch.setattr("waldelta.setup_slot.wait_replayed", wait)
+    monkeypatch.setattr("waldelta.setup_slot.snapshots_logged", lambda _: nullcontext())
+    with pytest.raises(kind):
+        _create_on_standby(None, None, file(read_from="d").source)
+
+
+def test_each_setting_is_judged_where_it_counts():
+    """Sessions that hold snapshots and locks are the primary's; the slot, its WAL and its places the standby's."""
+    usual = {"max_slot_wal_keep_size": "1", "max_replication_slots": "1"}
+    timeouts = {"idle_in_transaction_session_timeout": "7", "idle_session_timeout": "7", "transaction_timeout": "7"}
+
+    def server(**settings) -> ServerFacts:
+        return ServerFacts(
+            180000, False, usual | settings, "r", "d", False, False, True, True, True, True, 1, 0, 0, False
+        )
+
+    def told(primary, standby) -> list[str]:
+        facts = SimpleNamespace(server=primary, slot_server=standby)
+        return [found.text.partition(" ")[0] for found in _server_warnings(file(read_from="d"), facts)]
+
+    assert told(server(**timeouts), server()) == list(timeouts)
+    assert told(server(), server(**timeouts)) == []
+    assert told(server(), server(idle_replication_slot_timeout="7")) == ["idle_replication_slot_timeout"]
+    (found,) = _free_slots(file(read_from="d"), server(), slot_exists=False)
+    assert "1 of 1 replication slots of the standby of source.read_from are used" in found.text
