@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event
@@ -46,74 +47,117 @@ def is_auxiliary(title: str) -> bool:
 
 
 @contextmanager
-def watched(servers: Mapping[str, int], trees: list[int], source_port: int) -> Iterator[Usage]:
+def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) -> Iterator[Usage]:
     """Watch servers, given by role and process id of the postmaster, and trees of processes with this one's new children.
 
     The figures are there after the block. What a process does in its last tenth of a second isn't seen, but with PostgreSQL's
     backends, whose server adds up what those that ended used.
     """
     usage = Usage()
-    own = psutil.Process()
-    standing = {child.pid for child in own.children(recursive=True)} - set(trees)
-    sampler = _Sampler(source_port)
-    before = {role: _backends_cpu_s(pid) for role, pid in servers.items()}
-    sampler.take(servers, _processes(own, standing, trees))
+    sampler = _Sampler(servers, trees, source_port)
+    sampler.take()
     start = dict(sampler.cpu)
+    before = {role: _ended_cpu_s(pid) + sampler.backends_cpu_s(role) for role, pid in servers.items()}
 
     def watch(done: Event) -> None:
         while not done.wait(INTERVAL_S):
-            sampler.take(servers, _processes(own, standing, trees))
+            sampler.take()
 
     try:
         with beside(watch, "resources"):
             yield usage
     finally:
-        sampler.take(servers, _processes(own, standing, trees))
+        sampler.take()
         cpu_s: dict[str, float] = defaultdict(float)
         for pid, seconds in sampler.cpu.items():
             cpu_s[sampler.roles[pid]] += seconds - start.get(pid, 0.0)
         for role, pid in servers.items():
-            cpu_s[role] = _backends_cpu_s(pid) - before[role]
+            cpu_s[role] = _ended_cpu_s(pid) + sampler.backends_cpu_s(role) - before[role]
         usage.cpu_s = {role: cpu_s[role] for role in ROLES if role in cpu_s}
         usage.peak_mb = {role: sampler.peak[role] for role in ROLES if role in sampler.peak}
 
 
-def _processes(own: psutil.Process, standing: set[int], trees: list[int]) -> list[psutil.Process]:
-    """This process's descendants without those of ``standing``, and without what stands below one that isn't watched."""
-    found = []
-    with suppress(psutil.Error):
-        found = [child for child in own.children(recursive=True) if child.pid not in standing]
-    for pid in trees:
-        with suppress(psutil.Error):
-            root = psutil.Process(pid)
-            found += [root, *root.children(recursive=True)]
-    return list({process.pid: process for process in found}.values())
+class _Processes:
+    """All processes by their parents; looking costs the measured ones CPU, so each process is asked only once."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, list[psutil.Process]] = {}
+        self._known: dict[int, tuple[psutil.Process, int]] = {}
+        self.look()
+
+    def look(self) -> None:
+        """See who came and who went. One whose parent went stays where it was."""
+        pids = set(psutil.pids())
+        for gone in self._known.keys() - pids:
+            del self._known[gone]
+        for pid in pids - self._known.keys():
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                self._known[pid] = process, process.ppid()
+        self._children = defaultdict(list)
+        for process, parent in self._known.values():
+            self._children[parent].append(process)
+
+    def children(self, pid: int) -> list[psutil.Process]:
+        return self._children[pid]
+
+    def tree(self, pid: int, without: Set[int] = frozenset()) -> Iterator[psutil.Process]:
+        """A process and its descendants, but no subtree whose root is among ``without``."""
+        if pid in self._known:
+            yield self._known[pid][0]
+        for child in self._children[pid]:
+            if child.pid not in without:
+                yield from self.tree(child.pid, without)
 
 
 class _Sampler:
     """What was last seen of each process, and the largest sums by role."""
 
-    def __init__(self, source_port: int) -> None:
-        self._port = source_port
+    def __init__(self, servers: Mapping[str, int], trees: Sequence[int], source_port: int) -> None:
+        self._servers, self._trees, self._port = servers, trees, source_port
+        self._processes = _Processes()
+        self._standing = {child.pid for child in self._processes.children(os.getpid())}
+        self._backends: dict[str, list[psutil.Process]] = {}
+        self._titles: dict[int, bool] = {}
+        self._names: dict[int, str] = {}
         self.cpu: dict[int, float] = {}
         self.roles: dict[int, str] = {}
-        self._names: dict[int, str] = {}
         self.peak: dict[str, float] = {}
 
-    def take(self, servers: Mapping[str, int], processes: list[psutil.Process]) -> None:
+    def take(self) -> None:
+        """Look once."""
+        found = self._processes
+        found.look()
         memory: dict[str, float] = defaultdict(float)
-        for process in processes:
+        clients = [process for process in found.tree(os.getpid(), self._standing) if process.pid != os.getpid()]
+        for process in (*clients, *(process for pid in self._trees for process in found.tree(pid))):
             with suppress(psutil.Error), process.oneshot():
                 role = self._role(process)
                 times = process.cpu_times()
                 self.cpu[process.pid] = times.user + times.system
                 memory[role] += _private_mb(process)
-        for role, pid in servers.items():
-            for backend in _backends(pid):
+        for role, pid in self._servers.items():
+            self._backends[role] = [child for child in found.children(pid) if not self._is_auxiliary(child)]
+            for backend in self._backends[role]:
                 with suppress(psutil.Error):
                     memory[role] += _private_mb(backend)
         for role, megabytes in memory.items():
             self.peak[role] = max(self.peak.get(role, 0.0), megabytes)
+
+    def backends_cpu_s(self, role: str) -> float:
+        """CPU seconds of a server's backends that lived when last looked at."""
+        total = 0.0
+        for backend in self._backends[role]:
+            with suppress(psutil.Error):
+                times = backend.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def _is_auxiliary(self, process: psutil.Process) -> bool:
+        if process.pid not in self._titles:
+            with suppress(psutil.Error):
+                self._titles[process.pid] = is_auxiliary(" ".join(process.cmdline()))
+        return self._titles.get(process.pid, False)
 
     def _role(self, process: psutil.Process) -> str:
         name = process.name()
@@ -121,11 +165,9 @@ class _Sampler:
         if process.pid not in self.roles or self._names[process.pid] != name:
             self._names[process.pid] = name
             self.roles[process.pid] = role_of(name, " ".join(process.cmdline()))
-        known = self.roles[process.pid]
-        if known == "workers" and self._reads_source(process):
-            known = "reader"
-        self.roles[process.pid] = known
-        return known
+        if self.roles[process.pid] == "workers" and self._reads_source(process):
+            self.roles[process.pid] = "reader"
+        return self.roles[process.pid]
 
     def _reads_source(self, process: psutil.Process) -> bool:
         return any(c.raddr and c.raddr.port == self._port for c in process.net_connections("tcp"))
@@ -137,25 +179,7 @@ def _private_mb(process: psutil.Process) -> float:
     return (memory.rss - getattr(memory, "shared", 0)) / 1e6
 
 
-def _backends(postmaster: int) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        children = psutil.Process(postmaster).children()
-        return [child for child in children if not is_auxiliary(_title(child))]
-    return []
-
-
-def _title(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
-
-
-def _backends_cpu_s(postmaster: int) -> float:
-    """CPU seconds of all backends that have ended and of those that live."""
+def _ended_cpu_s(postmaster: int) -> float:
+    """CPU seconds of a server's backends that have ended."""
     times = psutil.Process(postmaster).cpu_times()
-    total = times.children_user + times.children_system
-    for backend in _backends(postmaster):
-        with suppress(psutil.Error):
-            own = backend.cpu_times()
-            total += own.user + own.system
-    return total
+    return times.children_user + times.children_system

@@ -9,8 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from benchmarks import sources
-from benchmarks.contenders import PUBLICATION, RAW_SLOT, Contender, Place, Waldelta, make, place
+from benchmarks.contenders import Contender, make
 from benchmarks.decode import decode_workload
+from benchmarks.ours import Waldelta
+from benchmarks.place import PUBLICATION, RAW_SLOT, Place, place
 from benchmarks.results import Measurement, Round
 from benchmarks.sources import ORDERS
 from benchmarks.stack import Stack
@@ -90,7 +92,8 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
                 part = WARM_UP if number == WARM_UP_ROUND and workload.scalable else 1
                 changes = scaled(backlog.changes, scale * part)
                 _write(there, replace(backlog, changes=changes), rows)
-                for contender in contenders:
+                # In turn, so that nobody always finds what another has warmed up.
+                for contender in contenders[:: -1 if number % 2 else 1]:
                     if contender.name not in ONCE or number <= 0:
                         measured = stack.measure(contender.apply, contender.trees)
                         found.add(number, backlog.name, contender, changes, measured)
@@ -126,7 +129,7 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
             if not contender.baseline:
                 contender.job("setup")
         for number in plan.numbers():
-            for contender in contenders:
+            for contender in contenders[:: -1 if number % 2 else 1]:
                 if contender.name not in ONCE or number <= 0:
                     found.add(number, "", contender, rows, stack.measure(contender.copy, contender.trees))
     return found.measurements()
