@@ -38,6 +38,9 @@ class Baseline:
     def copy(self) -> dict[str, float] | None:
         raise NotImplementedError(f"{self.name} copies nothing")
 
+    def settle(self) -> None:
+        """What isn't measured: get ready for the next round."""
+
     def close(self) -> None:
         pass
 

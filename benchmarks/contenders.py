@@ -29,6 +29,9 @@ class Contender(Protocol):
     def copy(self) -> dict[str, float] | None:
         """Copy the tables, again if need be."""
 
+    def settle(self) -> None:
+        """What isn't measured: get ready for the next round."""
+
     def close(self) -> None:
         """Leave no slot behind."""
 

@@ -60,6 +60,9 @@ class Waldelta:
         notes = self._tasks() if self.how == TASKS else self._consume()
         return notes | {"temporary_mb": self._temporary_mb() - before}
 
+    def settle(self) -> None:
+        """What isn't measured: get ready for the next round."""
+
     def close(self) -> None:
         self.job("teardown")
 

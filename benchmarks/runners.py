@@ -96,6 +96,7 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
                 for contender in contenders[:: -1 if number % 2 else 1]:
                     if contender.name not in ONCE or number <= 0:
                         measured = stack.measure(contender.apply, contender.trees)
+                        contender.settle()
                         found.add(number, backlog.name, contender, changes, measured)
                 there.sql(f"select pg_replication_slot_advance('{RAW_SLOT}', pg_current_wal_flush_lsn())")
     return found.measurements()
@@ -131,7 +132,9 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
         for number in plan.numbers():
             for contender in contenders[:: -1 if number % 2 else 1]:
                 if contender.name not in ONCE or number <= 0:
-                    found.add(number, "", contender, rows, stack.measure(contender.copy, contender.trees))
+                    measured = stack.measure(contender.copy, contender.trees)
+                    contender.settle()
+                    found.add(number, "", contender, rows, measured)
     return found.measurements()
 
 
