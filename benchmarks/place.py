@@ -40,7 +40,7 @@ class Place:
 @contextmanager
 def place(stack: Stack, source: Source, name: str, rows: int) -> Iterator[Place]:
     """A database with the source's tables, filled and published."""
-    database_name = name.replace("-", "_")
+    database_name = f"bench_{name.replace('-', '_')}"  # a workload may be called like a word of SQL
     with database(stack.source, database_name) as conninfo:
         made = Place(stack, source, database_name, conninfo)
         made.sql(source.create)

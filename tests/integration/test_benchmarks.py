@@ -22,7 +22,7 @@ def test_baselines_beside_each_other(postgres):
     with Stack(postgres) as stack:
         measured = runners.run(stack, replace(workload, contenders=(PEEK, RECVLOGICAL, NATIVE)), runners.Plan(0.001, 1))
         left = """select slot_name::text from pg_replication_slots where slot_name like 'bench%'
-                  union all select datname::text from pg_database where datname like 'backlog%'"""
+                  union all select datname::text from pg_database where datname like 'bench%'"""
         assert stack.sql(left) == []
     assert [(one.contender, one.changes, len(one.rounds)) for one in measured] == [
         (PEEK, 1000, 1),
@@ -34,11 +34,14 @@ def test_baselines_beside_each_other(postgres):
     assert "backlog-1m-clustered/native subscriber ÷ pg_recvlogical" in {score.name for score in scores(measured)}
 
 
+@pytest.mark.soak
 def test_every_backlog_can_be_written(postgres):
     """Each workload's tables and statements are what PostgreSQL takes."""
     plan = runners.Plan(0.0001, 1)
     with Stack(postgres) as stack:
         for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
+            if workload.name.startswith(("backlog-10m", "backlog-50m")):
+                continue  # the same on a larger table
             lean = replace(workload, contenders=(PEEK,), variants=(Variant(),))
             measured = runners.run(stack, lean, plan)
             assert [one.backlog for one in measured] == [backlog.name for backlog in workload.backlogs]
