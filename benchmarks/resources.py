@@ -28,7 +28,10 @@ _AUXILIARY = re.compile(
 
 @dataclass
 class Usage:
-    """By role: CPU seconds, and the largest memory of its processes together at one moment (MB, without shared memory)."""
+    """By role: CPU seconds of all its processes, and the most memory that one of them held (MB, without shared memory).
+
+    Memory isn't added up: processes forked from one another have most of it in common.
+    """
 
     cpu_s: dict[str, float] = field(default_factory=dict)
     peak_mb: dict[str, float] = field(default_factory=dict)
@@ -111,7 +114,7 @@ class _Processes:
 
 
 class _Sampler:
-    """What was last seen of each process, and the largest sums by role."""
+    """What was last seen of each process, and the largest by role."""
 
     def __init__(self, servers: Mapping[str, int], trees: Sequence[int], source_port: int) -> None:
         self._servers, self._trees, self._port = servers, trees, source_port
@@ -128,21 +131,21 @@ class _Sampler:
         """Look once."""
         found = self._processes
         found.look()
-        memory: dict[str, float] = defaultdict(float)
         clients = [process for process in found.tree(os.getpid(), self._standing) if process.pid != os.getpid()]
         for process in (*clients, *(process for pid in self._trees for process in found.tree(pid))):
             with suppress(psutil.Error), process.oneshot():
                 role = self._role(process)
                 times = process.cpu_times()
                 self.cpu[process.pid] = times.user + times.system
-                memory[role] += _private_mb(process)
+                self._note_memory(role, process)
         for role, pid in self._servers.items():
             self._backends[role] = [child for child in found.children(pid) if not self._is_auxiliary(child)]
             for backend in self._backends[role]:
                 with suppress(psutil.Error):
-                    memory[role] += _private_mb(backend)
-        for role, megabytes in memory.items():
-            self.peak[role] = max(self.peak.get(role, 0.0), megabytes)
+                    self._note_memory(role, backend)
+
+    def _note_memory(self, role: str, process: psutil.Process) -> None:
+        self.peak[role] = max(self.peak.get(role, 0.0), _private_mb(process))
 
     def backends_cpu_s(self, role: str) -> float:
         """CPU seconds of a server's backends that lived when last looked at."""
