@@ -44,12 +44,8 @@ def measured_table(result: Result) -> Table:
 
 def targets_table(result: Result) -> Table:
     """Every target that was measured, and what was reached."""
-    note = (
-        ""
-        if result.scale == 1
-        else f" at scale 1 (this is {result.scale:g}, where what a run costs at any size counts for more)"
-    )
-    table = Table(title=f"to be reached{note}")
+    caption = None if result.scale == 1 else "meant for scale 1: smaller runs are mostly what a run costs at any size"
+    table = Table(title="to be reached", caption=caption)
     for heading in ("what", "measured", "must", "aim", "reached"):
         table.add_column(heading, justify="left" if heading in ("what", "reached") else "right")
     for target in TARGETS:
