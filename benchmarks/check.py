@@ -1,6 +1,6 @@
 """``make bench-check``: which ratio got worse than the stored reference by more than the measured noise.
 
-``--accept`` stores the last result as the reference.
+``--accept`` stores the last result's scores as the reference; others that are in it, of workloads that weren't measured, stay.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -60,18 +60,27 @@ def comparable(reference: Result, last: Result) -> str | None:
     return None
 
 
+def accept(reference: Result | None, last: Result) -> Result:
+    """The new reference: the last scores, and those of the old one that weren't measured now, if they can be compared."""
+    kept = reference.scores if reference and comparable(reference, last) is None else []
+    measured = {score.name for score in last.scores}
+    merged = [score for score in kept if score.name not in measured] + last.scores
+    return replace(last, measurements=[], scores=merged, failed={})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when nothing got worse, 1 when something did, 2 when there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)
-    parser.add_argument("--accept", action="store_true", help="store the last result as the reference")
+    parser.add_argument("--accept", action="store_true", help="store the last scores as the reference")
     options = parser.parse_args(arguments)
     if not LAST.exists():
         sys.stderr.write("nothing was measured yet: run make bench\n")
         return 2
     last = read(LAST)
     if options.accept:
-        write(last, REFERENCE)
-        sys.stdout.write(f"{REFERENCE} holds {len(last.scores)} scores from now on\n")
+        reference = accept(read(REFERENCE) if REFERENCE.exists() else None, last)
+        write(reference, REFERENCE)
+        sys.stdout.write(f"{REFERENCE} holds {len(reference.scores)} scores from now on\n")
         return 0
     if not REFERENCE.exists():
         sys.stderr.write("there is no reference: make bench-check ARGS=--accept stores the last result as one\n")

@@ -123,6 +123,20 @@ def test_what_can_be_compared(last, reason):
     assert found is None if reason is None else reason in found
 
 
+@pytest.mark.parametrize(
+    ("reference", "names"),
+    [
+        (None, ["b ÷ a"]),
+        (replace(RESULT, scores=[score(3, name="b ÷ a"), score(1, name="c ÷ a")]), ["c ÷ a", "b ÷ a"]),
+        (replace(RESULT, scale=0.1, scores=[score(1, name="c ÷ a")]), ["b ÷ a"]),  # another scale: all anew
+    ],
+)
+def test_accepted_scores_replace_those_of_the_same_name(reference, names):
+    accepted = check.accept(reference, replace(RESULT, scores=[score(2, name="b ÷ a")]))
+    assert [one.name for one in accepted.scores] == names
+    assert (accepted.scores[-1].median, accepted.measurements) == (2, [])
+
+
 def test_check_command(tmp_path, monkeypatch, capsys):
     """2 without anything to compare; 0 after the result is the reference; 1 once one of its ratios is worse."""
     monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
