@@ -14,7 +14,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## print the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: ## create .venv, install, check Java, fetch Delta's jars (once)
@@ -95,8 +95,12 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  ( $(PYTEST) -m soak tests/integration tests/e2e ) || failed=1; exit $$failed
 
 .PHONY: bench
-bench: setup ## the measurements behind the figures in docs
+bench: setup ## how fast it is, beside what the parts allow: ARGS="--list", "--only NAME", "--all", "--scale 0.05"
 	@$(RUN) $(PYTHON) -m benchmarks $(ARGS)
+
+.PHONY: bench-check
+bench-check: setup ## which ratio of the last make bench is worse than the stored reference; ARGS=--accept stores the last
+	@$(PYTHON) -m benchmarks.check $(ARGS)
 
 ##@ Odds and ends
 .PHONY: schema

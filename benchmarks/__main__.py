@@ -1,58 +1,85 @@
-"""``make bench``: all measurements behind the docs' figures, printed as a table and kept as JSON in benchmarks/results/."""
+"""``make bench``: measures workloads side by side with what the parts allow; a table, JSON and a picture."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
+import logging
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import decode, drift, main_job, route, source_cost, sync
-from benchmarks.measured import Measured
+from benchmarks import runners
+from benchmarks.plot import draw
+from benchmarks.results import LAST, RESULTS, Measurement, Result, machine, write
+from benchmarks.scores import scores
+from benchmarks.stack import Stack
+from benchmarks.tables import WIDTH, measured_table, targets_table
+from benchmarks.workloads import WORKLOADS, chosen
 
-RESULTS = Path(__file__).parent / "results"
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when everything was measured; missed targets are told, not failed."""
+    options = _options(arguments)
+    if options.list:
+        for workload in WORKLOADS:
+            print(f"{'*' if workload.default else ' '} {workload.name:22} {workload.about}")
+        return 0
+    stem = options.results / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    options.results.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=stem.with_suffix(".log"), level=logging.INFO, format="%(asctime)s %(message)s")
+    plan = runners.Plan(options.scale, options.rounds)
+    measured: list[Measurement] = []
+    failed: dict[str, str] = {}
+    with Stack() as stack:
+        for workload in chosen(options.only, everything=options.all):
+            print(f"\n{workload.name}: {workload.about}", flush=True)
+            try:
+                measured += runners.run(stack, workload, plan)
+            except Exception as err:
+                logging.exception("%s failed", workload.name)
+                traceback.print_exc()
+                failed[workload.name] = f"{type(err).__name__}: {err}"
+            result = Result(plan.scale, plan.rounds, machine(), measured, scores(measured), failed)
+            # After each, so that what was measured in hours survives whatever happens then.
+            write(result, stem.with_suffix(".json"), options.results / LAST.name)
+    return _show(result, stem)
 
 
-PARTS = ("decode", "sync", "main", "filter", "drift", "source")
+def _show(result: Result, stem: Path) -> int:
+    console = Console(width=WIDTH)
+    console.print(measured_table(result))
+    console.print(targets_table(result))
+    for workload, error in result.failed.items():
+        console.print(f"{workload} failed: {error}", style="red", markup=False)
+    picture = stem.with_suffix(".png")
+    written = [stem.with_suffix(".json"), *([picture] if draw(result, picture) else [])]
+    console.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
+    return int(bool(result.failed))
 
 
-def main() -> None:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the table before the changes")
-    parser.add_argument("--changes", type=int, default=1_000_000, help="changes of the backlog")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts; default: all")
-    options = parser.parse_args()
-    parts: dict[str, Callable[[], list[Measured] | None]] = {
-        "decode": lambda: decode.main(decode.ROWS, decode.BATCH),
-        "sync": lambda: sync.run(options.rows),
-        "main": lambda: main_job.run(options.rows, options.changes),
-        "filter": lambda: route.run(options.rows, options.changes),
-        "drift": lambda: drift.run(2 * options.rows, options.rows // 200),
-        "source": lambda: source_cost.run(options.changes),
-    }
-    measured = [row for name, part in parts.items() if name in options.only for row in part() or []]
-    table = Table(title=f"{options.rows:,} rows, {options.changes:,} changes")
-    for heading in ("what", "seconds", "ratio", "to", "details"):
-        table.add_column(heading, justify="right" if heading in ("seconds", "ratio") else "left")
-    for row in measured:
-        notes = ", ".join(f"{name} {value:,}" for name, value in row.notes.items())
-        table.add_row(
-            row.name, f"{row.seconds:.2f}", f"{row.ratio:.1f}x" if row.ratio else "", row.baseline or "", notes
-        )
-    Console(width=170).print(table)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    path.write_text(json.dumps({"machine": machine, "measured": [asdict(row) for row in measured]}, indent=2))
-    print(f"written to {path}")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these workloads, or patterns of their names"
+    )
+    parser.add_argument("--all", action="store_true", help="all workloads; takes hours")
+    parser.add_argument("--list", action="store_true", help="print the workloads; those with * are the default")
+    parser.add_argument("--scale", type=float, default=1.0, help="of rows, changes and tables, 0.05 for a try")
+    parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON, picture and log")
+    options = parser.parse_args(arguments)
+    try:
+        chosen(options.only)
+    except ValueError as err:
+        parser.error(str(err))
+    if options.scale <= 0 or options.rounds < 1:
+        parser.error("--scale must be above 0, and --rounds 1 at the least")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Row messages per second that one core decodes, casts included, beside pypgoutput on the same bytes.
+"""Row messages that one core decodes, casts included, beside pypgoutput on the same bytes.
 
 The table is ``orders(id bigint primary key, customer_id int, status text, amount numeric(12,2), note text,
 updated_at timestamptz)``; half of the messages are inserts, 40% updates, 10% deletes.
@@ -17,16 +17,17 @@ from types import ModuleType
 
 import pyarrow as pa
 
+from benchmarks.results import Measurement, Round
+from benchmarks.workloads import DECODER, PEER, Decode
 from spark_jobs.stretch import split_by_relation
 from waldelta.catalog import PgType
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.type_map import target_type
 
-ROWS, BATCH = 1_000_000, 50_000
-ROUNDS = 3
+BATCH = 50_000
 RELATION, RELATIONS = 16400, 200
 # A peer, not a dependency: its decoder is fetched when the benchmark runs, and needs the standard library alone.
-PEER, PEER_ROWS = "pypgoutput==0.0.3", 100_000
+PEER_PIN, PEER_PART = "pypgoutput==0.0.3", 10
 ORDERS = [
     PgType(20, -1, "bigint"),
     PgType(23, -1, "integer"),
@@ -68,59 +69,54 @@ def decode(batch: pa.Array) -> int:
     return sum(map(len, typed)) + len(old)
 
 
-def main(row_count: int = ROWS, batch_rows: int = BATCH) -> None:
-    """Print the best of some rounds."""
-    data = pa.array([message(n) for n in range(row_count)], pa.binary())
-    batches = [data.slice(first, batch_rows) for first in range(0, row_count, batch_rows)]
-    seconds = _best(lambda: [decode(batch) for batch in batches])
-    rate = row_count / seconds
-    print(f"{rate:,.0f} row messages/s on one core ({row_count:,} in {seconds:.2f} s, {batch_rows:,} a batch)")
-    peer = _peer_rate([message(n) for n in range(PEER_ROWS)])
-    print(f"{peer:,.0f} row messages/s by {PEER} on the same bytes, without casts: ours are {rate / peer:.0f}x as many")
-    many = _many_relations(row_count)
-    print(f"{RELATIONS} relations in one batch: {many / seconds:.2f}x the time of one")
+def decode_workload(workload: Decode, messages: int, rounds: int) -> list[Measurement]:
+    """Decode so many messages of one relation, of many relations in turn, and a part of them by the peer.
 
-
-def _best(action: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        action()
-        best = min(best, time.process_time() - began)
-    return best
-
-
-def _many_relations(row_count: int) -> float:
-    """Seconds for as many messages of many relations, one after the other, as a batch holds them."""
-    ids = [RELATION + n * 7919 % RELATIONS for n in range(row_count)]
-    data = [message(n, relation_id) for n, relation_id in enumerate(ids)]
-    rows = pa.table({"relation_id": pa.array(ids, pa.int64()), "data": pa.array(data, pa.binary())})
-
-    def run() -> None:
-        for part in split_by_relation(rows).values():
-            decode(part["data"].combine_chunks())
-
-    return _best(run)
-
-
-def _peer_rate(messages: list[bytes]) -> float:
+    Seconds of the peer are those that all messages would have taken it, without casts.
+    """
+    data = pa.array([message(n) for n in range(messages)], pa.binary())
+    batches = [data.slice(first, BATCH) for first in range(0, messages, BATCH)]
+    few = [message(n) for n in range(max(messages // PEER_PART, 1))]
     decoders = _peer()
     kinds = {ord("I"): decoders.Insert, ord("U"): decoders.Update, ord("D"): decoders.Delete}
-    return len(messages) / _best(lambda: [kinds[message[0]](message) for message in messages])
+    ways: list[tuple[str, Callable[[], object], float, bool]] = [
+        (PEER, lambda: [kinds[one[0]](one) for one in few], messages / len(few), True),
+        (DECODER, lambda: [decode(batch) for batch in batches], 1, False),
+        (f"{DECODER}, {RELATIONS} relations", _many_relations(messages), 1, False),
+    ]
+    return [
+        Measurement(workload.name, "", name, messages, _rounds(action, factor, rounds), baseline)
+        for name, action, factor, baseline in ways
+    ]
+
+
+def _rounds(action: Callable[[], object], factor: float, rounds: int) -> list[Round]:
+    action()  # warms up
+    found = []
+    for _ in range(rounds):
+        began = time.process_time()
+        action()
+        seconds = (time.process_time() - began) * factor
+        found.append(Round(seconds, {"client": seconds}))
+    return found
+
+
+def _many_relations(messages: int) -> Callable[[], object]:
+    """Decodes as many messages of many relations, one after the other, as a batch holds them."""
+    ids = [RELATION + n * 7919 % RELATIONS for n in range(messages)]
+    data = [message(n, relation_id) for n, relation_id in enumerate(ids)]
+    rows = pa.table({"relation_id": pa.array(ids, pa.int64()), "data": pa.array(data, pa.binary())})
+    return lambda: [decode(part["data"].combine_chunks()) for part in split_by_relation(rows).values()]
 
 
 def _peer() -> ModuleType:
     folder = Path(__file__).resolve().parent.parent / ".cache" / "pypgoutput"
     module = folder / "pypgoutput" / "decoders.py"
     if not module.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PEER]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PEER_PIN]
         subprocess.run(pip, check=True)
     spec = importlib.util.spec_from_file_location("pypgoutput_decoders", module)
     decoders = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = decoders
     spec.loader.exec_module(decoders)
     return decoders
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

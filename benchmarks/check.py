@@ -1,0 +1,109 @@
+"""``make bench-check``: which ratio got worse than the stored reference by more than the measured noise.
+
+``--accept`` stores the last result's scores as the reference; others that are in it, of workloads that weren't measured, stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import LAST, REFERENCE, Result, Score, read, write
+
+# A few rounds show less noise than there is.
+LEAST_NOISE = 0.05
+WORSE, BETTER, SAME, MISSING = "worse", "better", "same", "not measured"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One ratio of the reference, what it is now (None: not measured), and by what part either may differ by chance."""
+
+    name: str
+    before: float
+    now: float | None
+    noise: float
+
+    @property
+    def verdict(self) -> str:
+        """Worse or better only beyond the noise."""
+        if self.now is None:
+            return MISSING
+        if self.now > self.before * (1 + self.noise):
+            return WORSE
+        return BETTER if self.now < self.before / (1 + self.noise) else SAME
+
+
+def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
+    """The reference's ratios beside the last ones; seconds and megabytes are the machine's affair."""
+    found = {score.name: score for score in last}
+    return [_finding(score, found.get(score.name)) for score in reference if score.unit == "×"]
+
+
+def _finding(before: Score, now: Score | None) -> Finding:
+    noise = max(LEAST_NOISE, before.noise, now.noise if now else 0.0)
+    return Finding(before.name, before.median, now.median if now else None, noise)
+
+
+def comparable(reference: Result, last: Result) -> str | None:
+    """Why two results can't be compared, if so."""
+    if reference.scale != last.scale:
+        return f"the reference was measured at scale {reference.scale:g}, the last result at {last.scale:g}: measure at the same"
+    cores = reference.machine.get("cores"), last.machine.get("cores")
+    if cores[0] != cores[1]:
+        return f"the reference was measured on {cores[0]} cores, the last result on {cores[1]}: measure on as many, or --accept anew"
+    return None
+
+
+def accept(reference: Result | None, last: Result) -> Result:
+    """The new reference: the last scores, and those of the old one that weren't measured now, if they can be compared."""
+    kept = reference.scores if reference and comparable(reference, last) is None else []
+    measured = {score.name for score in last.scores}
+    merged = [score for score in kept if score.name not in measured] + last.scores
+    return replace(last, measurements=[], scores=merged, failed={})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when nothing got worse, 1 when something did, 2 when there is nothing to compare."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)
+    parser.add_argument("--accept", action="store_true", help="store the last scores as the reference")
+    options = parser.parse_args(arguments)
+    if not LAST.exists():
+        sys.stderr.write("nothing was measured yet: run make bench\n")
+        return 2
+    last = read(LAST)
+    if options.accept:
+        reference = accept(read(REFERENCE) if REFERENCE.exists() else None, last)
+        write(reference, REFERENCE)
+        sys.stdout.write(f"{REFERENCE} holds {len(reference.scores)} scores from now on\n")
+        return 0
+    if not REFERENCE.exists():
+        sys.stderr.write("there is no reference: make bench-check ARGS=--accept stores the last result as one\n")
+        return 2
+    reference = read(REFERENCE)
+    if reason := comparable(reference, last):
+        sys.stderr.write(reason + "\n")
+        return 2
+    findings = compare(reference.scores, last.scores)
+    _print(findings)
+    return int(any(finding.verdict == WORSE for finding in findings))
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    table = Table(title="the last result against the reference (less is better)")
+    for heading in ("ratio", "reference", "now", "noise", ""):
+        table.add_column(heading, justify="left" if heading in ("ratio", "") else "right")
+    for one in findings:
+        style = {WORSE: "red", BETTER: "green", MISSING: "dim"}.get(one.verdict)
+        now = "" if one.now is None else f"{one.now:.2f}"
+        table.add_row(one.name, f"{one.before:.2f}", now, f"±{one.noise:.0%}", one.verdict, style=style)
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

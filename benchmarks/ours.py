@@ -1,0 +1,114 @@
+"""Our own pipeline as a contender."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import yaml
+
+from benchmarks.place import PUBLICATION, Place
+from benchmarks.workloads import FRESH, TASKS, Variant
+from waldelta_airflow.child_process import ChildProcess
+from waldelta_airflow.forked_job import ForkedJob
+
+STAGES = ("land", "apply", "check,report")
+
+Notes = dict[str, float]
+
+
+class Waldelta:
+    """Ours: one pipeline; ``warm`` as one job, ``tasks`` as a job for each stage, ``fresh`` with a JVM of its own."""
+
+    baseline = False
+
+    def __init__(self, place: Place, how: str, variant: Variant, number: int) -> None:
+        self.place, self.how = place, how
+        self.name = f"{how}, {variant.name}" if variant.name else how
+        self.slot = f"bench_{how}_{number}"
+        self.file = place.folder / f"{self.slot}.yml"
+        self.result = place.folder / f"{self.slot}.json"
+        publication = PUBLICATION
+        if variant.publication_filter:
+            publication = f"{PUBLICATION}_{number}"
+            place.publish(publication, variant.publication_filter)
+        self._write_file(publication, variant)
+
+    def _write_file(self, publication: str, variant: Variant) -> None:
+        source = {"conn_id": "bench", "slot": self.slot, "publications": [{"name": publication, "manage": False}]}
+        document = variant.document | {
+            "pipeline": self.slot,
+            "source": source | {"options": variant.options},
+            "target": {"root": (self.place.folder / f"lake_{self.slot}").as_uri()} | variant.target,
+        }
+        self.file.write_text(yaml.safe_dump(document))
+
+    def trees(self) -> list[int]:
+        return [] if self.how == FRESH else self.place.stack.spark.trees
+
+    def prepare(self) -> None:
+        self.job("setup")
+        self.job("sync")
+
+    def copy(self) -> Notes | None:
+        return _seconds_of_stages(self.job("sync", "--tables", *self.place.source.tables))
+
+    def apply(self) -> Notes | None:
+        before = self._temporary_mb()
+        notes = self._tasks() if self.how == TASKS else self._consume()
+        return notes | {"temporary_mb": self._temporary_mb() - before}
+
+    def settle(self) -> None:
+        """What isn't measured: get ready for the next round."""
+
+    def close(self) -> None:
+        self.job("teardown")
+
+    def _consume(self) -> Notes:
+        began = time.perf_counter()
+        result = self.job("consume")
+        notes = _seconds_of_stages(result)
+        if self.how == FRESH:
+            after = sum(notes.get(stage, 0.0) for stage in ("check", "report"))
+            notes["applied"] = time.perf_counter() - began - after
+        return notes | {"changes": result.get("changes", 0)}
+
+    def _tasks(self) -> Notes:
+        """A job for each stage, as Airflow runs them."""
+        run_id, notes = f"tasks-{time.time_ns()}", {}
+        for stage in STAGES:
+            began = time.perf_counter()
+            self.job("consume", "--run-id", run_id, "--stage", stage)
+            notes[stage] = time.perf_counter() - began
+        return notes | {"applied": notes["land"] + notes["apply"]}
+
+    def job(self, *arguments: str) -> dict:
+        """Run the command line; its result. Raises RuntimeError when it fails."""
+        given = [*arguments, str(self.file), "--result", str(self.result)]
+        self.result.unlink(missing_ok=True)
+        environment = self.environment()
+        fresh = self.how == FRESH or arguments[0] in ("setup", "teardown")
+        job: ForkedJob | ChildProcess | None
+        if fresh:
+            job = ChildProcess([sys.executable, "-m", "spark_jobs", *given], environment)
+        else:
+            spark = self.place.stack.spark
+            job = ForkedJob.ask(str(spark.jobs), given, environment | {"SPARK_REMOTE": spark.remote})
+        if job is None or job.run():
+            raise RuntimeError(f"{' '.join(given)} failed: its output is in the log")
+        return json.loads(self.result.read_text()) if self.result.exists() else {}
+
+    def environment(self) -> dict[str, str]:
+        """What a job's process is given."""
+        return {**os.environ, "AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
+
+    def _temporary_mb(self) -> float:
+        return float(
+            self.place.sql("select temp_bytes / 1e6 from pg_stat_database where datname = current_database()")[0][0]
+        )
+
+
+def _seconds_of_stages(result: dict) -> Notes:
+    return {name: stage["seconds"] for name, stage in result.get("stages", {}).items()}

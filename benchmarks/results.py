@@ -1,0 +1,100 @@
+"""What measurements yield, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+LAST, REFERENCE = RESULTS / "last.json", RESULTS / "reference.json"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One time that something was measured: seconds, CPU seconds and peak MB by role, and what else was seen."""
+
+    seconds: float
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    peak_mb: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All rounds of one contender at one backlog; ``changes`` are those of a round, or rows of a copy."""
+
+    workload: str
+    backlog: str
+    contender: str
+    changes: int
+    rounds: list[Round]
+    baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        """What scores and targets call it."""
+        return "/".join(part for part in (self.workload, self.backlog, self.contender) if part)
+
+    def median(self, read: Callable[[Round], float]) -> float:
+        """The median over the rounds of one of their figures."""
+        return statistics.median(read(one) for one in self.rounds)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One figure to judge, less is better: a ratio (×) of the same run, or seconds or megabytes; one number a round."""
+
+    name: str
+    unit: str
+    rounds: list[float]
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.rounds)
+
+    @property
+    def noise(self) -> float:
+        """How far the rounds lie from their median, as a part of it."""
+        return max(abs(one - self.median) for one in self.rounds) / self.median if self.median else 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of the benchmark; ``failed`` says by workload what went wrong."""
+
+    scale: float
+    rounds: int
+    machine: dict[str, str | int | None]
+    measurements: list[Measurement]
+    scores: list[Score]
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def machine() -> dict[str, str | int | None]:
+    """What figures in seconds depend on."""
+    return {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+
+
+def write(result: Result, *paths: Path) -> None:
+    """Write the result to each of these files."""
+    text = json.dumps(asdict(result), indent=1)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def read(path: Path) -> Result:
+    """The result in a file."""
+    document = json.loads(path.read_text())
+    measurements = [
+        Measurement(**(entry | {"rounds": [Round(**one) for one in entry["rounds"]]}))
+        for entry in document.pop("measurements")
+    ]
+    scores = [Score(**entry) for entry in document.pop("scores")]
+    return Result(**document, measurements=measurements, scores=scores)

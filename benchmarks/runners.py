@@ -1,0 +1,214 @@
+"""How each kind of workload is measured: what is written, in which order those who take part run, round by round."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from benchmarks import sources
+from benchmarks.contenders import Contender, make
+from benchmarks.decode import decode_workload
+from benchmarks.ours import Waldelta
+from benchmarks.place import PUBLICATION, RAW_SLOT, Place, place
+from benchmarks.results import Measurement, Round
+from benchmarks.sources import ORDERS
+from benchmarks.stack import Stack
+from benchmarks.workloads import (
+    IDLE,
+    NAIVE,
+    OWN_SYNC,
+    WARM,
+    Backlog,
+    Changes,
+    Decode,
+    Drift,
+    Idle,
+    Sync,
+    Tables,
+    Variant,
+    Workload,
+    scaled,
+)
+
+# Of a backlog: written and applied once before the rounds that count, so that servers and JVM are warm.
+WARM_UP = 0.2
+WARM_UP_ROUND = -1
+# The naive way takes longer than all others together.
+ONCE = (NAIVE,)
+Report = Callable[[Measurement], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line chose."""
+
+    scale: float = 1.0
+    rounds: int = 3
+
+    def numbers(self) -> range:
+        """The rounds, with the one that warms up in front."""
+        return range(WARM_UP_ROUND, self.rounds)
+
+
+def run(stack: Stack, workload: Workload, plan: Plan) -> list[Measurement]:
+    """Measure one workload."""
+    match workload:
+        case Tables():
+            return _changes(stack, _as_changes(workload, plan), plan)
+        case Changes():
+            return _changes(stack, workload, plan)
+        case Sync():
+            return _sync(stack, workload, plan)
+        case Idle():
+            return _idle(stack, workload, plan)
+        case Drift():
+            return _drift(stack, workload, plan)
+        case Decode():
+            return decode_workload(workload, scaled(workload.messages, plan.scale, 1000), plan.rounds)
+    raise TypeError(f"{type(workload).__name__} is no kind of workload")
+
+
+def _as_changes(workload: Tables, plan: Plan) -> Changes:
+    """So many tables as this scale leaves; their rows and changes stay."""
+    source = sources.many(scaled(workload.tables, plan.scale, 1))
+    backlog = Backlog(workload.changes * len(source.tables), sources.each_of(source, workload.changes))
+    return Changes(
+        workload.name, workload.about, workload.rows, (backlog,), workload.contenders, source, scalable=False
+    )
+
+
+def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
+    scale = plan.scale if workload.scalable else 1.0
+    rows = scaled(workload.rows, scale)
+    found = _Rounds(workload.name)
+    with place(stack, workload.source, workload.name, rows) as there, _taking_part(there, workload) as contenders:
+        for contender in contenders:
+            contender.prepare()
+        for number in plan.numbers():
+            for backlog in workload.backlogs:
+                part = WARM_UP if number == WARM_UP_ROUND and workload.scalable else 1
+                changes = scaled(backlog.changes, scale * part)
+                _write(there, replace(backlog, changes=changes), rows)
+                # In turn, so that nobody always finds what another has warmed up.
+                for contender in contenders[:: -1 if number % 2 else 1]:
+                    if contender.name not in ONCE or number <= 0:
+                        measured = stack.measure(contender.apply, contender.trees)
+                        contender.settle()
+                        found.add(number, backlog.name, contender, changes, measured)
+                there.sql(f"select pg_replication_slot_advance('{RAW_SLOT}', pg_current_wal_flush_lsn())")
+    return found.measurements()
+
+
+@contextmanager
+def _taking_part(there: Place, workload: Changes | Sync) -> Iterator[list[Contender]]:
+    variants = workload.variants if isinstance(workload, Changes) else (Variant(),)
+    with ExitStack() as closing:
+        contenders: list[Contender] = []
+        for name in workload.contenders:
+            for contender in make(name, there, variants):
+                closing.callback(contender.close)
+                contenders.append(contender)
+        yield contenders
+
+
+def _write(there: Place, backlog: Backlog, rows: int) -> None:
+    among = max(rows // 20, 1) if backlog.clustered else rows
+    statement = backlog.statement.format(
+        changes=backlog.changes, transactions=backlog.changes // 100 - 1, rows=rows, first=rows - among + 1, among=among
+    )
+    there.sql(statement)
+
+
+def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
+    rows = scaled(workload.rows, plan.scale)
+    found = _Rounds(workload.name)
+    with place(stack, ORDERS, workload.name, rows) as there, _taking_part(there, workload) as contenders:
+        for contender in contenders:
+            if not contender.baseline:
+                contender.job("setup")
+        for number in plan.numbers():
+            for contender in contenders[:: -1 if number % 2 else 1]:
+                if contender.name not in ONCE or number <= 0:
+                    measured = stack.measure(contender.copy, contender.trees)
+                    contender.settle()
+                    found.add(number, "", contender, rows, measured)
+    return found.measurements()
+
+
+# What an Airflow worker imports and asks before it starts anything.
+LOOK = """
+import sys
+from waldelta.idle import look
+from waldelta.job import load_job
+from waldelta.pipeline_file import load_pipeline_file
+assert not look(load_job(load_pipeline_file(sys.argv[1]))).has_work
+"""
+
+
+def _idle(stack: Stack, workload: Idle, plan: Plan) -> list[Measurement]:
+    found = _Rounds(workload.name)
+    with place(stack, ORDERS, workload.name, 1000) as there:
+        ours = Waldelta(there, WARM, Variant(), 0)
+        ours.prepare()
+        ours.name = IDLE
+        ours.job("consume")
+        for number in plan.numbers():
+            found.add(number, "", ours, 0, stack.measure(lambda: _look(ours), list))
+        ours.close()
+    return found.measurements()
+
+
+def _look(ours: Waldelta) -> None:
+    subprocess.run([sys.executable, "-c", LOOK, str(ours.file)], check=True, env=ours.environment())
+
+
+def _drift(stack: Stack, workload: Drift, plan: Plan) -> list[Measurement]:
+    """Each round a new copy, then the publication's other filter and the run that repairs."""
+    rows, moving = scaled(workload.rows, plan.scale), scaled(workload.moving, plan.scale)
+    filters = (f"id <= {rows - moving}", f"id > {moving}")
+    found = _Rounds(workload.name)
+    with place(stack, ORDERS, workload.name, rows) as there:
+        there.sql(f"alter publication {PUBLICATION} set table orders where ({filters[0]})")
+        ours = Waldelta(there, WARM, Variant(target={"drift": "repair"}, document={"quality": {"enabled": False}}), 0)
+        ours.prepare()
+        for number in plan.numbers():
+            found.add(number, "", _Named(OWN_SYNC, baseline=True), rows, stack.measure(ours.copy, ours.trees))
+            there.sql(f"alter publication {PUBLICATION} set table orders where ({filters[number % 2]})")
+            found.add(number, "", ours, 2 * moving, stack.measure(ours.apply, ours.trees))
+        ours.close()
+    return found.measurements()
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str
+    baseline: bool
+
+
+class _Rounds:
+    """The rounds of a workload, as they come; those that warm up aren't kept."""
+
+    def __init__(self, workload: str) -> None:
+        self._workload = workload
+        self._found: dict[tuple[str, str], Measurement] = {}
+
+    def add(self, number: int, backlog: str, contender: Contender | _Named, changes: int, measured: Round) -> None:
+        name, baseline = contender.name, contender.baseline
+        place = " ".join(filter(None, (self._workload, backlog, name)))
+        label = "warm-up" if number == WARM_UP_ROUND else f"round {number + 1}"
+        print(f"{place}, {label}: {measured.seconds:.2f} s {_brief(measured)}", flush=True)
+        if number != WARM_UP_ROUND:
+            empty = Measurement(self._workload, backlog, name, changes, [], baseline)
+            self._found.setdefault((backlog, name), empty).rounds.append(measured)
+
+    def measurements(self) -> list[Measurement]:
+        """By backlog, in the order in which they came first."""
+        backlogs: Sequence[str] = list(dict.fromkeys(backlog for backlog, _ in self._found))
+        return sorted(self._found.values(), key=lambda one: backlogs.index(one.backlog))
+
+
+def _brief(measured: Round) -> str:
+    return " ".join(f"{name} {value:,.2f}" for name, value in measured.notes.items())

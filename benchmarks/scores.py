@@ -1,0 +1,113 @@
+"""From measurements to scores: each of ours against each baseline beside it, some of ours against each other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.results import Measurement, Round, Score
+from benchmarks.workloads import BASELINES, PEEK
+
+_SECONDS = lambda one: one.seconds  # noqa: E731 - a figure of a round, as the others below
+_SOURCE_CPU = lambda one: one.cpu_s.get("source", 0.0)  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two measurements of ours, by name, or (``per_change``) their costs per change."""
+
+    name: str
+    of: str
+    to: str
+    per_change: bool = False
+    source_cpu: bool = False
+
+
+COMPARISONS = (
+    Comparison("one-transaction: one ÷ small", "one-transaction/one transaction/warm", "one-transaction/small transactions/warm"),
+    Comparison("tiny-transactions: tiny ÷ small", "tiny-transactions/tiny transactions/warm", "tiny-transactions/small transactions/warm"),
+    Comparison("clustered keys: 50m ÷ 1m", "backlog-50m-clustered/warm", "backlog-1m-clustered/warm"),
+    Comparison("clustered keys: 10m ÷ 1m", "backlog-10m-clustered/warm", "backlog-1m-clustered/warm"),
+    Comparison("random keys: 50m ÷ 1m", "backlog-50m-random/warm", "backlog-1m-random/warm"),
+    Comparison("random keys: 10m ÷ 1m", "backlog-10m-random/warm", "backlog-1m-random/warm"),
+    Comparison("growth: 5,000,000 ÷ 500,000, per change", "growth/5,000,000/warm", "growth/500,000/warm", per_change=True),
+    Comparison("tables: 200 ÷ 20, per change", "tables-200/tasks", "tables-20/tasks", per_change=True),
+    Comparison("where: target's filter ÷ none", "where/warm, target's filter", "where/warm"),
+    Comparison("where: publication's filter ÷ none", "where/warm, publication's filter", "where/warm"),
+    Comparison("where-full: target's filter ÷ none", "where-full/warm, target's filter", "where-full/warm"),
+    Comparison("deletion vectors ÷ none", "small-vectors/tasks, deletion vectors", "small-vectors/tasks"),
+    Comparison("acknowledge: get ÷ advance, CPU of the source", "acknowledge/warm, get", "acknowledge/warm, advance", source_cpu=True),
+    Comparison("acknowledge: peek ÷ advance, CPU of the source", "acknowledge/warm, peek", "acknowledge/warm, advance", source_cpu=True),
+)  # fmt: skip
+
+
+def scores(measurements: Sequence[Measurement]) -> list[Score]:
+    """All that can be computed from these; less is better in each."""
+    found = [*_against_baselines(measurements), *_among_ours(measurements), *_absolute(measurements)]
+    return [score for score in found if score is not None]
+
+
+def ratio(name: str, of: list[float], to: list[float]) -> Score | None:
+    """Round by round where both have the same rounds, otherwise each round against the other's median."""
+    if not of or not statistics.median(to or [0.0]):
+        return None
+    against = to if len(of) == len(to) and all(to) else [statistics.median(to)] * len(of)
+    return Score(name, "×", [a / b for a, b in zip(of, against, strict=True)])
+
+
+def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
+    for ours in measurements:
+        for beside in measurements:
+            if (
+                not beside.baseline
+                or beside is ours
+                or (ours.workload, ours.backlog) != (beside.workload, beside.backlog)
+            ):
+                continue
+            if ours.baseline and not _is_raw(beside, measurements):
+                continue
+            yield ratio(f"{ours.name} ÷ {beside.contender}", _figures(ours, _SECONDS), _figures(beside, _SECONDS))
+            if not ours.baseline and beside.contender == PEEK:
+                name = f"{ours.name}, CPU of the source ÷ {beside.contender}"
+                yield ratio(name, _figures(ours, _SOURCE_CPU), _figures(beside, _SOURCE_CPU))
+
+
+def raw_baseline(workload: str, backlog: str, measurements: Sequence[Measurement]) -> Measurement | None:
+    """What others of the same backlog are shown as multiples of: the one there that comes first among all baselines."""
+    found = [m for m in measurements if m.baseline and (m.workload, m.backlog) == (workload, backlog)]
+    return min(found, key=lambda one: BASELINES.index(one.contender), default=None)
+
+
+def _is_raw(one: Measurement, measurements: Sequence[Measurement]) -> bool:
+    return raw_baseline(one.workload, one.backlog, measurements) is one
+
+
+def _among_ours(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
+    by_name = {measurement.name: measurement for measurement in measurements}
+    for comparison in COMPARISONS:
+        of, to = by_name.get(comparison.of), by_name.get(comparison.to)
+        if of is None or to is None:
+            continue
+        read = _SOURCE_CPU if comparison.source_cpu else _SECONDS
+        figures = [[one / (m.changes if comparison.per_change else 1) for one in _figures(m, read)] for m in (of, to)]
+        yield ratio(comparison.name, *figures)
+
+
+def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
+    """Seconds where the figure itself is what counts, and the most memory that any of ours took."""
+    ours = [measurement for measurement in measurements if not measurement.baseline]
+    for one in ours:
+        if one.workload == "idle":
+            yield Score(f"{one.name}: seconds", "s", _figures(one, _SECONDS))
+        for part in ("apply", "applied"):
+            if all(part in measured.notes for measured in one.rounds):
+                yield Score(f"{one.name}: {part}", "s", [measured.notes[part] for measured in one.rounds])
+    for name, role in (("reader's memory", "reader"), ("JVM's memory", "jvm")):
+        peaks = [max(peak) for one in ours if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])]
+        if peaks:
+            yield Score(name, "MB", [max(peaks)])
+
+
+def _figures(measurement: Measurement, read: Callable[[Round], float]) -> list[float]:
+    return [read(one) for one in measurement.rounds]

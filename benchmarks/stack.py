@@ -1,0 +1,162 @@
+"""What runs while measuring: the source, the native subscriber's server, a warm Spark Connect server with a fork server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import psutil
+import psycopg
+
+from benchmarks.resources import Usage, watched
+from benchmarks.results import Round
+from demo.embedded_postgres import EmbeddedPostgres, free_port
+from demo.stack.spark_connect_server import SparkConnectServer
+from waldelta_airflow.child_process import end_group
+
+# Vacuum runs when the benchmark says so; the rest is what a server has by default.
+SOURCE = {"autovacuum": "off", "max_slot_wal_keep_size": "-1"}
+# A subscription that is switched on starts at once, and says soon what it has applied.
+SUBSCRIBER = {"wal_retrieve_retry_interval": "100ms", "wal_writer_delay": "10ms"}
+START_TIMEOUT_S = 120
+
+log = logging.getLogger(__name__)
+
+
+class Stack:
+    """Servers in a folder that goes away; each but the source starts when it is first needed.
+
+    A ``source`` that is given runs already, and stays.
+    """
+
+    def __init__(self, source: EmbeddedPostgres | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="waldelta-bench-"))
+        self._own = source is None
+        self.source = source or EmbeddedPostgres(self.folder / "source", settings=SOURCE)
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        if self._own:
+            self._closing.callback(self.source.delete)
+            try:
+                self.source.start()
+            except BaseException:
+                self._closing.close()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    @cached_property
+    def subscriber(self) -> EmbeddedPostgres:
+        """The server of the native subscriber."""
+        server = EmbeddedPostgres(self.folder / "subscriber", settings=SUBSCRIBER)
+        self._closing.callback(server.delete)
+        return server.start()
+
+    @cached_property
+    def spark(self) -> WarmSpark:
+        """The Connect server and the fork server."""
+        spark = WarmSpark(self.folder / "spark")
+        self._closing.callback(spark.stop)
+        spark.start()
+        return spark
+
+    def sql(self, statement: str, dbname: str = "postgres") -> list[tuple]:
+        """Run statements on the source; the rows, if any."""
+        with psycopg.connect(self.source.conninfo(dbname), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def measure(self, action: Callable[[], dict[str, float] | None], trees: Callable[[], list[int]]) -> Round:
+        """Time an action and watch the source, the subscriber if there is one, and these trees of processes."""
+        servers = {"source": postmaster(self.source)}
+        if "subscriber" in self.__dict__:
+            servers["subscriber"] = postmaster(self.subscriber)
+        with watched(servers, trees(), self.source.port) as usage:
+            began = time.perf_counter()
+            notes = action() or {}
+            seconds = time.perf_counter() - began
+        return _round(seconds, usage, notes)
+
+
+class WarmSpark:
+    """Spark as in production: a Connect server that lives on, and a fork server that has imported what jobs need."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._server = SparkConnectServer(folder, free_port(), "bench", folder / "spark.log")
+        self.jobs = folder / "jobs.sock"
+        self._trees: list[int] = []
+
+    @property
+    def remote(self) -> str:
+        """SPARK_REMOTE for a client."""
+        return self._server.remote
+
+    @property
+    def trees(self) -> list[int]:
+        """The process ids of both servers."""
+        return list(self._trees)
+
+    def start(self) -> None:
+        self._trees.append(self._server.start(os.environ).pid)
+        command = [sys.executable, "-m", "spark_jobs.fork_server", str(self.jobs)]
+        self._trees.append(subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True).pid)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (self._server.is_listening() and self.jobs.exists()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the Spark Connect server did not start in {START_TIMEOUT_S} s: see {self._server.log}"
+                )
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        for pid in self._trees:
+            process = psutil.Process(pid)
+            children = process.children(recursive=True)
+            end_group(pid, process.is_running)
+            for child in children:
+                if child.is_running():
+                    child.kill()
+
+
+def postmaster(server: EmbeddedPostgres) -> int:
+    """The process id of a running server."""
+    return int((server.data / "postmaster.pid").read_text().split()[0])
+
+
+def run_quietly(command: list[str]) -> None:
+    """Run a client to its end; raises RuntimeError with what it says when it fails."""
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip()}")
+
+
+@contextmanager
+def database(server: EmbeddedPostgres, name: str) -> Iterator[str]:
+    """A database of its own, gone afterwards; its connection string."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute(f"create database {name}".encode())
+    try:
+        yield server.conninfo(name)
+    finally:
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            connection.execute(f"drop database {name} with (force)".encode())
+
+
+def _round(seconds: float, usage: Usage, notes: dict[str, float]) -> Round:
+    rounded = ({key: round(value, 3) for key, value in part.items()} for part in (usage.cpu_s, usage.peak_mb, notes))
+    return Round(seconds, *rounded)

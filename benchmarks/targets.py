@@ -1,0 +1,47 @@
+"""What must be reached, and what is aimed at: medians on two cores, ratios to the baseline of the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class Target:
+    """Limits of the scores whose names match; ``least`` where too little would be as wrong as too much."""
+
+    what: str
+    scores: str
+    must: float
+    aim: float | None = None
+    least: float | None = None
+
+    def verdict(self, value: float) -> str:
+        """``aim``, ``must`` or ``missed``: the best that a value reaches."""
+        if value > self.must or (self.least is not None and value < self.least):
+            return "missed"
+        return "aim" if self.aim is None or value <= self.aim else "must"
+
+
+TARGETS = (
+    Target("1,000,000 changes landed, merged and checked, warm", "backlog-1m-*/warm ÷ pg_recvlogical", 4, 2.5),
+    Target("the same, fresh JVM, from process start", "backlog-1m-*/fresh ÷ pg_recvlogical", 8, 5),
+    Target("initial sync of 2,000,000 rows, warm", "sync/warm ÷ COPY binary", 6, 4.3),
+    Target("initial sync of 2,000,000 rows, fresh JVM", "sync/fresh ÷ COPY binary", 16, 10),
+    Target("one transaction of 1,000,000 changes against small ones", "one-transaction: one ÷ small", 1.5, 1.2),
+    Target("10,000 changes into 2,000,000 rows, apply task, warm", "small/tasks: apply", 6, 4),
+    Target("10,000 changes into 2,000,000 rows, fresh JVM until applied", "small/fresh: applied", 18, 12),
+    Target("a backlog into 50,000,000 rows against 1,000,000", "clustered keys: 50m ÷ 1m", 1.5, 1.2),
+    Target("200 tables with 50 changes each, applied", "tables-200/tasks: applied", 90, 45),
+    Target("20 such tables", "tables-20/tasks: applied", 12, 6),
+    Target("cost per change, 5,000,000 against 500,000", "growth: 5,000,000 ÷ 500,000, per change", 1.15, least=0.85),
+    Target("idle run", "idle/idle: seconds", 3, 1.5),
+    Target("memory of the reader (MB)", "reader's memory", 500),
+    Target("memory of the JVM (MB): its heap is less", "JVM's memory", 4096),
+    Target("CPU of the source, in decodes", "backlog-1m-*/warm, CPU of the source ÷ COPY of a peek", 2, 1.2),
+)
+
+
+def target_of(score: str) -> Target | None:
+    """The target that a score is judged by, if any."""
+    return next((target for target in TARGETS if fnmatchcase(score, target.scores)), None)

@@ -1,0 +1,271 @@
+"""What `make bench` computes of what it measured: ratios, targets, the check against the reference, tables, the picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from benchmarks import check, naive, resources
+from benchmarks.__main__ import main
+from benchmarks.plot import draw
+from benchmarks.results import Measurement, Result, Round, Score, read, write
+from benchmarks.scores import COMPARISONS, ratio, scores
+from benchmarks.tables import measured_table, targets_table
+from benchmarks.targets import TARGETS, Target, target_of
+from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WORKLOADS, Changes, chosen, scaled
+from tests import pgoutput_encoder as encoder
+
+
+def measured(workload, contender, seconds, *, backlog="", baseline=False, changes=1000, source_cpu=1.0, notes=None):
+    rounds = [Round(s, {"source": source_cpu, "jvm": s}, {"jvm": 900.0, "reader": 90.0}, notes or {}) for s in seconds]
+    return Measurement(workload, backlog, contender, changes, rounds, baseline)
+
+
+BACKLOG = [
+    measured("backlog-1m-random", PEEK, [1, 1, 2], baseline=True),
+    measured("backlog-1m-random", RECVLOGICAL, [2, 2, 4], baseline=True),
+    measured("backlog-1m-random", NATIVE, [4], baseline=True),
+    measured("backlog-1m-random", "warm", [6, 10, 12], source_cpu=1.5),
+    measured("small", "tasks", [9, 9, 9], notes={"apply": 3.0, "applied": 7.0}),
+    measured("growth", "warm", [10, 11], backlog="500,000", changes=500),
+    measured("growth", "warm", [100, 121], backlog="5,000,000", changes=5000),
+    measured("idle", "idle", [1.2]),
+]
+RESULT = Result(1, 3, {"cores": 2}, BACKLOG, scores(BACKLOG))
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        ("backlog-1m-random/warm ÷ pg_recvlogical", [3, 5, 3]),  # round by round
+        ("backlog-1m-random/warm ÷ native subscriber", [1.5, 2.5, 3]),  # fewer rounds there: by their median
+        ("backlog-1m-random/warm, CPU of the source ÷ COPY of a peek", [1.5, 1.5, 1.5]),
+        ("backlog-1m-random/COPY of a peek ÷ pg_recvlogical", [0.5, 0.5, 0.5]),  # a baseline by the raw one alone
+        ("growth: 5,000,000 ÷ 500,000, per change", [1.0, 1.1]),
+        ("small/tasks: apply", [3, 3, 3]),
+        ("idle/idle: seconds", [1.2]),
+        ("reader's memory", [90]),
+    ],
+)
+def test_scores(name, rounds):
+    assert {score.name: score.rounds for score in RESULT.scores}[name] == pytest.approx(rounds)
+
+
+def test_baselines_are_no_multiples_of_each_other():
+    names = [score.name for score in RESULT.scores]
+    assert "backlog-1m-random/pg_recvlogical ÷ COPY of a peek" not in names
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("of", "to"), [([], [1.0]), ([1.0], []), ([1.0], [0.0])])
+def test_nothing_to_divide_is_no_ratio(of, to):
+    assert ratio("r", of, to) is None
+
+
+TWO_SIDED = Target("t", "s", 1.15, least=0.85)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "verdict"),
+    [
+        (Target("t", "s", 4, 2.5), 2.5, "aim"),
+        (Target("t", "s", 4, 2.5), 4, "must"),
+        (Target("t", "s", 4, 2.5), 4.01, "missed"),
+        (Target("t", "s", 500), 400, "aim"),
+        (TWO_SIDED, 1.1, "aim"),
+        (TWO_SIDED, 0.8, "missed"),
+        (TWO_SIDED, 1.2, "missed"),
+    ],
+)
+def test_targets(target, value, verdict):
+    assert target.verdict(value) == verdict
+
+
+def score(*rounds, name="a ÷ b", unit="×"):
+    return Score(name, unit, list(rounds))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (score(4, 4, 4), score(4.1), check.SAME),  # rounds that agree too well: 5% at the least
+        (score(4, 4, 4), score(4.3), check.WORSE),
+        (score(4, 4, 4), score(3.7), check.BETTER),
+        (score(3, 4, 5), score(4.9), check.SAME),  # the reference's rounds were 25% apart
+        (score(3, 4, 5), score(5.1), check.WORSE),
+        (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are
+        (score(4), None, check.MISSING),
+        (score(4), score(9, name="another"), check.MISSING),
+    ],
+)
+def test_check(before, now, verdict):
+    assert [finding.verdict for finding in check.compare([before], [now] if now else [])] == [verdict]
+
+
+def test_check_leaves_seconds_to_the_machine():
+    assert check.compare([score(1, unit="s"), score(1, unit="MB")], [score(9, unit="s")]) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (RESULT, None),
+        (replace(RESULT, scale=0.1), "at scale 1, the last result at 0.1"),
+        (replace(RESULT, machine={"cores": 8}), "on 2 cores, the last result on 8"),
+    ],
+)
+def test_what_can_be_compared(last, reason):
+    found = check.comparable(RESULT, last)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("reference", "names"),
+    [
+        (None, ["b ÷ a"]),
+        (replace(RESULT, scores=[score(3, name="b ÷ a"), score(1, name="c ÷ a")]), ["c ÷ a", "b ÷ a"]),
+        (replace(RESULT, scale=0.1, scores=[score(1, name="c ÷ a")]), ["b ÷ a"]),  # another scale: all anew
+    ],
+)
+def test_accepted_scores_replace_those_of_the_same_name(reference, names):
+    accepted = check.accept(reference, replace(RESULT, scores=[score(2, name="b ÷ a")]))
+    assert [one.name for one in accepted.scores] == names
+    assert (accepted.scores[-1].median, accepted.measurements) == (2, [])
+
+
+def test_check_command(tmp_path, monkeypatch, capsys):
+    """2 without anything to compare; 0 after the result is the reference; 1 once one of its ratios is worse."""
+    monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
+    monkeypatch.setattr(check, "REFERENCE", tmp_path / "reference.json")
+    assert check.main([]) == 2
+    write(RESULT, tmp_path / "last.json")
+    assert check.main([]) == 2
+    assert check.main(["--accept"]) == 0
+    assert check.main([]) == 0
+    worse = [measured("backlog-1m-random", "warm", [60, 60, 60]), *BACKLOG[:3]]
+    write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
+    assert check.main([]) == 1
+    assert "worse" in capsys.readouterr().out
+
+
+def test_result_file(tmp_path):
+    write(RESULT, tmp_path / "a" / "result.json")
+    assert read(tmp_path / "a" / "result.json") == RESULT
+
+
+def test_tables():
+    """Seconds with their spread, multiples of the baselines, and whether the limits were reached."""
+    out = StringIO()
+    console = Console(file=out, width=190)
+    console.print(measured_table(RESULT))
+    console.print(targets_table(RESULT))
+    lines = out.getvalue().splitlines()
+    warm = next(line for line in lines if " warm " in line)
+    assert all(
+        part in warm for part in ("10.00 (6.00–12.00)", "3.00", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
+    )
+    assert any("10,000 changes" in line and "3.00 s" in line and "aim" in line for line in lines)
+
+
+def test_picture(tmp_path):
+    assert draw(RESULT, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert not draw(replace(RESULT, measurements=[]), tmp_path / "none.png")
+
+
+def test_every_comparison_is_of_measured_things():
+    """Comparisons and targets name workloads, backlogs and variants that there are."""
+    names = {"idle/idle", "sync/warm", "sync/fresh", "tables-20/tasks", "tables-200/tasks"}
+    for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
+        contenders = [f"{c}, {v.name}" if v.name else c for c in workload.contenders for v in workload.variants]
+        names |= {"/".join(filter(None, (workload.name, b.name, c))) for b in workload.backlogs for c in contenders}
+    compared = {comparison.of for comparison in COMPARISONS} | {comparison.to for comparison in COMPARISONS}
+    assert compared - names == set()
+    known = {comparison.name for comparison in COMPARISONS} | {"reader's memory", "JVM's memory"}
+    for target in TARGETS:
+        if target.scores not in known:
+            subject = target.scores.split(" ÷ ")[0].split(": ")[0].split(", ")[0]
+            assert any(fnmatchcase(name, subject) for name in names), target
+        assert target_of(target.scores.replace("*", "random")) is target
+
+
+def test_workloads_and_their_statements():
+    """Names are unique; each statement takes the numbers that the runner gives it."""
+    assert len({workload.name for workload in WORKLOADS}) == len(WORKLOADS)
+    for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
+        workload.source.fill.format(rows=1)
+        for backlog in workload.backlogs:
+            backlog.statement.format(changes=100, transactions=0, rows=1, first=1, among=1)
+
+
+@pytest.mark.parametrize(
+    ("only", "everything", "names"),
+    [
+        ([], False, {workload.name for workload in WORKLOADS if workload.default}),
+        ([], True, {workload.name for workload in WORKLOADS}),
+        (["backlog-1m-*", "idle"], False, {"backlog-1m-random", "backlog-1m-clustered", "idle"}),
+    ],
+)
+def test_chosen_workloads(only, everything, names):
+    assert {workload.name for workload in chosen(only, everything=everything)} == names
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--scale", "0"], ["--rounds", "0"]])
+def test_wrong_arguments_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "scale", "expected"), [(1_000_000, 1, 1_000_000), (1_000_000, 0.0125, 12_500), (500, 0.01, 100)]
+)
+def test_scaled(number, scale, expected):
+    assert scaled(number, scale) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "role"),
+    [
+        ("java", "java -cp x org.apache.spark.deploy.SparkSubmit", "jvm"),
+        ("python", "python -m pyspark.daemon pyspark.worker", "workers"),
+        ("python", "python -m spark_jobs.python_daemon", "workers"),
+        ("python", "python -m spark_jobs.fork_server /x", "client"),
+        ("pg_recvlogical", "pg_recvlogical -d x", "client"),
+    ],
+)
+def test_roles(name, command, role):
+    assert resources.role_of(name, command) == role
+
+
+@pytest.mark.parametrize(
+    ("title", "auxiliary"),
+    [
+        ("postgres: checkpointer ", True),
+        ("postgres: logical replication launcher ", True),
+        ("postgres: io worker 1", True),
+        ("postgres: postgres bench 127.0.0.1(5000) SELECT", False),
+        ("postgres: walsender postgres 127.0.0.1(5000) START_REPLICATION", False),
+        ("postgres: logical replication apply worker for subscription 16400 ", False),
+    ],
+)
+def test_backends_of_ours(title, auxiliary):
+    assert resources.is_auxiliary(title) is auxiliary
+
+
+def test_the_naive_way_keeps_the_last_state_of_each_key():
+    columns = [("id", 20, -1, True), ("status", 25, -1, False), ("customer_id", 23, -1, False)]
+    messages = [
+        encoder.begin(1, 0, 7),
+        encoder.relation(16400, "public", "orders", columns),
+        encoder.insert(16400, [b"1", b"new", b"5"]),
+        encoder.insert(16400, [b"2", b"new", None]),
+        encoder.update(16400, [b"1", b"paid", b"6"]),
+        encoder.delete(16400, key=[b"2", None, None]),
+        encoder.commit(1, 2, 0),
+    ]
+    assert naive.last_states(iter(messages)) == [("U", 1, "paid", 6), ("D", 2, None, None)]
