@@ -1,4 +1,4 @@
-"""Merge here: few net changes into a small target with a key, as one commit, by Arrow and delta-rs.
+"""Merge here: few net changes into a small target, as one commit, by Arrow and delta-rs.
 
 Spark plans, compiles and runs seconds of CPU for what takes milliseconds: with many small tables that is most of a run. The
 commit carries what a MERGE's would, the transaction id and the userMetadata, and is a compare-and-swap on the version that
@@ -32,6 +32,7 @@ from spark_jobs.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
     ACTION_PURGE,
+    ACTION_UPDATE,
     ACTION_UPSERT,
     Bools,
     EventShape,
@@ -70,26 +71,28 @@ def merge_here(
     """Commit net changes (columns as ``plan.decode.net_schema``) under ``tag``; returns the tag that tells what they did.
 
     ``check`` raises when this run may not write any more; asked once the target was read, so that whoever took over
-    later has changed the version on which the commit depends. None where Spark has to: for a target that isn't small or has no key, for truncates, for features of Delta that only
-    Spark writes, or when it can't be written from here as it was read.
+    later has changed the version on which the commit depends. None where Spark has to: for a target that isn't small, for
+    copies of equal rows, truncated leaves and features of Delta that only Spark writes, or when the target can't be
+    written from here as it was read.
     """
-    if plan.truncated or not plan.decode.shape.key:
+    shape, emptied = plan.decode.shape, plan.truncated and not plan.decode.gathers
+    of_copies = not shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
+    if of_copies or plan.truncated_leaves:
         return None
     table = DeltaTable(uri := uri_of(job, plan.state.table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated
-    if not _is_known(table) or (held := _read(table)) is None:
+    if not _is_known(table) or (held := _schema(table).empty_table() if emptied else _read(table)) is None:
         return None
-    merge = _Merge(held, net, plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    merge = _Merge(held, net, plan.decode.names, shape, job.pipeline.target.metadata_columns)
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
-    appends = (
-        not (merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]) and len(table.file_uris()) < _MOST_FILES
-    )
+    adds_only = not (emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
+    appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
     try:
-        _commit(table, merge.inserted() if appends else merge.rows(), "append" if appends else "overwrite", tag)
+        _commit(table, merge.inserted() if appends else merge.rows(), tag, appends=appends)
         _checkpoint(table, uri)
     except (DeltaError, OSError) as err:
         # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
@@ -105,6 +108,10 @@ def _is_known(table: DeltaTable) -> bool:
     version_is_known = protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
     is_append_only = metadata.configuration.get("delta.appendOnly", "false").lower() == "true"
     return version_is_known and asked <= _KNOWN and not is_append_only and not metadata.partition_columns
+
+
+def _schema(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
 
 
 def _read(table: DeltaTable) -> pa.Table | None:
@@ -126,7 +133,7 @@ def _read(table: DeltaTable) -> pa.Table | None:
         if taken > MOST_BYTES:
             return None
         parts.append(part)
-    return pa.Table.from_batches(parts, pa.schema(table.schema().to_arrow()))
+    return pa.Table.from_batches(parts, _schema(table))
 
 
 @dataclass(frozen=True)
@@ -200,6 +207,8 @@ class _Merge:
     @cached_property
     def _of_row(self) -> Ints:
         """For each row of the target the net change of its key, -1 for none."""
+        if not self.shape.key:  # only new rows
+            return np.full(len(self.held), -1, np.int64)
         pairs = [(self.held[self.names[i]], self.net[f"b{k}"]) for k, i in enumerate(self.shape.key)]
         codes = codes_of([pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs])
         # Nulls are equal to nothing: a new row whose key went elsewhere in the batch has no base.
@@ -234,12 +243,12 @@ class _Merge:
         return np.flatnonzero(is_new)
 
 
-def _commit(table: DeltaTable, rows: pa.Table, mode: str, tag: CommitTag) -> None:
+def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:
     """Write rows in the place of the table's, or behind them; raises DeltaError when it isn't what was read any more."""
     write_deltalake(
         table,
         rows,
-        mode="append" if mode == "append" else "overwrite",
+        mode="append" if appends else "overwrite",
         writer_properties=_writer_properties(rows.schema),
         commit_properties=CommitProperties(
             custom_metadata={"userMetadata": tag.metadata},

@@ -57,9 +57,10 @@ def net_of(events, raw=None) -> pa.Table:
     return net.append_column(pa.field("raw", RAW_TYPE), pa.array([raw] * len(net), RAW_TYPE))
 
 
-def plan(*, truncated=False, shape: EventShape = SHAPE):
+def plan(*, truncated=False, leaves=(), shape: EventShape = SHAPE):
     state = TableState(None, "r", "s.t", 1, "synced")
-    return SimpleNamespace(truncated=truncated, decode=SimpleNamespace(shape=shape, names=NAMES), state=state)
+    decode = SimpleNamespace(shape=shape, names=NAMES, gathers=bool(leaves))
+    return SimpleNamespace(truncated=truncated, truncated_leaves=leaves, decode=decode, state=state)
 
 
 def tag(batch=1) -> CommitTag:
@@ -133,6 +134,21 @@ def table_uri(job) -> str:
     return f"{job.pipeline.target.root}/s/t"
 
 
+def test_a_truncate_leaves_the_new_rows_alone(job):
+    """However large the target was before."""
+    write(job, rows((1, "a", "A"), (2, "b", "B")))
+    done = merged(job, [("I", None, 2, "new", "N")], truncated=True)
+    assert held(job) == {2: ("new", "N")}
+    assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
+
+
+def test_new_rows_without_a_key(job):
+    """They are added beside those that are equal."""
+    write(job, rows((1, "a", "A")))
+    assert merged(job, [("I", None, 1, "a", "A")], shape=EventShape(3, ())) is not None
+    assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
+
+
 def test_nothing_to_change_still_is_a_commit(job):
     """It is the target's watermark."""
     assert merged(job, [("D", 8, None, None, None)]) is not None
@@ -154,8 +170,8 @@ def _partitioned(job):
 
 
 UNKNOWN = {
-    "truncated": (lambda job: None, {"truncated": True}),
-    "without a key": (lambda job: None, {"shape": EventShape(3, ())}),
+    "a truncated leaf": (lambda job: None, {"truncated": True, "leaves": (7,)}),
+    "copies of equal rows": (lambda job: None, {"shape": EventShape(3, ()), "event": ("D", 4, None, None, None)}),
     "too many rows": (lambda job: write(job, rows((1, "a", "A"), (2, "b", "B"))), {}),
     "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
     "append only": (lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}), {}),
@@ -168,10 +184,11 @@ UNKNOWN = {
 def test_what_is_left_to_spark(job, case, monkeypatch):
     """It is told before anything is written."""
     monkeypatch.setattr(module, "MOST_ROWS", 1)
-    arrange, options = UNKNOWN[case]
+    arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
     arrange(job)
     before = table(job).version()
-    assert merged(job, [("I", None, 4, "d", "D")], **options) is None
+    event = options.pop("event", ("I", None, 4, "d", "D"))
+    assert merged(job, [event], **options) is None
     assert table(job).version() == before
 
 
