@@ -21,6 +21,7 @@ from spark_jobs.merge import (
     with_variants,
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
+from spark_jobs.merge_here import merge_here
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
@@ -303,7 +304,9 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         fault_point("apply.staged")
         check()
         fault_point("apply.merging")
-        tag = _merge(run, changes.source, plan, replace(tag, counts=changes.counts))
+        tag = replace(tag, counts=changes.counts)
+        here = merge_here(job, plan, changes.net, tag, check) if changes.net is not None else None
+        tag = here or _merge(run, changes.source, plan, tag)
         fault_point("apply.merged")
     except WaldeltaError:
         raise

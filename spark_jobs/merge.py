@@ -32,6 +32,8 @@ FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
 REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
 # New and updated rows with a value that its column's type can't hold: it stands verbatim in _wd_raw.
 VERBATIM_ROWS = "verbatim"
+# And of a commit without Delta's metrics of a MERGE (merge_here): the target's rows by what became of them.
+MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = "merged_inserts", "merged_updates", "merged_deletes"
 
 # A merge writes every file that it touches anew: with smaller ones, changes of rows that lie together touch little.
 ROWS_PER_FILE = 250_000

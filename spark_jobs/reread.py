@@ -73,7 +73,7 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *,
             "table=%s rows=%d came without values that the source no longer has: they are in %s, not in the target",
             state.table_name, quarantined, quarantine.uri,
         )  # fmt: skip
-    return replace(staged, source=work.source(), counts={k: n for k, n in work.counts.items() if n})
+    return replace(staged, source=work.source(), counts={k: n for k, n in work.counts.items() if n}, net=None)
 
 
 @dataclass

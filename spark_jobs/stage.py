@@ -38,25 +38,26 @@ BATCH_BYTES = 64 << 20
 class Staged:
     """Net changes ready to be merged: their files, what the merge reads (as SQL), how many by action.
 
-    ``incomplete``: a new row came without the value of a large column, which ``reread`` must find.
+    ``incomplete``: a new row came without the value of a large column, which ``reread`` must find. ``net`` are the rows
+    themselves, when they were collapsed here and are all there is.
     """
 
     folder: str
     source: str
     counts: dict[str, int]
     incomplete: bool = False
+    net: pa.Table | None = None
 
 
 def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
-        counts, incomplete = _stage_here(spark, plan.rows, plan, folder)
-    else:
-        counts, incomplete = _stage_in_tasks(spark, change_log, plan, folder)
+        return _stage_here(spark, plan.rows, plan, folder)
+    counts, incomplete = _stage_in_tasks(spark, change_log, plan, folder)
     return Staged(folder, f"parquet.`{folder}`", counts, incomplete)
 
 
-def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> tuple[dict[str, int], bool]:
+def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
     events = [e for part in rows.to_batches() for found in decode(part, plan.decode) for e in found.to_batches()]
     if plan.decode.routing is not None and events:
         events = route_here(spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed").to_batches()
@@ -66,7 +67,8 @@ def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: s
     counts = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     counts[VERBATIM_ROWS] = len(net) - net["raw"].null_count
     fresh = net.filter(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
-    return counts, any(pc.any(fresh[flag]).as_py() for flag in plan.decode.shape.flags)
+    incomplete = any(pc.any(fresh[flag]).as_py() for flag in plan.decode.shape.flags)
+    return Staged(folder, f"parquet.`{folder}`", counts, incomplete, net)
 
 
 def _stage_in_tasks(

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES, QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS, CommitTag
+from spark_jobs.merge import (
+    FOUND_DELETES,
+    FOUND_UPDATES,
+    MERGED_DELETES,
+    MERGED_INSERTS,
+    MERGED_UPDATES,
+    QUARANTINED_ROWS,
+    REREAD_ROWS,
+    VERBATIM_ROWS,
+    CommitTag,
+)
 from spark_jobs.result import RunResult
 from spark_jobs.target import set_generation
 from waldelta.consume import SlotIdentity
@@ -50,7 +60,8 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             version = int(entry["version"])
             sync_commit(uri_of(job, state.table_name), version)
-            return _cut(state, version, entry, tag.truncated, tag.counts)
+            # By what the commit itself says: a late writer's may have got there first.
+            return _cut(state, version, entry, bool(written.get("truncated")), written.get("counts") or {})
     if any(tag.counts.values()):
         raise LateWriter(f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again")
     return TargetCut(state.table_name, state.generation, table.version())
@@ -153,6 +164,12 @@ def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, in
         skipped = counts.get(ACTION_SKIP, 0) + counts.get(ACTION_UPDATE, 0) + counts.get(ACTION_DELETE, 0)
         inserted, skipped = counts.get(ACTION_INSERT, 0), skipped - updated - deleted
         return {"inserted": inserted, "updated": updated, "deleted": deleted, "skipped": skipped}
+    if MERGED_INSERTS in counts:
+        metrics = {
+            "numTargetRowsInserted": counts[MERGED_INSERTS],
+            "numTargetRowsUpdated": counts[MERGED_UPDATES],
+            "numTargetRowsMatchedDeleted": counts[MERGED_DELETES],
+        }
     if "numTargetRowsInserted" not in metrics:  # an INSERT, not a MERGE
         return {"inserted": int(metrics.get("numOutputRows", 0)), "skipped": counts.get(ACTION_SKIP, 0)}
     inserted = int(metrics.get("numTargetRowsInserted", 0))

@@ -68,6 +68,15 @@ def sync_commit(uri: str, version: int) -> None:
         _fsync(folder.parents[2])
 
 
+def sync_checkpoint(uri: str, version: int) -> None:
+    """Force a checkpoint of a Delta table onto the disk: readers trust it without looking at the commits before it."""
+    folder = local_path(uri)
+    if folder is not None:
+        entries = folder / "_delta_log"
+        for path in (entries / f"{version:020d}.checkpoint.parquet", entries / "_last_checkpoint", entries):
+            _fsync(path)
+
+
 def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
     """The file, relative to the table, that marks rows of a data file as gone; None for marks within the commit itself.
 

@@ -389,9 +389,9 @@ class Ledger:
         """The latest state of each target, by table name."""
         return {state.table_name: state for state in self.table_rows()}
 
-    def table_rows(self) -> list[TableState]:
-        """All states of all targets, oldest first."""
-        return self._read(TableState)
+    def table_rows(self, table_name: str | None = None) -> list[TableState]:
+        """All states of all targets, or of one, oldest first."""
+        return self._read(TableState, None if table_name is None else pc.field("table_name") == table_name)
 
     def batches(self) -> list[BatchCut]:
         """All cuts, oldest first."""

@@ -34,7 +34,7 @@ def synced_states(job: Job) -> list[TableState]:
 
 def check_same_copy(job: Job, state: TableState) -> TableState:
     """Under the target's lock: the copy is still the one whose changes were chosen; its columns may have changed since."""
-    present = job.table_states().get(state.table_name)
+    present = job.table_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(f"{state.table_name} was synced again meanwhile: its changes are applied by the next run")
     return present

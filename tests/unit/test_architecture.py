@@ -101,7 +101,7 @@ def test_job_code_is_connect_clean():
 
 def _is_deltalake(path: Path, name: str) -> bool:
     """delta-rs has a class of the same name; it is the JVM's that Connect lacks."""
-    return name == "DeltaTable" and "from deltalake import DeltaTable" in path.read_text()
+    return name == "DeltaTable" and "deltalake" in imported(path) and "delta" not in imported(path)
 
 
 def test_only_wire_reads_integers_out_of_bytes():
