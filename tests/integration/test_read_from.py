@@ -45,9 +45,9 @@ def read_from(monkeypatch) -> Callable:
 
 
 @pytest.fixture
-def pair(postgres, lead_to, read_from) -> Iterator[tuple]:
+def pair(request, postgres, lead_to, read_from) -> Iterator[tuple]:
     """A primary and its standby, with the connections that lead there."""
-    with servers(max(postgres.version, 16)) as (primary, standby):
+    with servers(getattr(request, "param", max(postgres.version, 16))) as (primary, standby):
         ask(primary.start(), f"{SCHEMA}; reset role; {GRANT}")
         follow(standby, primary)
         lead_to(primary)
@@ -118,6 +118,28 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     promote(standby)
     with pytest.raises(NotStandby, match=r"read_from leads to .* or was promoted"):
         look(pipeline.job())
+
+
+@pytest.mark.parametrize("pair", [16], indirect=True, ids="PostgreSQL {}".format)
+def test_the_oldest_version_that_can(pair, lake):
+    """Its functions have other arguments, and its slots fewer columns; by looks alone, which start no Spark."""
+    primary, standby = pair
+    pipeline = pipeline_on(lake, read_from="test_standby")
+    plan = pipeline.setup()
+    assert not any("standby" in text for text in plan.warnings), plan.warnings
+    assert ask(standby, SLOTS) == [(1,)]
+    ask(primary, "create table app.unpublished as select 1 as id")
+    ask(primary, "select pg_switch_wal()")
+    catch_up(standby, primary)
+    seen = look(pipeline.job())
+    assert (seen.has_work, seen.moved_to is not None) == (False, True)
+    insert(primary, 2, "after")
+    catch_up(standby, primary)
+    assert look(pipeline.job()).has_work
+    slot = pipeline.status()["slot"]
+    assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
+    assert pipeline.teardown() == ["slot flights", "publication p"]
+    assert ask(standby, SLOTS) == [(0,)]
 
 
 def orphans(primary, standby) -> list[str]:

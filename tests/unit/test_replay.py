@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
+from spark_jobs.replay_plan import plan_replay
 from waldelta.change_log import Reach
-from waldelta.errors import StateError
+from waldelta.errors import SchemaChanged, StateError
 from waldelta.job import Job
 from waldelta.ledger import ColumnState, FileState, Run, SlotMove, StorageState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
@@ -187,3 +189,9 @@ def test_when_a_missing_row_is_no_damage(case):
     """Where PostgreSQL's own subscriber may not have it either."""
     state, hidden, expected = LACKS[case]
     assert may_lack_rows(state, replace(STATE, storage=LEAVES[0]), hides_origins=hidden) is expected
+
+
+def test_a_target_that_gathers_leaves_is_refused_by_name():
+    """Before the log is read; the summary tells it, and the other targets are mended."""
+    with pytest.raises(SchemaChanged, match=r"public\.t gathers leaves: .* copy it again"):
+        plan_replay(None, None, None, replace(STATE, root_id=7), SimpleNamespace(storage=None), 1)
