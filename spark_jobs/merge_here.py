@@ -75,29 +75,38 @@ def merge_here(
     copies of equal rows, truncated leaves and features of Delta that only Spark writes, or when the target can't be
     written from here as it was read.
     """
-    shape, emptied = plan.decode.shape, plan.truncated and not plan.decode.gathers
-    of_copies = not shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
+    of_copies = not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
     if of_copies or plan.truncated_leaves:
         return None
-    table = DeltaTable(uri := uri_of(job, plan.state.table_name), storage_options=job.storage_options)
+    table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated
-    if not _is_known(table) or (held := _schema(table).empty_table() if emptied else _read(table)) is None:
+    if not _is_known(table):
         return None
-    merge = _Merge(held, net, plan.decode.names, shape, job.pipeline.target.metadata_columns)
+    try:
+        return _merge(job, plan, table, net, tag, check)
+    except (DeltaError, OSError, pa.ArrowException) as err:
+        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
+        log.info("table=%s isn't merged here: %s", plan.state.table_name, err)
+        return None
+
+
+def _merge(
+    job: Job, plan: TargetPlan, table: DeltaTable, net: pa.Table, tag: CommitTag, check: Callable[[], None]
+) -> CommitTag | None:
+    emptied = plan.truncated and not plan.decode.gathers
+    held = _schema(table).empty_table() if emptied else _read(table)
+    if held is None:
+        return None
+    merge = _Merge(held, net, plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
     adds_only = not (emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
-    try:
-        _commit(table, merge.inserted() if appends else merge.rows(), tag, appends=appends)
-        _checkpoint(table, uri)
-    except (DeltaError, OSError) as err:
-        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
-        log.info("table=%s isn't merged here: %s", plan.state.table_name, err)
-        return None
+    _commit(table, merge.inserted() if appends else merge.rows(), tag, appends=appends)
+    _checkpoint(table, uri_of(job, plan.state.table_name))
     return tag
 
 

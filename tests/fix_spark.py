@@ -44,6 +44,12 @@ def compiled(spark) -> Iterator[None]:
         spark.conf.set(name, value)
 
 
+@pytest.fixture
+def merged_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark merges even the few changes of a small target, as it does for larger ones."""
+    monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
+
+
 @pytest.fixture(params=[pytest.param("driver", marks=pytest.mark.soak), "tasks"])
 def where_decoded(request, monkeypatch):
     """A small range is decoded by the driver, a larger one by Spark's tasks; both must do the same.

@@ -17,7 +17,12 @@ from waldelta.errors import LateWriter, SchemaChanged, StateError
 from waldelta.ledger import TableState, now
 from waldelta.watermark import last_cut
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [
+    pytest.mark.pg,
+    pytest.mark.spark,
+    pytest.mark.usefixtures("compiled"),
+    pytest.mark.usefixtures("merged_by_spark"),
+]
 
 DDL = """
 create table t(

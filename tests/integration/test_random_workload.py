@@ -28,11 +28,11 @@ RUNS = 2
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_targets_equal_their_sources(spark, database, lake, name, monkeypatch):
+def test_targets_equal_their_sources(spark, database, lake, name, request):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()
     if name == MERGED_BY_SPARK:
-        monkeypatch.setattr("spark_jobs.merge_here.MOST_ROWS", 0)
+        request.getfixturevalue("merged_by_spark")
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES)

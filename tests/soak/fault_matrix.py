@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.soak.driver import Driver, grow_old, said
+from tests.soak.driver import Driver, grow_old, merge_either_way, said
 from tests.soak.scene import Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from waldelta.fault import SOCKET
@@ -304,6 +304,7 @@ def main() -> None:
     wanted = [c for c in cells(options.steps, options.faults) if not _is_done(kept.get(_key(c)))]
     tried = [c for c in wanted if _key(c) in kept]
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
+    merge_either_way()
     with new_scenes(options.seed, min(options.lanes, max(1, len(wanted)))) as scenes:
         matrix = Matrix(scenes)
         began = time.monotonic()
