@@ -133,6 +133,14 @@ class Pipeline:
 
         return read_status(self.job())
 
+    def cut(self) -> dict[str, int]:
+        """The newest consistent cut: each target's Delta version as of one batch, to be read together; empty before the first.
+
+        From the ledger alone, without Spark and the source.
+        """
+        newest = Job(self.file, "", "cut").ledger.last_cut()
+        return {} if newest is None else {target.table_name: target.version for target in newest.targets}
+
     def teardown(self, run_id: str | None = None) -> list[str]:
         """Drop the slot and the publications that this pipeline made; the lake stays. Says what was dropped."""
         from waldelta.setup import teardown

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from spark_jobs.pipeline import Pipeline
 from waldelta import ledger_files, ledger_table
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.gap import CLOSED, OPEN, open_gaps
@@ -31,6 +32,7 @@ from waldelta.ledger import (
     now,
 )
 from waldelta.ledger_upkeep import keep_cuts, keep_gaps, keep_moves, keep_states, prune_ledger
+from waldelta.pipeline_file import PipelineFile
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -291,6 +293,18 @@ def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
     assert keep_gaps(rows, NOON) == [False, True, True]
     assert keep_gaps(rows, OLD + DAY) == [False, True, True]
     assert prune_ledger(ledger, NOON, None) == 1
+
+
+def test_the_newest_cut_is_read_by_one_call(ledger):
+    """By whoever has the pipeline file, where neither Spark nor the source is at hand."""
+    source = {"conn_id": "nowhere", "slot": "s", "publications": [{"name": "p", "all_tables": True}]}
+    file = {"pipeline": "shop", "source": source, "target": {"root": ledger.root}}
+    pipeline = Pipeline(PipelineFile.model_validate(file))
+    assert pipeline.cut() == {}
+    for batch in (1, 2):
+        versions = [TargetCut("public.t", 1, batch + 5), TargetCut("public.u", 1, 3)]
+        ledger.append_cut(BatchCut(now(), "r", batch, batch, None, versions), ledger.last_cut())
+    assert pipeline.cut() == {"public.t": 7, "public.u": 3}
 
 
 def test_a_full_disk_has_a_name(ledger):
