@@ -26,7 +26,7 @@ from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.rewrites import check_rewrite
-from spark_jobs.stage import stage
+from spark_jobs.stage import Staged, stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
@@ -305,8 +305,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         check()
         fault_point("apply.merging")
         tag = replace(tag, counts=changes.counts)
-        here = merge_here(job, plan, changes.net, tag, check) if changes.net is not None else None
-        tag = here or _merge(run, changes.source, plan, tag)
+        tag = _merge_staged(run, changes, plan, tag, check)
         fault_point("apply.merged")
     except WaldeltaError:
         raise
@@ -321,6 +320,16 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
     names = [column.state.name for column in evolution.columns]
     for clash in clashes(names, metadata_columns=job.pipeline.target.metadata_columns):
         raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
+
+
+def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
+    """Commit the net changes here, else by Spark; returns the tag they were committed under."""
+    if changes.net is not None:
+        if (done := merge_here(run.job, plan, changes.net, tag, check)) is not None:
+            return done
+        # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
+        check()
+    return _merge(run, changes.source, plan, tag)
 
 
 def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTag:

@@ -269,9 +269,14 @@ def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool)
 
 
 def _checkpoint(table: DeltaTable, uri: str) -> None:
-    if table.version() % _CHECKPOINT_INTERVAL == 0:
+    if table.version() % _CHECKPOINT_INTERVAL:
+        return
+    try:
         table.create_checkpoint()
         sync_checkpoint(uri, table.version())
+    except (DeltaError, OSError) as err:
+        # The commit stands without it, and there will be a next one.
+        log.info("%s has no checkpoint of version %d: %s", uri, table.version(), err)
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:
