@@ -32,6 +32,9 @@ class Contender(Protocol):
     def settle(self) -> None:
         """What isn't measured: get ready for the next round."""
 
+    def verify(self) -> None:
+        """Raise RuntimeError when it isn't where the source is after the last backlog, so far as this can be told cheaply."""
+
     def close(self) -> None:
         """Leave no slot behind."""
 

@@ -99,6 +99,8 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
                         contender.settle()
                         found.add(number, backlog.name, contender, changes, measured)
                 there.sql(f"select pg_replication_slot_advance('{RAW_SLOT}', pg_current_wal_flush_lsn())")
+        for contender in contenders:
+            contender.verify()
     return found.measurements()
 
 

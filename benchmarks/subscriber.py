@@ -51,6 +51,17 @@ class Subscriber(Baseline):
             self._run(f"drop subscription {self.place.name}; truncate {', '.join(self.place.source.tables)}")
             self._subscribed = False
 
+    def verify(self) -> None:
+        """Raises RuntimeError where the subscriber doesn't hold what the source does."""
+        for table in self.place.source.tables:
+            query = f"select count(*), sum(hashtextextended(t::text, 0)) from {table} t"
+            with psycopg.connect(self._conninfo) as connection:
+                here = connection.execute(query.encode()).fetchone()
+            if [here] != (there := self.place.sql(query)):
+                raise RuntimeError(
+                    f"the native subscriber's {table} (rows, checksum) is {here}, the source's {there[0]}"
+                )
+
     def close(self) -> None:
         if self._subscribed:
             self._run(f"drop subscription {self.place.name}")
