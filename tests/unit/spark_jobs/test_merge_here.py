@@ -89,13 +89,14 @@ def test_random_batches_equal_a_plain_simulation(job):
     rng = random.Random(seed)
     expected = {key: (f"b{key}", f"bt{key}") for key in range(6)}
     write(job, rows(*((key, *values) for key, values in expected.items())))
+    last = 0
     for batch in range(1, 41):
         if events := random_events(rng, expected, rng.randrange(1, 25)):
+            last = batch
             assert merged(job, events, batch) is not None
             expected = apply_one_by_one(expected, events)
             assert held(job) == expected, (seed, batch, events)
-    assert max(table(job).to_pyarrow_table()["Id"].to_pylist()) < 12
-    assert table(job).transaction_version("app") == batch
+    assert table(job).transaction_version("app") == last
 
 
 def test_what_the_commit_tells(job):
