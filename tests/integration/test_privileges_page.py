@@ -157,8 +157,21 @@ def test_the_page(spark, shop):
     assert held(spark, mended, "sales.orders") == paid
 
     # A slot that can't be used any more is not dropped by a role that can't make another.
-    advance = f"select pg_replication_slot_advance('{mended.file.source.slot}', pg_current_wal_lsn())"
-    shop.database.execute(advance)
+    lose(shop.database)
     with pytest.raises(RunFailed, match="may not execute pg_create_logical_replication_slot"):
         mended.resync(spark)
     assert shop.database.execute("select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,))
+
+
+def lose(database) -> None:
+    """Let the server take away the WAL that its slots hold back."""
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            database.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+            database.execute("select pg_switch_wal()")
+        database.execute("checkpoint")
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")
