@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.lake import CHANGES, bookkeeping_uri, sync_commit
+from waldelta.lake import CHANGES, bookkeeping_uri, file_system, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -59,6 +59,16 @@ class Reach:
     ends: dict[int, int]
     is_cut: bool = False
     begins_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A row group of one of the log's files, by the file's place in the table; ``rows`` are all that it holds."""
+
+    path: str
+    batch: int
+    row_group: int
+    rows: int
 
 
 # Narrows rows by their place as landed, whether they were streamed, and their transaction.
@@ -249,6 +259,30 @@ class ChangeLog:
             return rows
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
+    def pieces(self, chosen: pc.Expression) -> list[Piece]:
+        """The row groups that may hold rows of ``chosen`` (row_messages()), told by the files' own statistics."""
+        table = self._open()
+        found: list[Piece] = []
+        for fragment in table.to_pyarrow_dataset().get_fragments(chosen) if table is not None else ():
+            batch = int(ds.get_partition_keys(fragment.partition_expression)["batch"])
+            for part in fragment.split_by_row_group(chosen):
+                (group,) = part.row_groups
+                found.append(Piece(fragment.path, batch, group.id, group.num_rows))
+        return found
+
+    def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of ``chosen`` in some pieces; doesn't open the table, so that tasks may do it."""
+        files, folder = file_system(self.uri)
+        layout = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        fragments = [
+            layout.make_fragment(f"{folder}/{piece.path}", files, pc.field("batch") == piece.batch, [piece.row_group])
+            for piece in pieces
+        ]
+        dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
+        scanner = dataset.scanner(columns=list(columns), filter=chosen, batch_size=131_072, batch_readahead=2,
+                                  fragment_readahead=1)  # fmt: skip
+        return iter(scanner.to_batches())
+
     def has_changes(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot, chosen: Chooser | None = None
     ) -> bool:
@@ -280,12 +314,7 @@ class ChangeLog:
         columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
         """Row messages that count."""
-        chosen = (
-            covering(segments)
-            & pc.field("relation_id").isin(list(relation_ids))
-            & (pc.field("xid8") >= snapshot.xmin)
-            & pc.field("kind").isin(ROW_KINDS)
-        )
+        chosen = row_messages(segments, relation_ids, snapshot)
         if segments.is_plain:
             yield from self._scan(chosen, columns)
             return
@@ -337,6 +366,16 @@ def covering(segments: Segments) -> pc.Expression:
         seq = pc.field("seq")
         chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
     return chosen
+
+
+def row_messages(segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> pc.Expression:
+    """Row messages of these relations in a range of batches that a copy from ``snapshot`` may lack."""
+    return (
+        covering(segments)
+        & pc.field("relation_id").isin(list(relation_ids))
+        & (pc.field("xid8") >= snapshot.xmin)
+        & pc.field("kind").isin(ROW_KINDS)
+    )
 
 
 def _range(after_batch: int, upto_batch: int) -> pc.Expression:

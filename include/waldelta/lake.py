@@ -127,14 +127,14 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
     """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is there."""
     if part == 0:
         remove_folder(folder)
-    files, path = _file_system(folder)
+    files, path = file_system(folder)
     files.create_dir(path)
     pq.write_table(table, f"{path}/part-{part}.parquet", filesystem=files)
 
 
 def open_parquet(folder: str) -> ds.Dataset:
     """The Parquet files of a folder, whether Spark or Arrow wrote them."""
-    files, path = _file_system(folder)
+    files, path = file_system(folder)
     # Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
     options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=options))
@@ -146,14 +146,14 @@ def remove_folder(uri: str) -> None:
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    files, path = _file_system(uri)
+    files, path = file_system(uri)
     if files.get_file_info(path).type != FileType.NotFound:
         files.delete_dir(path)
 
 
 def list_folders(uri: str) -> dict[str, datetime]:
     """The folders right below a folder, by URI, and when anything in each was written last; none when it isn't there."""
-    files, path = _file_system(uri)
+    files, path = file_system(uri)
     written: dict[str, datetime] = {}
     for info in files.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
         name, _, rest = info.path.removeprefix(path).lstrip("/").partition("/")
@@ -162,7 +162,14 @@ def list_folders(uri: str) -> dict[str, datetime]:
     return {f"{uri}/{name}": at for name, at in written.items()}
 
 
-def _file_system(uri: str) -> tuple[FileSystem, str]:
+def list_files(folder: str) -> list[str]:
+    """The paths of the files right in a folder, as its file system has them."""
+    files, path = file_system(folder)
+    found = files.get_file_info(FileSelector(path, allow_not_found=True))
+    return sorted(info.path for info in found if info.type == FileType.File)
+
+
+def file_system(uri: str) -> tuple[FileSystem, str]:
     """Where a URI leads; Hadoop's schemes have other names in Arrow, and a local path is taken as it stands."""
     folder = local_path(uri)
     if folder is not None:
