@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector, FileSystem
 
 from spark_jobs.buckets import buckets_of
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
@@ -24,7 +25,7 @@ from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decod
 from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ChangeLog, Piece, row_messages
-from waldelta.lake import file_system, list_files
+from waldelta.lake import rooted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,22 +57,28 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     shares = _shares(change_log.pieces(chosen))
     buckets = 1 if plan.volume.moves or plan.may_move else max(1, -(-plan.volume.rows // ROWS_PER_TASK))
-    decode_plan = plan.decode
+    decode_plan, options = plan.decode, change_log.storage_options
+    base, _, net = folder.rpartition("/")
+    events = f"{net}-events"
 
     def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
         for part in change_log.read(share, chosen, CHANGE_COLUMNS):
-            for events in decode(part, decode_plan):
-                yield from events.to_batches()
+            for found in decode(part, decode_plan):
+                yield from found.to_batches()
 
     def divide(number: int) -> pa.Table:
-        _write_events(decoded(shares[number]), decode_plan, f"{folder}-events", number, buckets)
+        files = rooted(base, options)
+        paths = [f"{events}/{bucket}/{number}.arrow" for bucket in range(buckets)]
+        _write_events(files, paths, decoded(shares[number]), decode_plan)
         return _COUNTS.empty_table()
 
     def collapse_bucket(number: int) -> pa.Table:
-        return _collapse(_read_events(f"{folder}-events/{number}"), decode_plan, folder, number)
+        files = rooted(base, options)
+        return _collapse(_read_events(files, f"{events}/{number}"), decode_plan, files, f"{net}/part-{number}.parquet")
 
     def collapse_all(number: int) -> pa.Table:
-        return _collapse([part for share in shares for part in decoded(share)], decode_plan, folder, number)
+        parts = [part for share in shares for part in decoded(share)]
+        return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
         return _added_up(_run(spark, 1, collapse_all))
@@ -110,45 +117,42 @@ def _added_up(counted: Sequence[Any]) -> Counted:
     return Counted(by_action, sum(row["verbatim"] for row in counted), any(row["incomplete"] for row in counted))
 
 
-def _write_events(parts: Iterator[pa.RecordBatch], plan: DecodePlan, folder: str, writer: int, buckets: int) -> None:
+def _write_events(files: FileSystem, paths: Sequence[str], parts: Iterator[pa.RecordBatch], plan: DecodePlan) -> None:
     """Write events as Arrow files, one for each bucket; a task that is repeated writes the same anew."""
-    files, path = file_system(folder)
     with ExitStack() as opened:
         sinks = []
-        for bucket in range(buckets):
-            files.create_dir(f"{path}/{bucket}")
-            stream = opened.enter_context(files.open_output_stream(f"{path}/{bucket}/{writer}.arrow"))
+        for path in paths:
+            files.create_dir(path.rpartition("/")[0])
+            stream = opened.enter_context(files.open_output_stream(path))
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             sinks.append(opened.enter_context(pa.ipc.new_stream(stream, plan.event_schema, options=options)))
         for part in parts:
             events = pa.Table.from_batches([part])
             keys = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
-            bucket_of = buckets_of(keys, buckets)
+            bucket_of = buckets_of(keys, len(paths))
             order = np.argsort(bucket_of, kind="stable")
-            ends = np.cumsum(np.bincount(bucket_of, minlength=buckets))
+            ends = np.cumsum(np.bincount(bucket_of, minlength=len(paths)))
             events = events.take(pa.array(order))
             for sink, begin, end in zip(sinks, [0, *ends[:-1]], ends, strict=True):
                 if end > begin:
                     sink.write_table(events.slice(begin, end - begin))
 
 
-def _read_events(folder: str) -> list[pa.RecordBatch]:
-    files, _ = file_system(folder)
+def _read_events(files: FileSystem, folder: str) -> list[pa.RecordBatch]:
     parts: list[pa.RecordBatch] = []
-    for path in list_files(folder):
-        with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
+    for file in files.get_file_info(FileSelector(folder, allow_not_found=True)):
+        with files.open_input_stream(file.path) as stream, pa.ipc.open_stream(stream) as events:
             parts += events
     return parts
 
 
-def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, folder: str, number: int) -> pa.Table:
-    """Write the net changes of events as a file of ``folder``, and count them."""
-    files, path = file_system(folder)
-    files.create_dir(path)
+def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSystem, path: str) -> pa.Table:
+    """Write the net changes of events as a file, and count them."""
+    files.create_dir(path.rpartition("/")[0])
     net = plan.net_schema.empty_table()
     if parts:
         net = collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
-    pq.write_table(net, f"{path}/part-{number}.parquet", filesystem=files, row_group_size=_ROWS_PER_GROUP)
+    pq.write_table(net, path, filesystem=files, row_group_size=_ROWS_PER_GROUP)
     if not len(net):
         return _COUNTS.empty_table()
     lacks = np.zeros(len(net), np.bool_)

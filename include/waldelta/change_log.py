@@ -1,11 +1,12 @@
 """The change log: every message ever landed, raw, by batch; read here without a JVM.
 
-Spark appends to it and decodes it (spark_jobs); this module reads back what a commit really holds.
+A task of Spark writes each batch's file, and tasks decode it (spark_jobs); this module commits it, and reads back what a commit
+really holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,8 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.lake import CHANGES, bookkeeping_uri, file_system, sync_commit
+from waldelta.batch_file import BatchFile, commit_batch, write_batch
+from waldelta.lake import CHANGES, bookkeeping_uri, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -115,7 +117,7 @@ class ChangeLog:
     def __init__(self, root: str, app_id: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, CHANGES)
         self.app_id = app_id
-        self._options = storage_options
+        self.storage_options = storage_options
 
     def last_batch(self) -> int | None:
         """The number of the last batch landed by this incarnation of the slot, from the log's own transaction id."""
@@ -205,6 +207,15 @@ class ChangeLog:
         sync_commit(self.uri, version)
         return version
 
+    def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
+        """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""
+        return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
+
+    def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
+        """Commit a batch, durable when this returns; raises LateWriter when another run has."""
+        commit_batch(self._must_open, self.app_id, batch, file, metadata)
+        self.make_durable()
+
     def has_commit(self, user_metadata: str) -> bool:
         """Whether one of the newest commits carries this userMetadata."""
         return any(entry.get("userMetadata") == user_metadata for entry in self._must_open().history(20))
@@ -263,19 +274,22 @@ class ChangeLog:
         """The row groups that may hold rows of ``chosen`` (row_messages()), told by the files' own statistics."""
         table = self._open()
         found: list[Piece] = []
-        for fragment in table.to_pyarrow_dataset().get_fragments(chosen) if table is not None else ():
+        if table is None:
+            return found
+        dataset = table.to_pyarrow_dataset()
+        for fragment in dataset.get_fragments(chosen):
             batch = int(ds.get_partition_keys(fragment.partition_expression)["batch"])
-            for part in fragment.split_by_row_group(chosen):
+            for part in fragment.split_by_row_group(chosen, dataset.schema):
                 (group,) = part.row_groups
                 found.append(Piece(fragment.path, batch, group.id, group.num_rows))
         return found
 
     def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of ``chosen`` in some pieces; doesn't open the table, so that tasks may do it."""
-        files, folder = file_system(self.uri)
+        files = rooted(self.uri, self.storage_options)
         layout = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
         fragments = [
-            layout.make_fragment(f"{folder}/{piece.path}", files, pc.field("batch") == piece.batch, [piece.row_group])
+            layout.make_fragment(piece.path, files, pc.field("batch") == piece.batch, [piece.row_group])
             for piece in pieces
         ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
@@ -338,12 +352,12 @@ class ChangeLog:
 
     def _open(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self.uri, storage_options=self.storage_options)
         except TableNotFoundError:
             return None
 
     def _must_open(self) -> DeltaTable:
-        return DeltaTable(self.uri, storage_options=self._options)
+        return DeltaTable(self.uri, storage_options=self.storage_options)
 
 
 def landmarks(timeline: pa.Table) -> list[Landmark]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -16,9 +17,14 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from waldelta.errors import TargetNotWritable
+
+log = logging.getLogger(__name__)
 
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -77,6 +83,17 @@ def sync_checkpoint(uri: str, version: int) -> None:
             _fsync(path)
 
 
+def checkpoint(table: DeltaTable, interval: int) -> None:
+    """Write a checkpoint with every so many versions; one that can't be written undoes no commit, and there will be a next one."""
+    if table.version() % interval:
+        return
+    try:
+        table.create_checkpoint()
+        sync_checkpoint(table.table_uri, table.version())
+    except (DeltaError, OSError) as err:
+        log.info("%s has no checkpoint of version %d: %s", table.table_uri, table.version(), err)
+
+
 def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
     """The file, relative to the table, that marks rows of a data file as gone; None for marks within the commit itself.
 
@@ -127,14 +144,14 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
     """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is there."""
     if part == 0:
         remove_folder(folder)
-    files, path = file_system(folder)
+    files, path = _file_system(folder)
     files.create_dir(path)
     pq.write_table(table, f"{path}/part-{part}.parquet", filesystem=files)
 
 
 def open_parquet(folder: str) -> ds.Dataset:
     """The Parquet files of a folder, whether Spark or Arrow wrote them."""
-    files, path = file_system(folder)
+    files, path = _file_system(folder)
     # Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
     options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=options))
@@ -146,14 +163,14 @@ def remove_folder(uri: str) -> None:
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    files, path = file_system(uri)
+    files, path = _file_system(uri)
     if files.get_file_info(path).type != FileType.NotFound:
         files.delete_dir(path)
 
 
 def list_folders(uri: str) -> dict[str, datetime]:
     """The folders right below a folder, by URI, and when anything in each was written last; none when it isn't there."""
-    files, path = file_system(uri)
+    files, path = _file_system(uri)
     written: dict[str, datetime] = {}
     for info in files.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
         name, _, rest = info.path.removeprefix(path).lstrip("/").partition("/")
@@ -162,14 +179,15 @@ def list_folders(uri: str) -> dict[str, datetime]:
     return {f"{uri}/{name}": at for name, at in written.items()}
 
 
-def list_files(folder: str) -> list[str]:
-    """The paths of the files right in a folder, as its file system has them."""
-    files, path = file_system(folder)
-    found = files.get_file_info(FileSelector(path, allow_not_found=True))
-    return sorted(info.path for info in found if info.type == FileType.File)
+def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSystem:
+    """A folder of the lake as a file system of its own, wherever it is asked: tasks may lack the credentials of whoever runs the job."""
+    folder = local_path(uri)
+    if folder is not None:
+        return SubTreeFileSystem(str(folder), LocalFileSystem())
+    return PyFileSystem(DeltaStorageHandler(uri, storage_options))
 
 
-def file_system(uri: str) -> tuple[FileSystem, str]:
+def _file_system(uri: str) -> tuple[FileSystem, str]:
     """Where a URI leads; Hadoop's schemes have other names in Arrow, and a local path is taken as it stands."""
     folder = local_path(uri)
     if folder is not None:
