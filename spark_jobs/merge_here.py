@@ -43,7 +43,7 @@ from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, Com
 from spark_jobs.plan import TargetPlan
 from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.job import Job
-from waldelta.lake import sync_checkpoint
+from waldelta.lake import checkpoint
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _merge(
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
     _commit(table, merge.inserted() if appends else merge.rows(), tag, appends=appends)
-    _checkpoint(table, uri_of(job, plan.state.table_name))
+    checkpoint(table, _CHECKPOINT_INTERVAL)
     return tag
 
 
@@ -266,17 +266,6 @@ def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool)
         ),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
-
-
-def _checkpoint(table: DeltaTable, uri: str) -> None:
-    if table.version() % _CHECKPOINT_INTERVAL:
-        return
-    try:
-        table.create_checkpoint()
-        sync_checkpoint(uri, table.version())
-    except (DeltaError, OSError) as err:
-        # The commit stands without it, and there will be a next one.
-        log.info("%s has no checkpoint of version %d: %s", uri, table.version(), err)
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:

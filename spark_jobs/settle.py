@@ -21,7 +21,8 @@ from spark_jobs.final_states import final_states, reached
 from spark_jobs.identifier import ddl
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.route import judgement
-from spark_jobs.stage import BATCH_BYTES, ROWS_PER_BATCH, ROWS_PER_TASK
+from spark_jobs.stage import BATCH_BYTES, ROWS_PER_BATCH
+from spark_jobs.stage_tasks import ROWS_PER_TASK
 from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 from waldelta.transactions import SEQ_BITS

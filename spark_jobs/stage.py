@@ -20,15 +20,14 @@ from spark_jobs.decode import DecodePlan, collapse_events, decode
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.plan import TargetPlan
-from spark_jobs.route import route, route_here
+from spark_jobs.route import Routing, route, route_here
+from spark_jobs.stage_tasks import ROWS_PER_TASK, stage_in_tasks
 from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# One Python task collapses about this many rows; more of them mean more tasks.
-ROWS_PER_TASK = 500_000
 # Net changes go from a task to Spark in batches of about these bounds.
 ROWS_PER_BATCH = 65_536
 BATCH_BYTES = 64 << 20
@@ -53,8 +52,12 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
         return _stage_here(spark, plan.rows, plan, folder)
-    counts, incomplete = _stage_in_tasks(spark, change_log, plan, folder)
-    return Staged(folder, f"parquet.`{folder}`", counts, incomplete)
+    if plan.decode.routing is not None:
+        counts, incomplete = _stage_routed(spark, change_log, plan, plan.decode.routing, folder)
+        return Staged(folder, f"parquet.`{folder}`", counts, incomplete)
+    counted = stage_in_tasks(spark, change_log, plan, folder)
+    counts = counted.by_action | {VERBATIM_ROWS: counted.verbatim}
+    return Staged(folder, f"parquet.`{folder}`", counts, counted.incomplete)
 
 
 def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
@@ -71,11 +74,11 @@ def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: s
     return Staged(folder, f"parquet.`{folder}`", counts, incomplete, net)
 
 
-def _stage_in_tasks(
-    spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str
+def _stage_routed(
+    spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, routing: Routing, folder: str
 ) -> tuple[dict[str, int], bool]:
     changes = read_row_changes(spark, change_log, plan.decode, plan.state.relation_ids)
-    changes.transform(_collapsed(plan)).write.mode("overwrite").parquet(folder)
+    changes.transform(_collapsed(plan, routing)).write.mode("overwrite").parquet(folder)
     flags = [F.col(flag) for flag in plan.decode.shape.flags]
     fresh = F.col("action").isin(ACTION_INSERT, ACTION_UPSERT)
     lacking = fresh & F.greatest(F.lit(False), *flags) if flags else F.lit(False)
@@ -90,15 +93,14 @@ def _stage_in_tasks(
     return counts, any(row["incomplete"] for row in by_action)
 
 
-def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
-    """The transformation from raw messages to net changes.
+def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], DataFrame]:
+    """The transformation from raw messages to net changes by a filter that Spark evaluates.
 
     Chains of moved keys cross any partitioning by key, so a range with moves is collapsed by one task.
     """
     decode_plan, shape = plan.decode, plan.decode.shape
-    events_schema = ddl(decode_plan.decoded_schema)
-    routing, names = decode_plan.routing, decode_plan.event_schema.names
-    result_schema = ddl(decode_plan.net_schema)
+    events_schema, result_schema = ddl(decode_plan.decoded_schema), ddl(decode_plan.net_schema)
+    names = decode_plan.event_schema.names
 
     def decode_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -108,17 +110,10 @@ def _collapsed(plan: TargetPlan) -> Callable[[DataFrame], DataFrame]:
     def collapse_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _collapse_all(list(parts), decode_plan)
 
-    def decode_and_collapse(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _collapse_all(list(decode_part(parts)), decode_plan)
-
     def transform(changes: DataFrame) -> DataFrame:
         tasks = 1 if plan.volume.moves or plan.may_move else -(-plan.volume.rows // ROWS_PER_TASK)
-        if tasks <= 1 and routing is None:
-            return changes.coalesce(1).mapInArrow(decode_and_collapse, result_schema)
         key = [F.coalesce(f"o{k}", f"c{i}") for k, i in enumerate(shape.key)]
-        events = changes.mapInArrow(decode_part, events_schema)
-        if routing is not None:
-            events = route(events, routing, names)
+        events = route(changes.mapInArrow(decode_part, events_schema), routing, names)
         if tasks <= 1:
             return events.coalesce(1).mapInArrow(collapse_part, result_schema)
         return events.repartition(tasks, *key).mapInArrow(collapse_part, result_schema)

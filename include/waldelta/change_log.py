@@ -1,11 +1,12 @@
 """The change log: every message ever landed, raw, by batch; read here without a JVM.
 
-Spark appends to it and decodes it (spark_jobs); this module reads back what a commit really holds.
+A task of Spark writes each batch's file, and tasks decode it (spark_jobs); this module commits it, and reads back what a commit
+really holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,8 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.lake import CHANGES, bookkeeping_uri, sync_commit
+from waldelta.batch_file import BatchFile, commit_batch, write_batch
+from waldelta.lake import CHANGES, bookkeeping_uri, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -59,6 +61,16 @@ class Reach:
     ends: dict[int, int]
     is_cut: bool = False
     begins_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A row group of one of the log's files, by the file's place in the table; ``rows`` are all that it holds."""
+
+    path: str
+    batch: int
+    row_group: int
+    rows: int
 
 
 # Narrows rows by their place as landed, whether they were streamed, and their transaction.
@@ -105,7 +117,7 @@ class ChangeLog:
     def __init__(self, root: str, app_id: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, CHANGES)
         self.app_id = app_id
-        self._options = storage_options
+        self.storage_options = storage_options
 
     def last_batch(self) -> int | None:
         """The number of the last batch landed by this incarnation of the slot, from the log's own transaction id."""
@@ -195,6 +207,15 @@ class ChangeLog:
         sync_commit(self.uri, version)
         return version
 
+    def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
+        """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""
+        return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
+
+    def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
+        """Commit a batch, durable when this returns; raises LateWriter when another run has."""
+        commit_batch(self._must_open, self.app_id, batch, file, metadata)
+        self.make_durable()
+
     def has_commit(self, user_metadata: str) -> bool:
         """Whether one of the newest commits carries this userMetadata."""
         return any(entry.get("userMetadata") == user_metadata for entry in self._must_open().history(20))
@@ -249,6 +270,33 @@ class ChangeLog:
             return rows
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
+    def pieces(self, chosen: pc.Expression) -> list[Piece]:
+        """The row groups that may hold rows of ``chosen`` (row_messages()), told by the files' own statistics."""
+        table = self._open()
+        found: list[Piece] = []
+        if table is None:
+            return found
+        dataset = table.to_pyarrow_dataset()
+        for fragment in dataset.get_fragments(chosen):
+            batch = int(ds.get_partition_keys(fragment.partition_expression)["batch"])
+            for part in fragment.split_by_row_group(chosen, dataset.schema):
+                (group,) = part.row_groups
+                found.append(Piece(fragment.path, batch, group.id, group.num_rows))
+        return found
+
+    def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of ``chosen`` in some pieces; doesn't open the table, so that tasks may do it."""
+        files = rooted(self.uri, self.storage_options)
+        layout = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        fragments = [
+            layout.make_fragment(piece.path, files, pc.field("batch") == piece.batch, [piece.row_group])
+            for piece in pieces
+        ]
+        dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
+        scanner = dataset.scanner(columns=list(columns), filter=chosen, batch_size=131_072, batch_readahead=2,
+                                  fragment_readahead=1)  # fmt: skip
+        return iter(scanner.to_batches())
+
     def has_changes(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot, chosen: Chooser | None = None
     ) -> bool:
@@ -280,12 +328,7 @@ class ChangeLog:
         columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
         """Row messages that count."""
-        chosen = (
-            covering(segments)
-            & pc.field("relation_id").isin(list(relation_ids))
-            & (pc.field("xid8") >= snapshot.xmin)
-            & pc.field("kind").isin(ROW_KINDS)
-        )
+        chosen = row_messages(segments, relation_ids, snapshot)
         if segments.is_plain:
             yield from self._scan(chosen, columns)
             return
@@ -309,12 +352,12 @@ class ChangeLog:
 
     def _open(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self.uri, storage_options=self.storage_options)
         except TableNotFoundError:
             return None
 
     def _must_open(self) -> DeltaTable:
-        return DeltaTable(self.uri, storage_options=self._options)
+        return DeltaTable(self.uri, storage_options=self.storage_options)
 
 
 def landmarks(timeline: pa.Table) -> list[Landmark]:
@@ -337,6 +380,16 @@ def covering(segments: Segments) -> pc.Expression:
         seq = pc.field("seq")
         chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
     return chosen
+
+
+def row_messages(segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> pc.Expression:
+    """Row messages of these relations in a range of batches that a copy from ``snapshot`` may lack."""
+    return (
+        covering(segments)
+        & pc.field("relation_id").isin(list(relation_ids))
+        & (pc.field("xid8") >= snapshot.xmin)
+        & pc.field("kind").isin(ROW_KINDS)
+    )
 
 
 def _range(after_batch: int, upto_batch: int) -> pc.Expression:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -16,9 +17,14 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from waldelta.errors import TargetNotWritable
+
+log = logging.getLogger(__name__)
 
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -75,6 +81,17 @@ def sync_checkpoint(uri: str, version: int) -> None:
         entries = folder / "_delta_log"
         for path in (entries / f"{version:020d}.checkpoint.parquet", entries / "_last_checkpoint", entries):
             _fsync(path)
+
+
+def checkpoint(table: DeltaTable, interval: int) -> None:
+    """Write a checkpoint with every so many versions; one that can't be written undoes no commit, and there will be a next one."""
+    if table.version() % interval:
+        return
+    try:
+        table.create_checkpoint()
+        sync_checkpoint(table.table_uri, table.version())
+    except (DeltaError, OSError) as err:
+        log.info("%s has no checkpoint of version %d: %s", table.table_uri, table.version(), err)
 
 
 def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
@@ -160,6 +177,14 @@ def list_folders(uri: str) -> dict[str, datetime]:
         if (rest or info.type == FileType.Directory) and info.mtime is not None:
             written[name] = max(written.get(name, info.mtime), info.mtime)
     return {f"{uri}/{name}": at for name, at in written.items()}
+
+
+def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSystem:
+    """A folder of the lake as a file system of its own, wherever it is asked: tasks may lack the credentials of whoever runs the job."""
+    folder = local_path(uri)
+    if folder is not None:
+        return SubTreeFileSystem(str(folder), LocalFileSystem())
+    return PyFileSystem(DeltaStorageHandler(uri, storage_options))
 
 
 def _file_system(uri: str) -> tuple[FileSystem, str]:

@@ -155,7 +155,7 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
     """Partitioned by key the result is the same."""
     monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
-    monkeypatch.setattr("spark_jobs.stage.ROWS_PER_TASK", 1000)
+    monkeypatch.setattr("spark_jobs.stage_tasks.ROWS_PER_TASK", 1000)
     sync(spark, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
     database.execute("update t set v = 'y' where id % 3 = 0")
@@ -169,8 +169,8 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
     """What the driver reads is bounded in bytes, not only in rows."""
     monkeypatch.setattr("spark_jobs.stretch.SMALL_BYTES", 100_000)
     staged = []
-    real = stage_module._stage_in_tasks
-    monkeypatch.setattr(stage_module, "_stage_in_tasks", lambda *given: staged.append(1) or real(*given))
+    real = stage_module.stage_in_tasks
+    monkeypatch.setattr(stage_module, "stage_in_tasks", lambda *given: staged.append(1) or real(*given))
     sync(spark, job)
     database.execute("insert into t(id, v) values (1, 'small')")
     run(spark, job)

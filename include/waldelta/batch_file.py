@@ -1,0 +1,175 @@
+"""A batch's file of the change log, written where the slot is read, record batch by record batch; and the commit that adds it."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import tenacity
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSystem
+
+from waldelta.errors import LateWriter, TargetNotWritable
+from waldelta.lake import checkpoint
+
+# What files are pruned by and the landed end is read from.
+STATISTICS = ("relation_id", "xid8", "end_lsn")
+# Small row groups let both cores decode one batch, and readers of the timeline skip those without any.
+ROW_GROUP_BYTES = 16 << 20
+# Of these few values recur, or all are near each other; the messages themselves aren't worth a dictionary, nor statistics.
+_RECURRING = ["kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "timeline", "moves"]
+CHECKPOINT_INTERVAL = 50
+_ATTEMPTS = 10
+_NEWEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """A file that was written and isn't committed yet: its place in the table, its bytes and Delta's statistics of it."""
+
+    path: str
+    size: int
+    stats: str
+
+
+def write_batch(
+    files: FileSystem, uri: str, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> BatchFile | None:
+    """Write what comes as one file of the change log, which ``files`` is rooted at; None, and no file, when nothing comes.
+
+    Memory holds a row group. Raises TargetNotWritable when the file can't be written, and what ``parts`` raises.
+    """
+    written = _Written(files, uri, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
+    try:
+        for part in parts:
+            written.add(part)
+        return written.close()
+    except BaseException:
+        written.discard()
+        raise
+
+
+class _Written:
+    """One Parquet file under way, and its statistics; there is none before the first row."""
+
+    def __init__(self, files: FileSystem, uri: str, path: str, schema: pa.Schema) -> None:
+        self._files, self._uri, self._path, self._schema = files, uri, path, schema
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = self._rows = 0
+        self._least: dict[str, int] = {}
+        self._most: dict[str, int] = {}
+        self._nulls = dict.fromkeys(STATISTICS, 0)
+
+    def add(self, part: pa.RecordBatch) -> None:
+        self._held.append(part)
+        self._bytes += part.nbytes
+        self._rows += len(part)
+        for name in STATISTICS:
+            bounds = pc.min_max(part[name])
+            least, most = bounds["min"].as_py(), bounds["max"].as_py()
+            self._nulls[name] += part[name].null_count
+            if least is not None:
+                self._least[name] = min(least, self._least.get(name, least))
+                self._most[name] = max(most, self._most.get(name, most))
+        if self._bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not any(len(part) for part in self._held):
+            return
+        with self._named_errors():
+            if self._writer is None:
+                self._files.create_dir(self._path.rpartition("/")[0])
+                self._writer = pq.ParquetWriter(
+                    self._path, self._schema, filesystem=self._files, compression="snappy",
+                    use_dictionary=_RECURRING, write_statistics=_RECURRING,
+                )  # fmt: skip
+            group = pa.Table.from_batches(self._held, self._schema)
+            self._held, self._bytes = [], 0
+            self._writer.write_table(group, row_group_size=len(group))
+
+    def close(self) -> BatchFile | None:
+        """Finish it."""
+        self._flush()
+        if self._writer is None:
+            return None
+        with self._named_errors():
+            self._writer.close()
+            return BatchFile(self._path, int(self._files.get_file_info(self._path).size), self._stats())
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as err:
+            raise TargetNotWritable(
+                f"{self._uri} can't be written ({' '.join(str(err).split())}): check target.root, its free space, and the rights "
+                "of whoever runs Spark's tasks; nothing was consumed from the slot"
+            ) from None
+
+    def discard(self) -> None:
+        """What nobody will commit; maintenance removes it otherwise."""
+        with suppress(OSError, pa.ArrowException):
+            if self._writer is not None:
+                self._writer.close()
+        with suppress(OSError):
+            self._files.delete_file(self._path)
+
+    def _stats(self) -> str:
+        """As the Delta protocol has them, of the columns that files are pruned by."""
+        return json.dumps(
+            {"numRecords": self._rows, "minValues": self._least, "maxValues": self._most, "nullCount": self._nulls}
+        )
+
+
+def commit_batch(
+    opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
+) -> None:
+    """Add a batch to the change log, or with no file its number alone, which then counts as landed.
+
+    Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises LateWriter when it is there already.
+    """
+    for attempt in tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(CommitFailedError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_random(0, 0.5),
+        reraise=True,
+    ):
+        with attempt:
+            table = opened()
+            if (table.transaction_version(app_id) or 0) >= batch:
+                if any(entry.get("userMetadata") == metadata for entry in table.history(_NEWEST)):
+                    return  # by an attempt whose answer was lost
+                raise LateWriter(f"batch {batch} of the change log was landed by another run: run again")
+            _commit(table, app_id, batch, file, metadata)
+            table.update_incremental()
+            checkpoint(table, CHECKPOINT_INTERVAL)
+
+
+def _commit(table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str) -> None:
+    milliseconds = int(time.time() * 1000)
+    added: list[AddAction | RemoveAction] = [] if file is None else [
+        AddAction(file.path, file.size, {"batch": str(batch)}, milliseconds, data_change=True, stats=file.stats)
+    ]  # fmt: skip
+    table.create_write_transaction(
+        added,
+        mode="append",
+        schema=table.schema(),
+        partition_by=["batch"],
+        commit_properties=CommitProperties(
+            custom_metadata={"userMetadata": metadata},
+            max_commit_retries=0,
+            app_transactions=[Transaction(app_id, batch, milliseconds)],
+        ),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+    )

@@ -1,0 +1,165 @@
+"""Stage in tasks: a larger range is decoded and collapsed by Spark's Python tasks, which read and write the files themselves.
+
+Rows that became Spark's on their way from the change log to the merge, twice and once through its shuffle, would cost three
+times what decoding and collapsing them costs. So the tasks of one job decode pieces of the change log into buckets by key, as
+Arrow files, and those of the next collapse one bucket each. Chains of moved keys cross any partitioning by key, so a range with
+moves is one bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector, FileSystem
+
+from spark_jobs.buckets import buckets_of
+from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
+from spark_jobs.identifier import ddl
+from spark_jobs.plan import TargetPlan
+from waldelta.change_log import ChangeLog, Piece, row_messages
+from waldelta.lake import rooted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# One task collapses about this many rows; more of them mean more tasks.
+ROWS_PER_TASK = 500_000
+# And decodes at least so many: a file for each bucket is written by each.
+ROWS_PER_DECODE = 250_000
+# Rows of a row group of what is staged.
+_ROWS_PER_GROUP = 131_072
+_COUNTS = pa.schema(
+    [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
+)
+
+Task = Callable[[int], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Staged net changes by action, how many of them have verbatim values, and whether a new row lacks a large value."""
+
+    by_action: dict[str, int]
+    verbatim: int
+    incomplete: bool
+
+
+def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Counted:
+    """Write the net changes as Parquet into ``folder``."""
+    chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
+    shares = _shares(change_log.pieces(chosen))
+    buckets = 1 if plan.volume.moves or plan.may_move else max(1, -(-plan.volume.rows // ROWS_PER_TASK))
+    decode_plan, options = plan.decode, change_log.storage_options
+    base, _, net = folder.rpartition("/")
+    events = f"{net}-events"
+
+    def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        for part in change_log.read(share, chosen, CHANGE_COLUMNS):
+            for found in decode(part, decode_plan):
+                yield from found.to_batches()
+
+    def divide(number: int) -> pa.Table:
+        files = rooted(base, options)
+        paths = [f"{events}/{bucket}/{number}.arrow" for bucket in range(buckets)]
+        _write_events(files, paths, decoded(shares[number]), decode_plan)
+        return _COUNTS.empty_table()
+
+    def collapse_bucket(number: int) -> pa.Table:
+        files = rooted(base, options)
+        return _collapse(_read_events(files, f"{events}/{number}"), decode_plan, files, f"{net}/part-{number}.parquet")
+
+    def collapse_all(number: int) -> pa.Table:
+        parts = [part for share in shares for part in decoded(share)]
+        return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
+
+    if buckets == 1:
+        return _added_up(_run(spark, 1, collapse_all))
+    _run(spark, len(shares), divide)
+    return _added_up(_run(spark, buckets, collapse_bucket))
+
+
+def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces in their order, as many together as a task decodes."""
+    shares: list[list[Piece]] = []
+    rows = ROWS_PER_DECODE
+    for piece in pieces:
+        if rows >= ROWS_PER_DECODE:
+            shares.append([])
+            rows = 0
+        shares[-1].append(piece)
+        rows += piece.rows
+    return shares
+
+
+def _run(spark: SparkSession, count: int, task: Task) -> list[Any]:
+    """Run ``task`` with each of the numbers from 0 to ``count`` - 1, wherever Spark has cores; gives what they told."""
+
+    def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for number in part["id"].to_pylist():
+                yield from task(number).to_batches()
+
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(_COUNTS)).collect()
+
+
+def _added_up(counted: Sequence[Any]) -> Counted:
+    by_action: dict[str, int] = {}
+    for row in counted:
+        by_action[row["action"]] = by_action.get(row["action"], 0) + row["rows"]
+    return Counted(by_action, sum(row["verbatim"] for row in counted), any(row["incomplete"] for row in counted))
+
+
+def _write_events(files: FileSystem, paths: Sequence[str], parts: Iterator[pa.RecordBatch], plan: DecodePlan) -> None:
+    """Write events as Arrow files, one for each bucket; a task that is repeated writes the same anew."""
+    with ExitStack() as opened:
+        sinks = []
+        for path in paths:
+            files.create_dir(path.rpartition("/")[0])
+            stream = opened.enter_context(files.open_output_stream(path))
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            sinks.append(opened.enter_context(pa.ipc.new_stream(stream, plan.event_schema, options=options)))
+        for part in parts:
+            events = pa.Table.from_batches([part])
+            keys = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
+            bucket_of = buckets_of(keys, len(paths))
+            order = np.argsort(bucket_of, kind="stable")
+            ends = np.cumsum(np.bincount(bucket_of, minlength=len(paths)))
+            events = events.take(pa.array(order))
+            for sink, begin, end in zip(sinks, [0, *ends[:-1]], ends, strict=True):
+                if end > begin:
+                    sink.write_table(events.slice(begin, end - begin))
+
+
+def _read_events(files: FileSystem, folder: str) -> list[pa.RecordBatch]:
+    parts: list[pa.RecordBatch] = []
+    for file in files.get_file_info(FileSelector(folder, allow_not_found=True)):
+        with files.open_input_stream(file.path) as stream, pa.ipc.open_stream(stream) as events:
+            parts += events
+    return parts
+
+
+def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSystem, path: str) -> pa.Table:
+    """Write the net changes of events as a file, and count them."""
+    files.create_dir(path.rpartition("/")[0])
+    net = plan.net_schema.empty_table()
+    if parts:
+        net = collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
+    pq.write_table(net, path, filesystem=files, row_group_size=_ROWS_PER_GROUP)
+    if not len(net):
+        return _COUNTS.empty_table()
+    lacks = np.zeros(len(net), np.bool_)
+    for flag in plan.shape.flags:
+        lacks |= np.asarray(net[flag])
+    lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
+    told = pa.table({"action": net["action"], "verbatim": net["raw"].is_valid().cast(pa.int64()), "incomplete": lacks})
+    counted = told.group_by("action").aggregate([([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")])
+    names = ("action", "count_all", "verbatim_sum", "incomplete_max")
+    return counted.select(names).rename_columns(_COUNTS.names).cast(_COUNTS)
