@@ -9,7 +9,7 @@ less work, and no nested columns between tasks (Spark's writer of Arrow batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,6 +112,13 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
             except DecodeError as err:
                 raise _placed(err, part) from None
     _check_described(changes, wanted & ~described)
+
+
+def decode_all(parts: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:
+    """The events among all of these, as decode() finds them."""
+    for part in parts:
+        for events in decode(part, plan):
+            yield from events.to_batches()
 
 
 def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:

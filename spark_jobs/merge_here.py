@@ -8,7 +8,6 @@ was read, so that whoever else commits meanwhile is never overwritten.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,13 +15,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake import (
     ColumnProperties,
-    CommitProperties,
     DeltaTable,
-    PostCommitHookProperties,
-    Transaction,
     WriterProperties,
     write_deltalake,
 )
@@ -43,7 +38,7 @@ from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, Com
 from spark_jobs.plan import TargetPlan
 from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.job import Job
-from waldelta.lake import checkpoint
+from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)
@@ -132,9 +127,7 @@ def _read(table: DeltaTable) -> pa.Table | None:
         or pc.sum(files["size_bytes"]).as_py() > MOST_FILE_BYTES
     ):
         return None
-    # Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
-    options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    dataset = table.to_pyarrow_dataset(parquet_read_options=options)
+    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     parts: list[pa.RecordBatch] = []
     taken = 0
     for part in dataset.scanner(batch_size=_ROWS_PER_READ, batch_readahead=1, fragment_readahead=1).to_batches():
@@ -259,12 +252,7 @@ def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool)
         rows,
         mode="append" if appends else "overwrite",
         writer_properties=_writer_properties(rows.schema),
-        commit_properties=CommitProperties(
-            custom_metadata={"userMetadata": tag.metadata},
-            max_commit_retries=0,
-            app_transactions=[Transaction(tag.app_id, tag.batch, int(time.time() * 1000))],
-        ),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+        **only_if_unchanged(tag.app_id, tag.batch, tag.metadata),
     )
 
 

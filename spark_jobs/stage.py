@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
-from spark_jobs.decode import DecodePlan, collapse_events, decode
+from spark_jobs.decode import DecodePlan, collapse_events, decode_all
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
-from spark_jobs.stage_tasks import ROWS_PER_TASK, stage_in_tasks
+from spark_jobs.stage_tasks import Counted, added_up, count, stage_in_tasks, tasks_of
 from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 
@@ -53,30 +52,28 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
     if plan.rows is not None:
         return _stage_here(spark, plan.rows, plan, folder)
     if plan.decode.routing is not None:
-        counts, incomplete = _stage_routed(spark, change_log, plan, plan.decode.routing, folder)
-        return Staged(folder, f"parquet.`{folder}`", counts, incomplete)
-    counted = stage_in_tasks(spark, change_log, plan, folder)
-    counts = counted.by_action | {VERBATIM_ROWS: counted.verbatim}
-    return Staged(folder, f"parquet.`{folder}`", counts, counted.incomplete)
+        return _staged(folder, _stage_routed(spark, change_log, plan, plan.decode.routing, folder))
+    return _staged(folder, stage_in_tasks(spark, change_log, plan, folder))
 
 
 def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
-    events = [e for part in rows.to_batches() for found in decode(part, plan.decode) for e in found.to_batches()]
+    events = list(decode_all(rows.to_batches(), plan.decode))
     if plan.decode.routing is not None and events:
         events = route_here(spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed").to_batches()
     batches = list(_collapse_all(events, plan.decode))
     net = pa.Table.from_batches(batches, plan.decode.net_schema)
     write_parquet(folder, net)
-    counts = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    counts[VERBATIM_ROWS] = len(net) - net["raw"].null_count
-    fresh = net.filter(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
-    incomplete = any(pc.any(fresh[flag]).as_py() for flag in plan.decode.shape.flags)
-    return Staged(folder, f"parquet.`{folder}`", counts, incomplete, net)
+    return _staged(folder, added_up(count(net, plan.decode).to_pylist()), net)
+
+
+def _staged(folder: str, counted: Counted, net: pa.Table | None = None) -> Staged:
+    counts = counted.by_action | {VERBATIM_ROWS: counted.verbatim}
+    return Staged(folder, f"parquet.`{folder}`", counts, counted.incomplete, net)
 
 
 def _stage_routed(
     spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, routing: Routing, folder: str
-) -> tuple[dict[str, int], bool]:
+) -> Counted:
     changes = read_row_changes(spark, change_log, plan.decode, plan.state.relation_ids)
     changes.transform(_collapsed(plan, routing)).write.mode("overwrite").parquet(folder)
     flags = [F.col(flag) for flag in plan.decode.shape.flags]
@@ -88,30 +85,23 @@ def _stage_routed(
         .agg(F.count("*").alias("rows"), F.count("raw").alias("verbatim"), F.max(lacking).alias("incomplete"))
         .collect()
     )
-    counts = {row["action"]: row["rows"] for row in by_action}
-    counts[VERBATIM_ROWS] = sum(row["verbatim"] for row in by_action)
-    return counts, any(row["incomplete"] for row in by_action)
+    return added_up(by_action)
 
 
 def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], DataFrame]:
-    """The transformation from raw messages to net changes by a filter that Spark evaluates.
-
-    Chains of moved keys cross any partitioning by key, so a range with moves is collapsed by one task.
-    """
+    """The transformation from raw messages to net changes by a filter that Spark evaluates."""
     decode_plan, shape = plan.decode, plan.decode.shape
     events_schema, result_schema = ddl(decode_plan.decoded_schema), ddl(decode_plan.net_schema)
     names = decode_plan.event_schema.names
 
     def decode_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            for events in decode(part, decode_plan):
-                yield from events.to_batches()
+        return decode_all(parts, decode_plan)
 
     def collapse_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _collapse_all(list(parts), decode_plan)
 
     def transform(changes: DataFrame) -> DataFrame:
-        tasks = 1 if plan.volume.moves or plan.may_move else -(-plan.volume.rows // ROWS_PER_TASK)
+        tasks = tasks_of(plan)
         key = [F.coalesce(f"o{k}", f"c{i}") for k, i in enumerate(shape.key)]
         events = route(changes.mapInArrow(decode_part, events_schema), routing, names)
         if tasks <= 1:

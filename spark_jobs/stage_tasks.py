@@ -8,7 +8,7 @@ moves is one bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from pyarrow.fs import FileSelector, FileSystem
 
 from spark_jobs.buckets import buckets_of
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
-from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ChangeLog, Piece, row_messages
@@ -56,15 +56,13 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
     """Write the net changes as Parquet into ``folder``."""
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     shares = _shares(change_log.pieces(chosen))
-    buckets = 1 if plan.volume.moves or plan.may_move else max(1, -(-plan.volume.rows // ROWS_PER_TASK))
+    buckets = tasks_of(plan)
     decode_plan, options = plan.decode, change_log.storage_options
     base, _, net = folder.rpartition("/")
     events = f"{net}-events"
 
     def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-        for part in change_log.read(share, chosen, CHANGE_COLUMNS):
-            for found in decode(part, decode_plan):
-                yield from found.to_batches()
+        return decode_all(change_log.read(share, chosen, CHANGE_COLUMNS), decode_plan)
 
     def divide(number: int) -> pa.Table:
         files = rooted(base, options)
@@ -81,9 +79,14 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
-        return _added_up(_run(spark, 1, collapse_all))
+        return added_up(_run(spark, 1, collapse_all))
     _run(spark, len(shares), divide)
-    return _added_up(_run(spark, buckets, collapse_bucket))
+    return added_up(_run(spark, buckets, collapse_bucket))
+
+
+def tasks_of(plan: TargetPlan) -> int:
+    """How many tasks collapse a range: chains of moved keys cross any partitioning by key."""
+    return 1 if plan.volume.moves or plan.may_move else max(1, -(-plan.volume.rows // ROWS_PER_TASK))
 
 
 def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -110,7 +113,9 @@ def _run(spark: SparkSession, count: int, task: Task) -> list[Any]:
     return spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(_COUNTS)).collect()
 
 
-def _added_up(counted: Sequence[Any]) -> Counted:
+def added_up(counted: Iterable[Any]) -> Counted:
+    """What count() told of all parts."""
+    counted = list(counted)
     by_action: dict[str, int] = {}
     for row in counted:
         by_action[row["action"]] = by_action.get(row["action"], 0) + row["rows"]
@@ -153,6 +158,11 @@ def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSyst
     if parts:
         net = collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
     pq.write_table(net, path, filesystem=files, row_group_size=_ROWS_PER_GROUP)
+    return count(net, plan)
+
+
+def count(net: pa.Table, plan: DecodePlan) -> pa.Table:
+    """Net changes by action, as Counted has them."""
     if not len(net):
         return _COUNTS.empty_table()
     lacks = np.zeros(len(net), np.bool_)

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tenacity
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
 from waldelta.errors import LateWriter, TargetNotWritable
-from waldelta.lake import checkpoint
+from waldelta.lake import checkpoint, only_if_unchanged
 
 # What files are pruned by and the landed end is read from.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
@@ -134,8 +134,8 @@ class _Written:
 
 def commit_batch(
     opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
-) -> None:
-    """Add a batch to the change log, or with no file its number alone, which then counts as landed.
+) -> int:
+    """Add a batch to the change log, or with no file its number alone, which then counts as landed; the version that has it.
 
     Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises LateWriter when it is there already.
     """
@@ -149,27 +149,22 @@ def commit_batch(
             table = opened()
             if (table.transaction_version(app_id) or 0) >= batch:
                 if any(entry.get("userMetadata") == metadata for entry in table.history(_NEWEST)):
-                    return  # by an attempt whose answer was lost
+                    break  # by an attempt whose answer was lost
                 raise LateWriter(f"batch {batch} of the change log was landed by another run: run again")
             _commit(table, app_id, batch, file, metadata)
             table.update_incremental()
             checkpoint(table, CHECKPOINT_INTERVAL)
+    return table.version()
 
 
 def _commit(table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str) -> None:
-    milliseconds = int(time.time() * 1000)
     added: list[AddAction | RemoveAction] = [] if file is None else [
-        AddAction(file.path, file.size, {"batch": str(batch)}, milliseconds, data_change=True, stats=file.stats)
+        AddAction(file.path, file.size, {"batch": str(batch)}, int(time.time() * 1000), data_change=True, stats=file.stats)
     ]  # fmt: skip
     table.create_write_transaction(
         added,
         mode="append",
         schema=table.schema(),
         partition_by=["batch"],
-        commit_properties=CommitProperties(
-            custom_metadata={"userMetadata": metadata},
-            max_commit_retries=0,
-            app_transactions=[Transaction(app_id, batch, milliseconds)],
-        ),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+        **only_if_unchanged(app_id, batch, metadata),
     )

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, write_batch
-from waldelta.lake import CHANGES, bookkeeping_uri, rooted, sync_commit
+from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -200,25 +200,13 @@ class ChangeLog:
         lowest = min(ends, default=first_batch + 1)
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0))
 
-    def make_durable(self) -> int:
-        """Force the newest commit onto the disk; returns its version."""
-        table = self._must_open()
-        version = table.version()
-        sync_commit(self.uri, version)
-        return version
-
     def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
         """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""
         return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
 
     def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
         """Commit a batch, durable when this returns; raises LateWriter when another run has."""
-        commit_batch(self._must_open, self.app_id, batch, file, metadata)
-        self.make_durable()
-
-    def has_commit(self, user_metadata: str) -> bool:
-        """Whether one of the newest commits carries this userMetadata."""
-        return any(entry.get("userMetadata") == user_metadata for entry in self._must_open().history(20))
+        sync_commit(self.uri, commit_batch(self._must_open, self.app_id, batch, file, metadata))
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch hold."""
@@ -287,15 +275,13 @@ class ChangeLog:
     def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of ``chosen`` in some pieces; doesn't open the table, so that tasks may do it."""
         files = rooted(self.uri, self.storage_options)
-        layout = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
         fragments = [
             layout.make_fragment(piece.path, files, pc.field("batch") == piece.batch, [piece.row_group])
             for piece in pieces
         ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
-        scanner = dataset.scanner(columns=list(columns), filter=chosen, batch_size=131_072, batch_readahead=2,
-                                  fragment_readahead=1)  # fmt: skip
-        return iter(scanner.to_batches())
+        return _batches(dataset, chosen, columns)
 
     def has_changes(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot, chosen: Chooser | None = None
@@ -345,10 +331,7 @@ class ChangeLog:
         table = self._open()
         if table is None:
             return iter(())
-        dataset = table.to_pyarrow_dataset()
-        scanner: ds.Scanner = dataset.scanner(columns=columns, filter=chosen, batch_size=131_072, batch_readahead=2,
-                                              fragment_readahead=1)  # fmt: skip
-        return iter(scanner.to_batches())
+        return _batches(table.to_pyarrow_dataset(), chosen, columns)
 
     def _open(self) -> DeltaTable | None:
         try:
@@ -358,6 +341,13 @@ class ChangeLog:
 
     def _must_open(self) -> DeltaTable:
         return DeltaTable(self.uri, storage_options=self.storage_options)
+
+
+def _batches(dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows with little read ahead, so that memory doesn't grow with the log."""
+    scanner: ds.Scanner = dataset.scanner(columns=list(columns), filter=chosen, batch_size=131_072, batch_readahead=2,
+                                          fragment_readahead=1)  # fmt: skip
+    return iter(scanner.to_batches())
 
 
 def landmarks(timeline: pa.Table) -> list[Landmark]:

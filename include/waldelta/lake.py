@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from contextlib import suppress
 from datetime import datetime
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
@@ -26,6 +27,8 @@ from waldelta.errors import TargetNotWritable
 
 log = logging.getLogger(__name__)
 
+# Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
+SPARKS_TIMESTAMPS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _EARLIER = 5
@@ -81,6 +84,20 @@ def sync_checkpoint(uri: str, version: int) -> None:
         entries = folder / "_delta_log"
         for path in (entries / f"{version:020d}.checkpoint.parquet", entries / "_last_checkpoint", entries):
             _fsync(path)
+
+
+def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]:
+    """Options of a commit by delta-rs that is a compare-and-swap on the version that was read, under Delta's transaction id.
+
+    ``metadata`` is its userMetadata. Checkpoints are checkpoint()'s, which makes them durable, and old logs maintenance's.
+    """
+    transaction = Transaction(app_id, number, int(time.time() * 1000))
+    return {
+        "commit_properties": CommitProperties(
+            custom_metadata={"userMetadata": metadata}, max_commit_retries=0, app_transactions=[transaction]
+        ),
+        "post_commithook_properties": PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+    }
 
 
 def checkpoint(table: DeltaTable, interval: int) -> None:
@@ -152,9 +169,7 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
 def open_parquet(folder: str) -> ds.Dataset:
     """The Parquet files of a folder, whether Spark or Arrow wrote them."""
     files, path = _file_system(folder)
-    # Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
-    options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=options))
+    return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS))
 
 
 def remove_folder(uri: str) -> None:
