@@ -1,6 +1,6 @@
 """Every fault at every step: the run it meets dies, the ordinary next one puts everything right.
 
-    python -m tests.soak.fault_matrix RESULTS.json [--steps land,consume] [--faults driver,server] [--minutes N] [--seed N]
+    python -m tests.soak.fault_matrix [--results FOLDER] [--steps land,consume] [--faults driver,server] [--minutes N] [--seed N]
 
 Cells go into the results as they are done, and aren't tried again with the same code; docs/faults.md is written from
 them (tests.soak.page). Several pipelines take turns, so that one driver's death can meet each of them at its own step.
@@ -9,8 +9,6 @@ them (tests.soak.page). Several pipelines take turns, so that one driver's death
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
 import os
 import random
@@ -26,12 +24,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.soak.driver import Driver, grow_old, merge_either_way, said
+from tests.soak.results import MATRIX, RESULTS, code, matrix, write
 from tests.soak.scene import Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from waldelta.fault import SOCKET
 from waldelta.ledger import now
 
-ROOT = Path(__file__).parents[2]
 LANES = 4
 
 
@@ -279,16 +277,10 @@ def _victim(pid: int, kind: Kind) -> int:
     return pid if kind.of_worker else os.getpid()
 
 
-def code() -> str:
-    """Stands for the code that is tried."""
-    files = sorted([*ROOT.glob("spark_jobs/*.py"), *ROOT.glob("include/waldelta/**/*.py")])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-
-
 def main() -> None:
     """Run the matrix, or a part of it, and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--steps", type=lambda text: text.split(","), default=[])
     parser.add_argument("--faults", type=lambda text: text.split(","), default=[])
     parser.add_argument(
@@ -298,7 +290,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    kept = json.loads(options.results.read_text()) if options.results.exists() else {}
+    kept = matrix(options.results)
     # Those that were never tried come first.
     stamp = {"seed": options.seed, "at": f"{now():%Y-%m-%d}", "code": code()}
     wanted = [c for c in cells(options.steps, options.faults) if not _is_done(kept.get(_key(c)))]
@@ -306,13 +298,13 @@ def main() -> None:
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     merge_either_way()
     with new_scenes(options.seed, min(options.lanes, max(1, len(wanted)))) as scenes:
-        matrix = Matrix(scenes)
+        tried_on = Matrix(scenes)
         began = time.monotonic()
-        for cell in chain(matrix.run([c for c in wanted if _key(c) not in kept]), matrix.run(tried)):
+        for cell in chain(tried_on.run([c for c in wanted if _key(c) not in kept]), tried_on.run(tried)):
             print(f"{time.monotonic() - began:.1f} s {cell}", flush=True)
             began = time.monotonic()
             kept[cell.key] = asdict(cell) | stamp
-            options.results.write_text(json.dumps(kept, indent=1))
+            write(options.results / MATRIX, kept)
             if began > deadline:
                 break
     if bad := [key for key, cell in kept.items() if cell["problems"]]:

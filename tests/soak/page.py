@@ -1,6 +1,6 @@
 """Write docs/faults.md from the results of the fault matrix and the random kills.
 
-    python -m tests.soak.page PAGE.md MATRIX.json [KILLS.json ...]
+    python -m tests.soak.page PAGE.md [--results FOLDER]
 
 What is said about steps and faults is in faults_page.md beside this file; tables and figures come from the results.
 """
@@ -8,7 +8,6 @@ What is said about steps and faults is in faults_page.md beside this file; table
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from tests.soak.results import RESULTS, all_kills, matrix
 from tests.soak.steps import FAULTS, STEPS, cells
 
 _CONSUME = ("run.", "land.", "consume.", "apply.")
@@ -58,7 +58,7 @@ def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str
         "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
         "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
         "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
-        "kills": "\n\n".join(_kills(told) for told in kills) or "Not run this time.",
+        "kills": "\n\n".join([*(_kills(told) for told in kills), *_together(kills)]) or "Not run yet.",
     }
 
 
@@ -95,15 +95,21 @@ def _kills(told: dict[str, Any]) -> str:
     )
 
 
+def _together(kills: Sequence[dict[str, Any]]) -> list[str]:
+    if len(kills) < 2:
+        return []
+    runs, problems = sum(told["runs"] for told in kills), sum(len(told["problems"]) for told in kills)
+    return [f"Together: **{runs} runs killed, {problems} problems**."]
+
+
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("matrix", type=Path)
-    parser.add_argument("kills", type=Path, nargs="*")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    matrix, *kills = (json.loads(path.read_text()) for path in (options.matrix, *options.kills))
-    options.page.write_text(Template(_DRAFT.read_text()).substitute(figures(matrix, kills)))
+    told = figures(matrix(options.results), all_kills(options.results))
+    options.page.write_text(Template(_DRAFT.read_text()).substitute(told))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Random kills under load: runs are killed at random moments, over and over, and at the end nothing is lost or doubled.
 
-    python -m tests.soak.random_kills RESULTS.json --kills 200 [--connect] [--minutes 30] [--seed N]
+    python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect] [--minutes 30] [--seed N]
 
 A writer commits all the time. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
 server goes on with what it was told) at a random moment of its work; after a few kills, and perhaps an immediate stop of
@@ -11,7 +11,6 @@ pipeline of its own (tests.soak.driver), and die with it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import threading
@@ -25,6 +24,7 @@ from typing import Any
 from spark_jobs.result import RunFailed
 from tests.random_workload import KINDS
 from tests.soak.driver import Driver, said
+from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
 from waldelta.errors import WaldeltaError
 from waldelta.ledger import now
@@ -111,7 +111,7 @@ class Soak:
         self.kills: Counter[str] = Counter()
         self.where: Counter[str] = Counter()
         self.said: dict[str, Any] = {
-            "seed": scenes[0].seed, "at": f"{now():%Y-%m-%d}", "problems": [], "comparisons": 0, "runs": 0,
+            "seed": scenes[0].seed, "at": f"{now():%Y-%m-%d}", "code": code(), "problems": [], "comparisons": 0, "runs": 0,
             "recovery": [], "undisturbed": [],
         }  # fmt: skip
         # As long as a run's work takes here and now; a kill comes at any moment of it.
@@ -209,7 +209,7 @@ def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
 def main() -> None:
     """Kill until there were enough, and write down what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--connect", action="store_true", help="clients of a Spark Connect server that lives on")
     parser.add_argument("--minutes", type=float, default=600)
@@ -222,7 +222,7 @@ def main() -> None:
         try:
             while soak.said["runs"] < options.kills and time.monotonic() < deadline and not soak.said["problems"]:
                 soak.round()
-                options.results.write_text(json.dumps(soak.said, indent=1))
+                write(kills_file(options.results, options.seed, connect=options.connect), soak.said)
                 print(soak.said, flush=True)
         finally:
             soak.close()
