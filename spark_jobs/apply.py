@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
@@ -21,6 +22,7 @@ from spark_jobs.merge import (
     with_variants,
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
+from spark_jobs.merge_files import merge_files
 from spark_jobs.merge_here import merge_here
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
@@ -31,6 +33,7 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
 from spark_jobs.task_error import of_table, writing_error
+from spark_jobs.tasks import run_tasks
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
 from waldelta.emptied import with_emptied
@@ -323,12 +326,14 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
 
 
 def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
-    """Commit the net changes here, else by Spark; returns the tag they were committed under."""
-    if changes.net is not None:
-        if (done := merge_here(run.job, plan, changes.net, tag, check)) is not None:
-            return done
-        # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
-        check()
+    """Commit the net changes here, else file by file in tasks, else by Spark; returns the tag they were committed under."""
+    done = None if changes.net is None else merge_here(run.job, plan, changes.net, tag, check)
+    if done is None and changes.files is not None:
+        done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)
+    if done is not None:
+        return done
+    # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
+    check()
     return _merge(run, changes.source, plan, tag)
 
 

@@ -8,9 +8,8 @@ was read, so that whoever else commits meanwhile is never overwritten.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,20 +22,10 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.collapse import (
-    ACTION_DELETE,
-    ACTION_INSERT,
-    ACTION_PURGE,
-    ACTION_UPDATE,
-    ACTION_UPSERT,
-    Bools,
-    EventShape,
-    Ints,
-    codes_of,
-)
-from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, CommitTag
+from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
+from spark_jobs.merge import MERGED_DELETES, MERGED_UPDATES, CommitTag
+from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.plan import TargetPlan
-from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
 from waldelta.watermark import uri_of
@@ -52,7 +41,7 @@ _ROWS_PER_READ = 8_192
 # New rows alone become one more file, until there are so many.
 _MOST_FILES = 8
 # As often as Spark writes one.
-_CHECKPOINT_INTERVAL = 10
+CHECKPOINT_INTERVAL = 10
 # What a table's writers have to know of it, by Delta's names; of others this one may not be a writer.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
@@ -70,13 +59,12 @@ def merge_here(
     copies of equal rows, truncated leaves and features of Delta that only Spark writes, or when the target can't be
     written from here as it was read.
     """
-    of_copies = not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
-    if of_copies or plan.truncated_leaves:
+    if not is_for_arrow(plan, tag):
         return None
     table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated
-    if not _is_known(table):
+    if not is_known(table):
         return None
     try:
         return _merge(job, plan, table, net, tag, check)
@@ -90,22 +78,33 @@ def _merge(
     job: Job, plan: TargetPlan, table: DeltaTable, net: pa.Table, tag: CommitTag, check: Callable[[], None]
 ) -> CommitTag | None:
     emptied = plan.truncated and not plan.decode.gathers
-    held = _schema(table).empty_table() if emptied else _read(table)
+    held = arrow_schema(table).empty_table() if emptied else _read(table)
     if held is None:
         return None
-    merge = _Merge(held, net, plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    if not set(held.schema.names).issuperset(written.sources):
+        return None
+    of_row = match(held, net, written)
+    new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
+    merge = MergedRows(held, net, of_row, new, written)
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
     adds_only = not (emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
-    _commit(table, merge.inserted() if appends else merge.rows(), tag, appends=appends)
-    checkpoint(table, _CHECKPOINT_INTERVAL)
+    _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
+    checkpoint(table, CHECKPOINT_INTERVAL)
     return tag
 
 
-def _is_known(table: DeltaTable) -> bool:
+def is_for_arrow(plan: TargetPlan, tag: CommitTag) -> bool:
+    """Whether rows are found by a key, or only added, and all of them go when any are truncated: the rest is Spark's."""
+    of_copies = not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
+    return not of_copies and not plan.truncated_leaves
+
+
+def is_known(table: DeltaTable) -> bool:
     """Whether everything that the table asks of its writers is done here."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
@@ -114,7 +113,8 @@ def _is_known(table: DeltaTable) -> bool:
     return version_is_known and asked <= _KNOWN and not is_append_only and not metadata.partition_columns
 
 
-def _schema(table: DeltaTable) -> pa.Schema:
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """The table's columns."""
     return pa.schema(table.schema().to_arrow())
 
 
@@ -135,114 +135,7 @@ def _read(table: DeltaTable) -> pa.Table | None:
         if taken > MOST_BYTES:
             return None
         parts.append(part)
-    return pa.Table.from_batches(parts, _schema(table))
-
-
-@dataclass(frozen=True)
-class _Merge:
-    """The rows of a target and the net changes of some: what MERGE (merge.merge_statement) makes of them."""
-
-    held: pa.Table
-    net: pa.Table
-    names: Sequence[str]
-    shape: EventShape
-    metadata_columns: bool
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the target has the columns that are written, and no row keeps some verbatim values among others."""
-        known = set(self.held.schema.names)
-        if not known.issuperset(self._sources):
-            return False
-        if not self.metadata_columns or not self.shape.toastable or not self._updated.any():
-            return True
-        rows = self.net.take(pa.array(self._of_row[self._updated]))
-        keeps = np.zeros(len(rows), np.bool_)
-        for flag in self.shape.flags:
-            keeps |= np.asarray(rows[flag])
-        return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Rows of the target that were changed, by what became of them."""
-        return {
-            MERGED_INSERTS: len(self._fresh),
-            MERGED_UPDATES: int(self._updated.sum()),
-            MERGED_DELETES: int(self._deleted.sum()),
-        }
-
-    def rows(self) -> pa.Table:
-        """The target's rows afterwards."""
-        stay = ~self._deleted
-        columns = [self._column(field, stay) for field in self.held.schema]
-        return pa.table(columns, schema=self.held.schema)
-
-    def inserted(self) -> pa.Table:
-        """The new rows alone."""
-        columns = [self._column(field, np.zeros(len(self.held), np.bool_)) for field in self.held.schema]
-        return pa.table(columns, schema=self.held.schema)
-
-    def _column(self, field: pa.Field, stay: Bools) -> pa.ChunkedArray:
-        before = self.held[field.name]
-        source = self._sources.get(field.name)
-        if source is None:  # a column that the source doesn't have any more
-            after = pa.nulls(len(self.net), field.type)
-            return self._chosen(before, pa.chunked_array([after]), np.zeros(len(self.held), np.bool_), stay)
-        changed = self._updated
-        if (flag := source.replace("c", "u", 1)) in self.shape.flags:
-            untold = np.asarray(self.net[flag])
-            changed = changed & ~np.where(self._of_row >= 0, untold[self._of_row], False) if len(untold) else changed
-        return self._chosen(before, self.net[source].cast(field.type), changed, stay)
-
-    def _chosen(self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools) -> pa.ChunkedArray:
-        """Values of the rows that stay, new ones where ``changed``, and those of new rows behind them."""
-        place = np.where(changed, len(before) + self._of_row, np.arange(len(before)))[stay]
-        both = pa.chunked_array([*before.chunks, *after.chunks], before.type)
-        return both.take(pa.array(np.concatenate([place, len(before) + self._fresh])))
-
-    @cached_property
-    def _sources(self) -> dict[str, str]:
-        """Which column of the net changes each column of the target is written from."""
-        found = {name: f"c{i}" for i, name in enumerate(self.names)}
-        return found | {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.metadata_columns else found
-
-    @cached_property
-    def _of_row(self) -> Ints:
-        """For each row of the target the net change of its key, -1 for none."""
-        if not self.shape.key:  # only new rows
-            return np.full(len(self.held), -1, np.int64)
-        pairs = [(self.held[self.names[i]], self.net[f"b{k}"]) for k, i in enumerate(self.shape.key)]
-        codes = codes_of([pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs])
-        # Nulls are equal to nothing: a new row whose key went elsewhere in the batch has no base.
-        in_target, in_net = (np.ones(n, np.bool_) for n in (len(self.held), len(self.net)))
-        for t, s in pairs:
-            in_target &= np.asarray(t.is_valid())
-            in_net &= np.asarray(s.is_valid())
-        change_of = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
-        change_of[codes[len(self.held) :][in_net]] = np.flatnonzero(in_net)
-        return np.where(in_target, change_of[codes[: len(self.held)]], -1)
-
-    @cached_property
-    def _deleted(self) -> Bools:
-        return self._matched_by(ACTION_DELETE, ACTION_PURGE)
-
-    @cached_property
-    def _updated(self) -> Bools:
-        return (self._of_row >= 0) & ~self._deleted
-
-    def _matched_by(self, *actions: str) -> Bools:
-        chosen = np.append(self._has_action(*actions), False)
-        return np.asarray(chosen[self._of_row])
-
-    def _has_action(self, *actions: str) -> Bools:
-        return np.asarray(pc.is_in(self.net["action"], value_set=pa.array(actions)))
-
-    @cached_property
-    def _fresh(self) -> Ints:
-        """The net changes that are new rows, without one of the target at their key."""
-        is_new = self._has_action(ACTION_INSERT, ACTION_UPSERT)
-        is_new[self._of_row[self._of_row >= 0]] = False
-        return np.flatnonzero(is_new)
+    return pa.Table.from_batches(parts, arrow_schema(table))
 
 
 def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:

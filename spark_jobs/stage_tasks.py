@@ -8,7 +8,7 @@ moves is one bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ from pyarrow.fs import FileSelector, FileSystem
 from spark_jobs.buckets import buckets_of
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
-from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan
+from spark_jobs.tasks import run_tasks
 from waldelta.change_log import ChangeLog, Piece, row_messages
 from waldelta.lake import rooted
 
@@ -39,8 +39,6 @@ _ROWS_PER_GROUP = 131_072
 _COUNTS = pa.schema(
     [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
 )
-
-Task = Callable[[int], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +77,9 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
-        return added_up(_run(spark, 1, collapse_all))
-    _run(spark, len(shares), divide)
-    return added_up(_run(spark, buckets, collapse_bucket))
+        return added_up(run_tasks(spark, 1, _COUNTS, collapse_all))
+    run_tasks(spark, len(shares), _COUNTS, divide)
+    return added_up(run_tasks(spark, buckets, _COUNTS, collapse_bucket))
 
 
 def tasks_of(plan: TargetPlan) -> int:
@@ -100,17 +98,6 @@ def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
         shares[-1].append(piece)
         rows += piece.rows
     return shares
-
-
-def _run(spark: SparkSession, count: int, task: Task) -> list[Any]:
-    """Run ``task`` with each of the numbers from 0 to ``count`` - 1, wherever Spark has cores; gives what they told."""
-
-    def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            for number in part["id"].to_pylist():
-                yield from task(number).to_batches()
-
-    return spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(_COUNTS)).collect()
 
 
 def added_up(counted: Iterable[Any]) -> Counted:

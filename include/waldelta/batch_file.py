@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tenacity
 from deltalake import DeltaTable
@@ -19,6 +17,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
 from waldelta.errors import LateWriter, TargetNotWritable
+from waldelta.file_statistics import FileStatistics
 from waldelta.lake import checkpoint, only_if_unchanged
 
 # What files are pruned by and the landed end is read from.
@@ -65,22 +64,13 @@ class _Written:
         self._files, self._uri, self._path, self._schema = files, uri, path, schema
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.RecordBatch] = []
-        self._bytes = self._rows = 0
-        self._least: dict[str, int] = {}
-        self._most: dict[str, int] = {}
-        self._nulls = dict.fromkeys(STATISTICS, 0)
+        self._bytes = 0
+        self._statistics = FileStatistics(STATISTICS)
 
     def add(self, part: pa.RecordBatch) -> None:
         self._held.append(part)
         self._bytes += part.nbytes
-        self._rows += len(part)
-        for name in STATISTICS:
-            bounds = pc.min_max(part[name])
-            least, most = bounds["min"].as_py(), bounds["max"].as_py()
-            self._nulls[name] += part[name].null_count
-            if least is not None:
-                self._least[name] = min(least, self._least.get(name, least))
-                self._most[name] = max(most, self._most.get(name, most))
+        self._statistics.add(part)
         if self._bytes >= ROW_GROUP_BYTES:
             self._flush()
 
@@ -105,7 +95,7 @@ class _Written:
             return None
         with self._named_errors():
             self._writer.close()
-            return BatchFile(self._path, int(self._files.get_file_info(self._path).size), self._stats())
+            return BatchFile(self._path, int(self._files.get_file_info(self._path).size), self._statistics.text())
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -124,12 +114,6 @@ class _Written:
                 self._writer.close()
         with suppress(OSError):
             self._files.delete_file(self._path)
-
-    def _stats(self) -> str:
-        """As the Delta protocol has them, of the columns that files are pruned by."""
-        return json.dumps(
-            {"numRecords": self._rows, "minValues": self._least, "maxValues": self._most, "nullCount": self._nulls}
-        )
 
 
 def commit_batch(

@@ -12,7 +12,7 @@ from tests.publication_scenarios import RandomScenario, together
 from tests.scenario import running
 from tests.seeds import chosen_seed, is_long
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_tasks")]
 
 BEFORE = "insert into {t} select g, g % 6, 'v' || g, 'w' from generate_series(1, 24) g;"
 # One batch each. Part 0 to 3 is published; ids from 100 on lie in another leaf.

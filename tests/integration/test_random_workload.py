@@ -22,8 +22,8 @@ OPTIONS = {
     "protocol 1": {},
     "streamed, binary": {"streaming": "on", "binary": True},
 }
-# Of these Spark merges even what few changes there are.
-MERGED_BY_SPARK = "streamed, binary"
+# Of these tasks merge even what few changes there are.
+MERGED_BY_TASKS = "streamed, binary"
 RUNS = 2
 
 
@@ -31,8 +31,8 @@ RUNS = 2
 def test_targets_equal_their_sources(spark, database, lake, name, request):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()
-    if name == MERGED_BY_SPARK:
-        request.getfixturevalue("merged_by_spark")
+    if name == MERGED_BY_TASKS:
+        request.getfixturevalue("merged_by_tasks")
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES)

@@ -91,9 +91,14 @@ def grow_old() -> None:
 
 
 def merge_either_way() -> None:
-    """Small targets, which all are here, are merged by this process and by Spark in turn."""
-    merge_here, turns = spark_jobs.apply.merge_here, itertools.cycle((True, False))
-    spark_jobs.apply.merge_here = lambda *given: merge_here(*given) if next(turns) else None
+    """Small targets, which all are here, are merged by this process, by tasks and by Spark in turn."""
+    turns = {
+        name: itertools.cycle(goes)
+        for name, goes in {"merge_here": (True, False, False), "merge_files": (True, False)}.items()
+    }
+    for name, mine in turns.items():
+        merge = getattr(spark_jobs.apply, name)
+        setattr(spark_jobs.apply, name, lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None)
 
 
 def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:

@@ -1,0 +1,106 @@
+"""Delta's statistics of a data file, gathered part by part while it is written.
+
+Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclude what they look for; a column without bounds is
+never skipped by. So what a reader might compare in another way has none: floats (NaN), decimals (delta-rs reads them as
+doubles), long texts (Spark compares prefixes).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# As many columns as Spark keeps bounds of, unless a table says otherwise.
+MOST_COLUMNS = 32
+_LONGEST_TEXT = 32
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Years that every reader's calendar has: 0001 and 9999.
+_LEAST_DAY, _MOST_DAY = -719_162, 2_932_896
+_DAY_MICROSECONDS = 86_400_000_000
+
+
+class FileStatistics:
+    """The number of rows, and of some columns nulls, least and greatest values."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.rows = 0
+        self._nulls = dict.fromkeys(columns, 0)
+        self._least: dict[str, Any] = {}
+        self._most: dict[str, Any] = {}
+        self._types: dict[str, pa.DataType] = {}
+
+    def add(self, part: pa.RecordBatch | pa.Table) -> None:
+        """Count the rows of a part."""
+        self.rows += len(part)
+        for name in self._nulls:
+            column = part[name]
+            self._nulls[name] += column.null_count
+            if (counted := _comparable(column)) is not None:
+                self._types[name] = column.type
+                self._widen(name, pc.min_max(counted).as_py())
+
+    def _widen(self, name: str, bounds: dict[str, Any]) -> None:
+        least, most = bounds["min"], bounds["max"]
+        if least is not None:
+            self._least[name] = min(least, self._least.get(name, least))
+            self._most[name] = max(most, self._most.get(name, most))
+
+    def text(self) -> str:
+        """As an ``add`` action has them."""
+        told = [name for name in self._least if _has_bounds(self._types[name], self._least[name], self._most[name])]
+        return json.dumps({
+            "numRecords": self.rows,
+            "minValues": {name: _least_text(self._types[name], self._least[name]) for name in told},
+            "maxValues": {name: _most_text(self._types[name], self._most[name]) for name in told},
+            "nullCount": self._nulls,
+        })  # fmt: skip
+
+
+def bounded_columns(schema: pa.Schema) -> list[str]:
+    """The columns that statistics are kept of: of Spark's first ones those that hold single values."""
+    return [field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)]
+
+
+def _comparable(column: Any) -> Any:
+    """The column as integers or texts, whose bounds can be told; None for another."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_string(kind):
+        return column
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32())
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return column.cast(pa.int64())
+    return None
+
+
+def _has_bounds(kind: pa.DataType, least: Any, most: Any) -> bool:
+    if pa.types.is_string(kind):
+        return max(len(least), len(most)) <= _LONGEST_TEXT
+    if pa.types.is_date(kind):
+        return bool(least >= _LEAST_DAY and most <= _MOST_DAY)
+    if pa.types.is_timestamp(kind):
+        return bool(least // _DAY_MICROSECONDS >= _LEAST_DAY and most // _DAY_MICROSECONDS < _MOST_DAY)
+    return True
+
+
+def _least_text(kind: pa.DataType, value: Any) -> Any:
+    return _told(kind, value - value % 1000 if pa.types.is_timestamp(kind) else value)
+
+
+def _most_text(kind: pa.DataType, value: Any) -> Any:
+    # Delta's timestamps here are whole milliseconds; readers that don't add one would skip what lies within the last.
+    return _told(kind, value + -value % 1000 if pa.types.is_timestamp(kind) else value)
+
+
+def _told(kind: pa.DataType, value: Any) -> Any:
+    if pa.types.is_date(kind):
+        return (_EPOCH + timedelta(days=value)).date().isoformat()
+    if pa.types.is_timestamp(kind):
+        text = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None).isoformat(timespec="milliseconds")
+        return f"{text}Z" if kind.tz else text
+    return value

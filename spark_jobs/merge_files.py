@@ -1,0 +1,320 @@
+"""Merge files: many net changes, or few into a large target, as one commit, by Spark's tasks with Arrow, file by file.
+
+A MERGE of Spark's makes Spark's rows of all that it reads, joins and shuffles them and writes them as it has them then. Here a
+task reads a few of the target's files that may hold a key of the net changes, looks their keys up in the changes', and writes
+each file that has one anew, its rows in the order that they had: files keep to their ranges of keys, so that later changes of
+some rows go on touching few of them. What found no row is added by the tasks that follow. The commit carries what a MERGE's
+would and is a compare-and-swap on the version that was read (as merge_here's).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSystem
+
+from spark_jobs.collapse import Ints
+from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
+from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
+from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, is_known
+from spark_jobs.net_files import NetFiles
+from spark_jobs.plan import TargetPlan
+from spark_jobs.tasks import Task
+from waldelta.file_statistics import FileStatistics, bounded_columns
+from waldelta.job import Job
+from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
+from waldelta.watermark import uri_of
+
+log = logging.getLogger(__name__)
+
+# Net changes in memory, of which each task holds those of its files; beyond, Spark, which can spill.
+MOST_NET_BYTES = 512 << 20
+# A task reads at least so many of the target's rows, and half as many as there are net changes, whose keys it reads too.
+ROWS_PER_TASK = 250_000
+# Rows are read, merged and written in parts of about these bounds.
+_ROWS_PER_PART = 131_072
+_PART_BYTES = 64 << 20
+_TOLD = pa.schema([
+    ("removed", pa.string()), ("removed_size", pa.int64()), ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
+    ("updated", pa.int64()), ("deleted", pa.int64()), ("inserted", pa.int64()), ("matched", pa.binary()), ("is_possible", pa.bool_()),
+])  # fmt: skip
+
+Run = Callable[[int, pa.Schema, Task], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A data file of a target; ``least`` and ``most`` bound its first key column when that is an integer."""
+
+    path: str
+    size: int
+    rows: int
+    least: int | None
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a task has to know of a target."""
+
+    uri: str
+    storage_options: dict[str, str] | None
+    schema: pa.Schema
+    written: Written
+
+    def files(self) -> FileSystem:
+        return rooted(self.uri, self.storage_options)
+
+
+def merge_files(
+    run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, check: Callable[[], None]
+) -> CommitTag | None:
+    """Commit the net changes that are staged in ``folder`` under ``tag``; returns the tag that tells what they did.
+
+    ``run`` has tasks done (tasks.run_tasks). ``check`` is asked, and None returned, as by merge_here.
+    """
+    if not is_for_arrow(plan, tag):
+        return None
+    table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
+    if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
+        return tag  # as Delta skips a MERGE that is repeated
+    merge = _begun(run, job, plan, folder, table)
+    if merge is None or not merge.rewrite():
+        return None
+    merge.insert()
+    tag = replace(tag, counts=tag.counts | merge.counts)
+    check()
+    try:
+        _commit(table, merge, tag)
+    except DeltaError as err:
+        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
+        log.info("table=%s isn't merged file by file: %s", plan.state.table_name, err)
+        return None
+    checkpoint(table, CHECKPOINT_INTERVAL)
+    return tag
+
+
+def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, table: DeltaTable) -> _Merge | None:
+    """The merge, unless this target or these net changes are Spark's."""
+    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    target = _Target(uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written)
+    if not is_known(table) or not set(target.schema.names).issuperset(written.sources):
+        return None
+    net = NetFiles.of(folder, job.storage_options)
+    held = _files(table, written)
+    # A path of more than a name is of a partitioned table, or of a clone's.
+    if net.bytes > MOST_NET_BYTES or any("/" in file.path or "%" in file.path for file in held):
+        return None
+    return _Merge(run, target, net, held, emptied=plan.truncated and not plan.decode.gathers)
+
+
+def _files(table: DeltaTable, written: Written) -> list[_File]:
+    """The target's files as of its version."""
+    told = pa.table(table.get_add_actions(flatten=True))
+    rows = told["num_records"].fill_null(ROWS_PER_FILE).to_pylist()
+    count = len(told)
+    bounds = [[None] * count, [None] * count]
+    if written.shape.key:
+        for bound, prefix in zip((0, 1), ("min", "max"), strict=True):
+            name = f"{prefix}.{written.key_names[0]}"
+            if name in told.schema.names and pa.types.is_integer(told.schema.field(name).type):
+                bounds[bound] = told[name].to_pylist()
+    columns = (told["path"].to_pylist(), told["size_bytes"].to_pylist(), rows, *bounds)
+    return [_File(*values) for values in zip(*columns, strict=True)]
+
+
+class _Merge:
+    """One merge under way: the files that are removed and added, and how many rows of which kind that makes."""
+
+    def __init__(self, run: Run, target: _Target, net: NetFiles, held: Sequence[_File], *, emptied: bool) -> None:
+        self._run, self._target, self._net, self._held, self._emptied = run, target, net, held, emptied
+        self._keys = net.read(["action", *target.written.bases])
+        self._matched = np.zeros(len(self._keys), np.bool_)
+        self.added: list[Any] = []
+        self.removed: list[tuple[str, int]] = [(file.path, file.size) for file in held] if emptied else []
+        self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
+
+    def rewrite(self) -> bool:
+        """Write the files anew that hold a row of the net changes; False when one of them can't be by Arrow."""
+        target, net, count = self._target, self._net, len(self._keys)
+        shares = _shares(self._touched(), max(ROWS_PER_TASK, count // 2))
+        told = self._run(len(shares), _TOLD, lambda number: _rewrite(target, net, count, shares[number]))
+        for row in told:
+            if row["matched"] is not None:
+                self._matched |= np.unpackbits(np.frombuffer(row["matched"], np.uint8), count=count).astype(np.bool_)
+            if row["removed"] is not None:
+                self.removed.append((row["removed"], row["removed_size"]))
+            self._tell(row)
+        return all(row["is_possible"] for row in told)
+
+    def insert(self) -> None:
+        """Write the net changes that are new rows as files of their own."""
+        target, net = self._target, self._net
+        parts = np.split(are_new(self._keys, self._matched), np.cumsum(net.rows)[:-1])
+        chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
+        for row in self._run(len(chosen), _TOLD, lambda number: _insert(target, net, *chosen[number])):
+            self._tell(row)
+
+    def _tell(self, row: Any) -> None:
+        if row["path"] is not None:
+            self.added.append((row["path"], row["size"], row["stats"]))
+        for name, count in zip(self.counts, (row["inserted"], row["updated"], row["deleted"]), strict=True):
+            self.counts[name] += count
+
+    def _touched(self) -> list[_File]:
+        """The files that may hold a row of the net changes."""
+        written = self._target.written
+        if self._emptied or not written.shape.key:
+            return []
+        first = self._keys[written.bases[0]].drop_null()
+        if not pa.types.is_integer(first.type):
+            return list(self._held)
+        keys = np.sort(np.asarray(first))
+        return [
+            file
+            for file in self._held
+            if file.least is None
+            or file.most is None
+            or np.searchsorted(keys, file.least) < np.searchsorted(keys, file.most, side="right")
+        ]
+
+
+def _shares(files: Sequence[_File], rows: int) -> list[list[_File]]:
+    """Files in their order, as many together as a task reads."""
+    shares: list[list[_File]] = []
+    taken = rows
+    for file in files:
+        if taken >= rows:
+            shares.append([])
+            taken = 0
+        shares[-1].append(file)
+        taken += file.rows
+    return shares
+
+
+def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:
+    """A task: write those of these files anew that hold a row of the net changes; tells what it did, and which changes met one."""
+    files = target.files()
+    keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
+    of_row = match(pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written)
+    matched = matched_by(of_row, count)
+    changes, wanted = net.take(matched), np.flatnonzero(matched)
+    # From here on rows point at the changes that are wanted, not at all there are.
+    of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
+    told = [_told(matched=np.packbits(matched).tobytes())]
+    for file, of_file in zip(share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True):
+        if (of_file >= 0).any():
+            told.append(_rewrite_file(target, files, file, changes, of_file))
+    return pa.Table.from_pylist(told, _TOLD)
+
+
+def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
+    with _NewFile(files, target.schema) as new:
+        updated = deleted = begin = 0
+        for held in _parts(target, files, file):
+            of_part = of_row[begin : begin + len(held)]
+            begin += len(held)
+            chosen = np.unique(of_part[of_part >= 0])
+            place = np.where(of_part >= 0, np.searchsorted(chosen, of_part), -1)
+            merged = MergedRows(held, changes.take(pa.array(chosen)), place, np.zeros(0, np.int64), target.written)
+            if not merged.is_possible:
+                return _told(is_possible=False)
+            new.write(merged.rows())
+            counts = merged.counts
+            updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
+        return _told(removed=file.path, removed_size=file.size, updated=updated, deleted=deleted, **new.close())
+
+
+def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
+    """A task: write the chosen of one of the net changes' files as new rows."""
+    files, told = target.files(), []
+    rows = net.take_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
+    for begin in range(0, len(rows), ROWS_PER_FILE):
+        part = rows.slice(begin, ROWS_PER_FILE)
+        held = target.schema.empty_table()
+        merged = MergedRows(held, part, np.zeros(0, np.int64), np.arange(len(part)), target.written)
+        with _NewFile(files, target.schema) as new:
+            new.write(merged.new_rows())
+            told.append(_told(inserted=len(part), **new.close()))
+    return pa.Table.from_pylist(told, _TOLD)
+
+
+def _told(**what: Any) -> dict[str, Any]:
+    return {"updated": 0, "deleted": 0, "inserted": 0, "is_possible": True} | what
+
+
+def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
+    layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+    return ds.FileSystemDataset([layout.make_fragment(file.path, files)], target.schema, layout, files)
+
+
+def _parts(target: _Target, files: FileSystem, file: _File) -> Iterator[pa.Table]:
+    """A file's rows in their order, so many at once as memory is meant to hold."""
+    with files.open_input_file(file.path) as source:
+        groups = pq.ParquetFile(source).metadata
+    unpacked = sum(groups.row_group(k).total_byte_size for k in range(groups.num_row_groups))
+    rows = max(1, min(_ROWS_PER_PART, _PART_BYTES * groups.num_rows // max(1, unpacked)))
+    scanner = _open(target, files, file).scanner(batch_size=rows, batch_readahead=1, fragment_readahead=1)
+    for part in scanner.to_batches():
+        if len(part):
+            yield pa.Table.from_batches([part], target.schema)
+
+
+class _NewFile:
+    """A data file under way, which goes again unless it is closed; there is none without rows."""
+
+    def __init__(self, files: FileSystem, schema: pa.Schema) -> None:
+        self._files, self._schema = files, schema
+        self._path = f"part-{uuid.uuid4()}.snappy.parquet"
+        self._statistics = FileStatistics(bounded_columns(schema))
+        self._writer: pq.ParquetWriter | None = None
+        self._is_closed = False
+
+    def __enter__(self) -> _NewFile:
+        return self
+
+    def write(self, rows: pa.Table) -> None:
+        if not len(rows):
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, self._schema, filesystem=self._files, compression="snappy")
+        self._writer.write_table(rows)
+        self._statistics.add(rows)
+
+    def close(self) -> dict[str, Any]:
+        """Finish it; what is told of it."""
+        self._is_closed = True
+        if self._writer is None:
+            return {}
+        self._writer.close()
+        size = int(self._files.get_file_info(self._path).size)
+        return {"path": self._path, "size": size, "stats": self._statistics.text()}
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None and not self._is_closed:
+            self._writer.close()
+            self._files.delete_file(self._path)
+
+
+def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:
+    """Put the new files in the place of the others; raises DeltaError when the table isn't what was read any more."""
+    at = int(time.time() * 1000)
+    actions: list[AddAction | RemoveAction] = [
+        *(RemoveAction(path, True, at, size, {}) for path, size in merge.removed),
+        *(AddAction(path, size, {}, at, data_change=True, stats=stats) for path, size, stats in merge.added),
+    ]
+    table.create_write_transaction(
+        actions, mode="append", schema=table.schema(), **only_if_unchanged(tag.app_id, tag.batch, tag.metadata)
+    )

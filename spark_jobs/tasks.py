@@ -1,0 +1,29 @@
+"""Tasks: Python functions that Spark runs wherever it has cores, each with a number; what they tell comes back as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_jobs.identifier import ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Task = Callable[[int], pa.Table]
+
+
+def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task) -> list[Any]:
+    """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they told, of schema ``told``.
+
+    A task may be run again, when its worker died or its stage is repeated.
+    """
+
+    def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for number in part["id"].to_pylist():
+                yield from task(number).to_batches()
+
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(told)).collect() if count else []

@@ -1,0 +1,223 @@
+"""Merging file by file in tasks: the same as without them, in many files of which only those that are concerned change."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from spark_jobs import merge_files as module
+from spark_jobs.collapse import EventShape
+from spark_jobs.merge import CommitTag
+from spark_jobs.merge_files import merge_files
+from spark_jobs.target_commit import read_commit
+from tests.unit.spark_jobs.test_collapse import apply_one_by_one, random_events
+from tests.unit.spark_jobs.test_merge_here import (
+    NAMES,
+    SCHEMA,
+    UNKNOWN,
+    fine,
+    held,
+    job,
+    net_of,
+    plan,
+    rows,
+    table,
+    table_uri,
+    tag,
+    write,
+)
+from waldelta.copy import RAW_TYPE
+from waldelta.errors import LockHeld
+from waldelta.lake import local_path, write_parquet
+
+__all__ = ["job"]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Tasks and parts of a few rows."""
+    monkeypatch.setattr(module, "ROWS_PER_TASK", 3)
+    monkeypatch.setattr(module, "_ROWS_PER_PART", 2)
+
+
+def one_by_one(count, schema, task) -> list[dict]:
+    """Tasks, one after the other, in this process; each is done twice, as Spark may."""
+    told = []
+    for number in range(count):
+        task(number)
+        told += task(number).cast(schema).to_pylist()
+    return told
+
+
+def staged(job, net, parts=3) -> str:
+    """Net changes in several files."""
+    folder = f"{job.pipeline.target.root}/staged/{random.randrange(1 << 60)}"
+    size = -(-len(net) // parts) or 1
+    for number in range(parts):
+        write_parquet(folder, net.slice(number * size, size), number)
+    return folder
+
+
+def merged(job, events, batch=1, raw=None, check=fine, **options) -> CommitTag | None:
+    net = net_of(events, raw)
+    counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
+    planned = replace(tag(batch), counts=counted)
+    return merge_files(one_by_one, job, plan(**options), staged(job, net), planned, check)
+
+
+def write_files(job, *files) -> None:
+    """A target of so many files."""
+    write(job, SCHEMA.empty_table())
+    for held_rows in files:
+        write_deltalake(table_uri(job), rows(*held_rows), mode="append")
+
+
+def names_of(job) -> set[str]:
+    return set(pa.table(table(job).get_add_actions(flatten=True))["path"].to_pylist())
+
+
+def test_random_batches_equal_a_plain_simulation(job):
+    """Batch after batch the target holds what applying every change alone leaves, in however many files."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    expected = {key: (f"b{key}", f"bt{key}") for key in range(6)}
+    write_files(job, *([(key, *values)] for key, values in expected.items()))
+    last = 0
+    for batch in range(1, 31):
+        if events := random_events(rng, expected, rng.randrange(1, 25)):
+            last = batch
+            assert merged(job, events, batch) is not None
+            expected = apply_one_by_one(expected, events)
+            assert held(job) == expected, (seed, batch, events)
+            assert len(table(job).to_pyarrow_table()) == len(expected)
+    assert table(job).transaction_version("app") == last
+
+
+def test_what_the_commit_tells(job):
+    """As merge_here does."""
+    write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
+    events = [
+        ("U", 1, 1, "a2", "~"), ("U", 2, 9, "b2", "B2"), ("D", 3, None, None, None), ("I", None, 4, "d", "D"),
+        ("U", 7, 7, "lacking", "x"), ("D", 8, None, None, None),
+    ]  # fmt: skip
+    done = merged(job, events)
+    cut = read_commit(job, plan().state, done)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 2)
+    found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
+    assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
+    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [(0.5, 0), (0.5, 1), (None, 3)]
+    version = table(job).version()
+    assert merged(job, events) is not None, "a repeated batch"
+    assert table(job).version() == version
+    assert read_commit(job, plan().state, tag()) == cut
+
+
+def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
+    """Others whose bounds exclude it aren't even read."""
+    write_files(job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")])
+    (before, opened), of = (names_of(job), []), module._open
+    monkeypatch.setattr(module, "_open", lambda target, files, file: opened.append(file) or of(target, files, file))
+    assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
+    kept = names_of(job) & before
+    assert (len(kept), len(names_of(job))) == (2, 3)
+    assert {(file.least, file.most) for file in opened} == {(1, 9), (10, 19)}
+
+
+def test_new_rows_alone_leave_all_files(job):
+    write_files(job, [(1, "a", "A")])
+    before = names_of(job)
+    assert merged(job, [("I", None, 4, "d", "D"), ("I", None, 5, "e", "E")]) is not None
+    assert before < names_of(job)
+    assert set(held(job)) == {1, 4, 5}
+
+
+def test_a_truncate_leaves_the_new_rows_alone(job):
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    done = merged(job, [("I", None, 2, "new", "N")], truncated=True)
+    assert held(job) == {2: ("new", "N")}
+    assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
+
+
+def test_new_rows_without_a_key(job):
+    """They are added beside those that are equal."""
+    write_files(job, [(1, "a", "A")])
+    assert merged(job, [("I", None, 1, "a", "A")], shape=EventShape(3, ())) is not None
+    assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
+
+
+def test_nothing_to_change_still_is_a_commit(job):
+    """It is the target's watermark. A file whose rows are all gone has no successor."""
+    write_files(job, [(1, "a", "A")])
+    assert merged(job, [("D", 8, None, None, None)]) is not None
+    assert merged(job, [("D", 1, None, None, None)], 2) is not None
+    assert (names_of(job), table(job).transaction_version("app")) == (set(), 2)
+
+
+@pytest.mark.parametrize("case", [name for name in UNKNOWN if name != "too many rows"])
+def test_what_is_left_to_spark(job, case):
+    """It is told before anything is written."""
+    arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
+    arrange(job)
+    before = table(job).version()
+    event = options.pop("event", ("I", None, 4, "d", "D"))
+    assert merged(job, [event], **options) is None
+    assert table(job).version() == before
+
+
+def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkeypatch):
+    monkeypatch.setattr(module, "MOST_NET_BYTES", 10)
+    assert merged(job, [("I", None, 4, "d", "D")]) is None
+
+
+def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
+    """And what was written by then isn't there."""
+    with_raw = rows((1, "a", "A")).set_column(6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE))
+    write(job, with_raw)
+    files = set(local_path(table_uri(job)).glob("*.parquet"))
+    assert merged(job, [("U", 1, 1, "b", "~")]) is None
+    assert set(local_path(table_uri(job)).glob("*.parquet")) == files
+    assert merged(job, [("U", 1, 1, "b", "B")], raw=[(NAMES[1], "y")]) is not None
+    assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
+
+
+def test_whoever_may_not_write_any_more_does_not(job):
+    def taken() -> None:
+        raise LockHeld("by another run")
+
+    with pytest.raises(LockHeld):
+        merged(job, [("I", None, 4, "d", "D")], check=taken)
+    assert held(job) == {}
+
+
+def test_somebody_elses_commit_is_not_overwritten(job):
+    """Whoever was first stands; what is merged here is left to Spark, which merges into that."""
+    write_files(job, [(1, "a", "A")])
+
+    def late() -> None:
+        write(job, rows((5, "theirs", "x")))
+
+    assert merged(job, [("U", 1, 1, "b", "B")], check=late) is None
+    assert held(job) == {5: ("theirs", "x")}
+
+
+def test_files_carry_statistics(job):
+    """By which other readers skip them too."""
+    write_files(job, [(1, "a", "A")])
+    merged(job, [("U", 1, 1, "b", "B"), ("I", None, 7, "c", "C")])
+    entry = local_path(table_uri(job)) / "_delta_log" / f"{table(job).version():020d}.json"
+    adds = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
+    told = {
+        (s["numRecords"], s["minValues"]["Id"], s["maxValues"]["the `v`"])
+        for a in adds
+        if (s := json.loads(a["stats"]))
+    }
+    assert told == {(1, 1, "b"), (1, 7, "c")}
+    for add in adds:
+        assert pq.read_metadata(local_path(table_uri(job)) / add["path"]).num_rows == 1
