@@ -75,6 +75,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
             try:
                 landed, times = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
             except PeekTimeout:
+                meter.timed_out(bite.timeout_s)
                 bites.timed_out()
                 continue
             except StandbyAway as err:  # a shorter read may end before replay asks for the way
@@ -84,7 +85,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
                 continue
             is_cut_off = _was_cut_off(job, landed)
             bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
-            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto)
+            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto, times.server_s)
             check_lock()
             began = time.monotonic()
             if landed.end_lsn:
