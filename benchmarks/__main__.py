@@ -17,7 +17,7 @@ from benchmarks.plot import draw
 from benchmarks.results import LAST, RESULTS, Measurement, Result, machine, write
 from benchmarks.scores import scores
 from benchmarks.stack import Stack
-from benchmarks.tables import WIDTH, measured_table, targets_table
+from benchmarks.tables import WIDTH, measured_table, source_table, targets_table
 from benchmarks.workloads import WORKLOADS, chosen
 
 
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(result: Result, stem: Path) -> int:
     console = Console(width=WIDTH)
     console.print(measured_table(result))
+    if (bill := source_table(result)).row_count:
+        console.print(bill)
     console.print(targets_table(result))
     for workload, error in result.failed.items():
         console.print(f"{workload} failed: {error}", style="red", markup=False)

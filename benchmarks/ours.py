@@ -58,7 +58,7 @@ class Waldelta:
     def apply(self) -> Notes | None:
         before = self._temporary_mb()
         notes = self._tasks() if self.how == TASKS else self._consume()
-        return notes | {"temporary_mb": self._temporary_mb() - before}
+        return notes | self._bill() | {"temporary_mb": self._temporary_mb() - before}
 
     def settle(self) -> None:
         """What isn't measured: get ready for the next round."""
@@ -86,6 +86,11 @@ class Waldelta:
             self.job("consume", "--run-id", run_id, "--stage", stage)
             notes[stage] = time.perf_counter() - began
         return notes | {"applied": notes["land"] + notes["apply"]}
+
+    def _bill(self) -> Notes:
+        """What the run itself says that it cost the source."""
+        source = json.loads(self.result.read_text())["source"]
+        return {"server_s": source["server_seconds"], "spilled_mb": source["spilled_bytes"] / 1e6}
 
     def job(self, *arguments: str) -> dict:
         """Run the command line; its result. Raises RuntimeError when it fails."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
 from benchmarks.resources import ROLES
-from benchmarks.results import Measurement, Result
+from benchmarks.results import Measurement, Result, Round
 from benchmarks.scores import ratio, raw_baseline
 from benchmarks.targets import TARGETS, Target, target_of
 from benchmarks.workloads import NAIVE, NATIVE
@@ -39,6 +39,28 @@ def measured_table(result: Result) -> Table:
             _reached(one, result),
             style="dim" if one.baseline else None,
         )
+    return table
+
+
+# What a million changes cost the source: headings, and what a round says. The first is seen by the operating system.
+_SOURCE_COSTS: dict[str, Callable[[Round], float | None]] = {
+    "CPU s": lambda one: one.cpu_s.get("source"),
+    "server s as the run tells it": lambda one: one.notes.get("server_s"),
+    "temporary files MB": lambda one: one.notes.get("temporary_mb"),
+    "spilled MB": lambda one: one.notes.get("spilled_mb"),
+}
+
+
+def source_table(result: Result) -> Table:
+    """What ours cost the source per 1,000,000 changes: medians of the rounds."""
+    table = Table(title="the source's bill for 1,000,000 changes")
+    for heading in ("workload", "", *_SOURCE_COSTS):
+        table.add_column(heading, justify="right" if heading in _SOURCE_COSTS else "left")
+    for one in result.measurements:
+        if all("server_s" in measured.notes for measured in one.rounds) and one.changes:
+            costs = (one.median(lambda m, read=read: read(m) or 0.0) for read in _SOURCE_COSTS.values())
+            figures = [f"{cost * 1e6 / one.changes:.2f}" for cost in costs]
+            table.add_row(" ".join(filter(None, (one.workload, one.backlog))), one.contender, *figures)
     return table
 
 

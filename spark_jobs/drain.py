@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_jobs.land import create_change_log, land
+from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import PeekTimeout, StandbyAway
@@ -18,7 +19,7 @@ from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, most_changes
+from waldelta.peek import PeekBound, PeekTimes, most_changes
 from waldelta.recover import recover, slot_move
 from waldelta.server import ServerPosition
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-_SMALLEST_WINDOW_BYTES = 1 << 20
-_LONGEST_TIMEOUT_S = 6 * 3600
 
 
 @dataclass
@@ -51,32 +49,6 @@ class Drained:
         return sum(batch.transactions.changes for batch in self.batches)
 
 
-@dataclass
-class _Bite:
-    """How large the next bite may be; it shrinks when the server can't answer in time, or a standby's replay is in the way."""
-
-    window_bytes: int
-    timeout_s: int
-
-    def shrink_window(self) -> bool:
-        """Halve the window; False when it is the smallest already."""
-        if self.window_bytes <= _SMALLEST_WINDOW_BYTES:
-            return False
-        self.window_bytes //= 2
-        return True
-
-    def shrink(self) -> None:
-        if self.shrink_window():
-            return
-        if self.timeout_s < _LONGEST_TIMEOUT_S:
-            self.timeout_s *= 2
-        else:
-            raise PeekTimeout(
-                f"the smallest bite ({_SMALLEST_WINDOW_BYTES >> 20} MB of WAL) took longer than {self.timeout_s} s: look for a "
-                f"huge or long-running transaction that holds the slot's restart_lsn (pg_stat_activity.backend_xid)"
-            )
-
-
 def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda: None) -> Drained:
     """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
 
@@ -93,25 +65,27 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         recovered = recover(connection, job, identity, change_log, server)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained = Drained(stands, stands)
-        bite = _Bite(job.pipeline.batch.wal_window_mb << 20, job.pipeline.batch.statement_timeout_s)
+        bites = Bites(job)
         while drained.end < server.flush_lsn:
+            bite = bites.next
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
             check_lock()
             check_followed(job, identity)
             restart = meter.restart()
             try:
-                landed = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
+                landed, times = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
             except PeekTimeout:
-                bite.shrink()
-                log.warning("the server was too slow: next bite %d MB, %d s", bite.window_bytes >> 20, bite.timeout_s)
+                meter.timed_out(bite.timeout_s)
+                bites.timed_out()
                 continue
             except StandbyAway as err:  # a shorter read may end before replay asks for the way
-                if not bite.shrink_window():
+                log.warning("%s", err)
+                if not bites.ended_by_replay():
                     raise
-                log.warning("%s; next bite %d MB", err, bite.window_bytes >> 20)
                 continue
             is_cut_off = _was_cut_off(job, landed)
-            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto)
+            bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
+            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto, times.server_s)
             check_lock()
             began = time.monotonic()
             if landed.end_lsn:
@@ -137,16 +111,18 @@ def _land_one(
     server: ServerPosition,
     bite: tuple[Lsn, int, int],
     drained: Drained,
-) -> Landed:
+) -> tuple[Landed, PeekTimes]:
     upto, batch, timeout_s = bite
     began = time.monotonic()
     bound = PeekBound(upto, _limit(job), timeout_s, server.next_xid8)
-    land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch)
-    landed = change_log.landed(batch)
-    drained.seconds_landing += time.monotonic() - began
+    try:
+        times = land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch)
+        landed = change_log.landed(batch)
+    finally:
+        drained.seconds_landing += time.monotonic() - began
     if landed.rows:
         drained.batches.append(landed)
-    return landed
+    return landed, times
 
 
 def _consume_one(

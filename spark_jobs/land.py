@@ -17,7 +17,7 @@ from spark_jobs.writable import write_error
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
 from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
-from waldelta.peek import LANDING_SCHEMA, PeekBound, peek
+from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
 
 if TYPE_CHECKING:
@@ -31,7 +31,13 @@ _SPARK_TYPES = {
     pa.timestamp("us", tz="UTC"): "timestamp",
 }
 _DDL = ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in LANDING_SCHEMA)
-_FILE = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
+# What the task tells: its file, all null when nothing came, and how long the peek took.
+_TOLD = pa.schema(
+    [
+        ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
+        ("server_s", pa.float64()), ("total_s", pa.float64()),
+    ]
+)  # fmt: skip
 
 
 def create_change_log(spark: SparkSession, uri: str) -> None:
@@ -48,27 +54,29 @@ def create_change_log(spark: SparkSession, uri: str) -> None:
 
 def land(
     spark: SparkSession, conninfo: str, source: Source, bound: PeekBound, change_log: ChangeLog, batch: int
-) -> None:
+) -> PeekTimes:
     """Peek up to ``bound`` in one Spark task, which writes what came as a file, and commit it as ``batch``; durable when it returns.
 
-    Messages never become Spark's rows: that cost more than to decode them.
+    Returns how long the peek took. Messages never become Spark's rows: that cost more than to decode them.
     Raises what the task raised: SlotInUse, PeekTimeout, DecodeError, or TargetNotWritable (nothing is landed then, the slot
     keeps everything); LateWriter when another run has landed the batch.
     """
 
     def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        file = change_log.write(batch, peek(conninfo, source, bound), LANDING_SCHEMA)
-        yield pa.RecordBatch.from_pylist([] if file is None else [asdict(file)], schema=_FILE)
+        times = PeekTimes()
+        file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
+        yield pa.RecordBatch.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
 
     told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}
     try:
-        written = spark.range(0, 1, 1, 1).mapInArrow(read, ddl(_FILE)).collect()
+        ((*written, server_s, total_s),) = spark.range(0, 1, 1, 1).mapInArrow(read, ddl(_TOLD)).collect()
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
         raise named_error(err) or write_error(change_log.uri, err) or err from err
-    file = BatchFile(*written[0]) if written else None
+    file = BatchFile(*written) if written[0] is not None else None
     try:
         change_log.add(batch, file, json.dumps({"waldelta": told}))
     except (DeltaError, OSError) as err:
         raise write_error(change_log.uri, err) or err from err
     fault_point("land.committed")
+    return PeekTimes(server_s, total_s)

@@ -1,8 +1,8 @@
 """The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
 
 ``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync, ``batches`` the
-consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost. Rows are never changed; the latest one counts, and maintenance drops old ones
-that nothing depends on (``ledger_upkeep``).
+consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost, ``bites`` what the server manages. Rows are
+never changed; the latest one counts, and maintenance drops old ones that nothing depends on (``ledger_upkeep``).
 """
 
 from __future__ import annotations
@@ -308,8 +308,23 @@ class Gap:
     )  # fmt: skip
 
 
-Row = SlotMove | TableState | BatchCut | Run | Gap
-R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap)
+@dataclass(frozen=True, slots=True)
+class KeptBite:
+    """A bite that isn't the pipeline file's, since the server didn't manage that; ``window_bytes`` None: it is again."""
+
+    at: datetime
+    run_id: str
+    window_bytes: int | None
+    timeout_s: int
+
+    table: ClassVar[str] = "bites"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [("at", _UTC), ("run_id", pa.string()), ("window_bytes", pa.int64()), ("timeout_s", pa.int64())]
+    )
+
+
+Row = SlotMove | TableState | BatchCut | Run | Gap | KeptBite
+R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite)
 
 
 class Ledger:
@@ -384,6 +399,10 @@ class Ledger:
             ),
             default=0,
         )
+
+    def last_bite(self) -> KeptBite | None:
+        """The newest row on bites; None when the server always managed those of the pipeline file."""
+        return self._newest(KeptBite)
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target, by table name."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from waldelta.expectation_results import prune_expectation_results
-from waldelta.ledger import BatchCut, ColumnState, Gap, Ledger, Run, SlotMove, TableState
+from waldelta.ledger import BatchCut, ColumnState, Gap, KeptBite, Ledger, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
 
@@ -24,8 +24,9 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest))
         + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
         + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
-        + ledger.prune(Run, lambda rows: keep_runs(rows, oldest))
+        + ledger.prune(Run, lambda rows: keep_newest(rows, oldest))
         + ledger.prune(Gap, lambda rows: keep_gaps(rows, oldest))
+        + ledger.prune(KeptBite, lambda rows: keep_newest(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
     )
@@ -64,6 +65,6 @@ def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:
     return [gap.at >= oldest or i in newest for i, gap in enumerate(gaps)]
 
 
-def keep_runs(runs: Sequence[Run], oldest: datetime) -> list[bool]:
+def keep_newest(rows: Sequence[Run | KeptBite], oldest: datetime) -> list[bool]:
     """The newest event; the others say what was done, for as long as promised."""
-    return [run.at >= oldest or i == len(runs) - 1 for i, run in enumerate(runs)]
+    return [row.at >= oldest or i == len(rows) - 1 for i, row in enumerate(rows)]

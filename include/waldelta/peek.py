@@ -6,7 +6,9 @@ A peek leaves the slot where it is, so it can be repeated; what it returns is la
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +95,23 @@ class PeekBound:
     next_xid8: int
 
 
+@dataclass(slots=True)
+class PeekTimes:
+    """Seconds of a peek: ``total_s`` is what its statement timeout counts, ``server_s`` without what we did with the answer."""
+
+    server_s: float = 0.0
+    total_s: float = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a block that waits for the server."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.server_s += time.monotonic() - began
+
+
 def protocol_version(options: Options) -> int:
     """The lowest version of the protocol that has what the options ask for."""
     if options.streaming == "parallel":
@@ -137,8 +156,8 @@ def reader_name(slot: str) -> str:
     return f"waldelta read {slot}"[:63]
 
 
-def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordBatch]:
-    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA.
+def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | None = None) -> Iterator[pa.RecordBatch]:
+    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA; ``times`` is told how long it took.
 
     Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind, because a
     backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody else holds the slot,
@@ -147,16 +166,23 @@ def peek(conninfo: str, source: Source, bound: PeekBound) -> Iterator[pa.RecordB
     import adbc_driver_postgresql.dbapi  # brings pandas, which a look at an idle slot must not pay for
 
     end_old_readers(conninfo, source.slot)
-    statement = _statement(source, bound)
+    statement, times = _statement(source, bound), times or PeekTimes()
     envelope = Envelope(bound.next_xid8, protocol_version(source.options))
     try:
         with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
             cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s * 1000)}")
-            cursor.execute(statement)
-            for batch in cursor.fetch_record_batch():
+            began = time.monotonic()
+            with times.waiting():
+                cursor.execute(statement)
+                batches = cursor.fetch_record_batch()
+                batch = next(batches, None)
+            while batch is not None:
                 yield _landing_batch(envelope, batch)
                 fault_point("land.reading")
+                with times.waiting():
+                    batch = next(batches, None)
+            times.total_s = time.monotonic() - began
     except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
         # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a timeout, OSError.
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):

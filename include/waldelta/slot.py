@@ -242,7 +242,7 @@ def _not_created(
     conn: Connection, primary: Connection | None, name: str, timeout_s: float
 ) -> TransactionsStillOpen | StandbyAway:
     """Why a slot wasn't made in time."""
-    rows = (primary or conn).execute(_OPEN_TRANSACTIONS.encode()).fetchall()
+    rows = open_transactions(primary or conn)
     if primary is None or rows:
         return TransactionsStillOpen(_blocked_by(rows, name, timeout_s))
     return StandbyAway(
@@ -250,6 +250,11 @@ def _not_created(
         f"{timeout_s:g} s: see whether it is connected to its primary, and there grant execute on function "
         f"pg_log_standby_snapshot() to {primary.info.user}, or run it; then run this again (docs/standby.md)"
     )
+
+
+def open_transactions(conn: Connection) -> list[tuple[str, str]]:
+    """Who has a transaction open that has an xid, prepared ones included, and since when; the oldest first."""
+    return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()
 
 
 def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) -> str:
@@ -340,5 +345,5 @@ left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
 where l.locktype = 'transactionid'
   and l.granted
   and l.pid is distinct from pg_backend_pid()
-order by 1
+order by age(l.transactionid) desc
 """

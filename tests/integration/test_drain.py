@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from spark_jobs.drain import _Bite, drain
+from spark_jobs.drain import drain
 from spark_jobs.land import create_change_log, land
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.change_log import ChangeLog
@@ -22,6 +23,7 @@ from waldelta.errors import (
     SlotInUse,
     SlotStuck,
     SourceChanged,
+    SourceUnreachable,
     StandbyAway,
 )
 from waldelta.idle import look
@@ -66,7 +68,7 @@ def test_changes_land_once_and_the_slot_follows(spark, database, job):
     assert bill.slot_calls in (2, 3)
     assert bill.wal_read_bytes >= 2 * (Lsn(landed.end_lsn) - drained.start)
     assert bill.decoded_bytes > 2 * 500
-    assert bill.slot_seconds > 0
+    assert 0 < bill.server_seconds < bill.slot_seconds
     assert drain(spark, job).batches == []
 
 
@@ -82,29 +84,65 @@ def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake)
     assert sum(b.transactions.inserts for b in drained.batches) == 500
 
 
-def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
-    """The server itself gives up on windows that are too large here; the run takes smaller ones, and tells how far it is."""
+@contextmanager
+def stalled(database):
+    """Decoding waits, as on a server that is too slow, until the block ends; yields who keeps it waiting."""
+    with database.connect() as blocker:
+        blocker.execute("lock table pg_catalog.pg_publication_rel in access exclusive mode")
+        yield blocker
+
+
+def small_bites(database, lake):
+    """A pipeline that gives one call a second, and 16 MB of WAL."""
     database.execute("create table t(id int primary key, v text)")
-    file = pipeline_file(lake, f"s_{database.name}", batch={"wal_window_mb": 16, "statement_timeout_s": 60})
-    job = bare_slot(database, file)
-    for first in range(0, 6000, 1000):
+    batch = {"wal_window_mb": 16, "statement_timeout_s": 1}
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=batch))
+
+
+def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
+    """The server gives up on what takes too long; smaller bites come then, also in the next run, and grow as it recovers."""
+    job = small_bites(database, lake)
+    for first in range(0, 18000, 1000):
         database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
     began, asked = confirmed_lsn(database.connection, job.pipeline.source.slot), []
 
-    def impatient(spark, conninfo, source, bound, change_log, batch):
-        asked.append(bound.upto_lsn)
-        enough = bound.upto_lsn - confirmed_lsn(database.connection, source.slot) <= 4 << 20
-        land(spark, conninfo, source, bound if enough else replace(bound, statement_timeout_s=0.001), change_log, batch)
+    def seen(spark, conninfo, source, bound, *rest):
+        asked.append((bound.upto_lsn - began) >> 20)
+        if len(asked) == 3:
+            raise SourceUnreachable("killed")
+        return land(spark, conninfo, source, bound, *rest)
 
-    monkeypatch.setattr("spark_jobs.drain.land", impatient)
+    monkeypatch.setattr("spark_jobs.drain.land", seen)
+    with stalled(database), pytest.raises(SourceUnreachable):
+        drain(spark, job)
+    assert asked == [16, 8, 4]
+    assert caplog.text.count("the server was too slow: next bite") == 2
     with caplog.at_level("INFO", "spark_jobs.drain"):
         drained = drain(spark, job)
-    assert drained.changes == 6000
-    assert len(drained.batches) > 1
-    assert asked[1] - began == 8 << 20  # all there is, then half a window, then a quarter
-    assert asked[2] - began == 4 << 20
-    assert caplog.text.count("the server was too slow: next bite") == 2
+    assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
+    assert (drained.changes, drained.bill.timeouts) == (18000, 0)
+    assert job.ledger.last_bite().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
+
+
+def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypatch, caplog):
+    """At the smallest window the timeout is raised, then the run ends; the transaction that has been open longest is named."""
+    monkeypatch.setattr("waldelta.bite.SMALLEST_WINDOW_BYTES", 16 << 20)
+    monkeypatch.setattr("waldelta.bite.LONGEST_TIMEOUT_S", 2)
+    job = small_bites(database, lake)
+    database.execute("insert into t values (1, 'a')")
+    before = confirmed_lsn(database.connection, job.pipeline.source.slot)
+    with stalled(database) as blocker:
+        named = f"is pid {blocker.info.backend_pid}, since "
+        with pytest.raises(PeekTimeout, match=named):
+            drain(spark, job)
+        assert (
+            f"the smallest bite took longer than 1 s: the oldest open transaction, from which on every call reads, {named}"
+            in caplog.text
+        )
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
+    assert drain(spark, job).changes == 1
+    assert job.ledger.last_bite().window_bytes is None
 
 
 def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):
@@ -134,18 +172,6 @@ def test_one_huge_transaction_is_one_bite(spark, database, lake):
     database.execute("insert into t select g, repeat('x', 800) from generate_series(1, 30000) g")
     drained = drain(spark, job)
     assert [batch.transactions.inserts for batch in drained.batches] == [30000]
-
-
-@pytest.mark.parametrize("window_mb, timeout_s, then", [(64, 600, (32, 600)), (1, 600, (1, 1200)), (1, 30000, None)])
-def test_bites_shrink_to_a_megabyte_and_then_take_longer(window_mb, timeout_s, then):
-    """Until even that takes too long: then a run says what to look for."""
-    bite = _Bite(window_mb << 20, timeout_s)
-    if then is None:
-        with pytest.raises(PeekTimeout, match="huge or long-running transaction"):
-            bite.shrink()
-    else:
-        bite.shrink()
-        assert (bite.window_bytes >> 20, bite.timeout_s) == then
 
 
 def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, database, job):
@@ -206,7 +232,7 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
 
 
-@pytest.mark.parametrize("acknowledge", ["get", "advance"])
+@pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
 def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
     """A run that had something to consume, and after which the slot stands where it stood, never ends well."""
     database.execute("create table t(id int primary key, v text)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from tests.pipelines import bare_slot, pipeline_file
@@ -24,14 +25,23 @@ def test_calls_of_a_slot(database, conn, lake):
     meter, restart = SlotMeter(conn, source.slot), read_slot(conn, source.slot).restart_lsn
     assert meter.restart() == restart
     conn.execute("set logical_decoding_work_mem = '64kB'")
+    conn.execute("set work_mem = '64kB'")
+    backend = psutil.Process(conn.info.backend_pid)
+    before = sum(backend.cpu_times()[:2])
     rows = len(conn.execute(call("peek", source, upto, None, "1")).fetchall())
     assert rows > 3000
     meter.add(1, restart, upto)
     meter.add(2, restart, upto)
+    cpu_s = sum(backend.cpu_times()[:2]) - before
+    meter.timed_out(60)
     bill = meter.bill(1.5)
     assert (bill.slot_calls, bill.wal_read_bytes) == (3, 3 * (upto - restart))
     assert 300_000 < bill.decoded_bytes < 2_000_000
     assert bill.spilled_bytes > 64_000
+    # The whole answer went into a temporary file; of this database nobody else wrote any.
+    assert 300_000 < bill.database_temp_bytes < 2_000_000
+    assert (bill.timeouts, bill.server_seconds) == (1, pytest.approx(60 + cpu_s, abs=1))
+    assert bill.server_seconds > 60 + cpu_s - 0.03  # CPU time is counted in hundredths
     # Another slot's work is another's.
     other = bare_slot(database, pipeline_file(f"{lake}2", f"o_{database.name}")).pipeline.source.slot
     assert SlotMeter(conn, other).bill(0).decoded_bytes == 0

@@ -14,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.plot import draw
 from benchmarks.results import Measurement, Result, Round, Score, read, write
 from benchmarks.scores import COMPARISONS, ratio, scores
-from benchmarks.tables import measured_table, targets_table
+from benchmarks.tables import measured_table, source_table, targets_table
 from benchmarks.targets import TARGETS, Target, target_of
 from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WORKLOADS, Changes, chosen, scaled
 from tests import pgoutput_encoder as encoder
@@ -169,6 +169,20 @@ def test_tables():
         part in warm for part in ("10.00 (6.00–12.00)", "3.00", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
     )
     assert any("10,000 changes" in line and "3.00 s" in line and "aim" in line for line in lines)
+
+
+def test_the_bill_of_the_source():
+    """Per million changes, of those that told what they cost."""
+    notes = [
+        {"server_s": 0.9, "temporary_mb": 54, "spilled_mb": 1.5},
+        {"server_s": 1.1, "temporary_mb": 54, "spilled_mb": 1.5},
+    ]
+    rounds = [Round(9, {"source": 0.8}, notes=note) for note in notes]
+    ours = Measurement("acknowledge", "", "warm, get", 500_000, rounds)
+    out = StringIO()
+    Console(file=out, width=190).print(source_table(replace(RESULT, measurements=[*BACKLOG, ours])))
+    (row,) = [line for line in out.getvalue().splitlines() if "warm" in line]
+    assert row.replace("│", " ").split() == ["acknowledge", "warm,", "get", "1.60", "2.00", "108.00", "3.00"]
 
 
 def test_picture(tmp_path):

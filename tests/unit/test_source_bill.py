@@ -11,17 +11,18 @@ from waldelta.source_bill import SourceBill, moves, peeks
 
 def test_parts_add_up():
     """Calls and bytes are summed, of snapshots the longest counts."""
-    bill = SourceBill(2, 100, 50, 1, 2, 1.5, 3.0, 10)
-    bill.add(SourceBill(1, 10, 5, 0, 1, 0.5, 1.0, 20))
-    assert bill == SourceBill(3, 110, 55, 1, 3, 2.0, 3.0, 20)
+    bill = SourceBill(2, 100, 50, 1, 2, 1.5, 3.0, 10, 1, 1.25, 7)
+    bill.add(SourceBill(1, 10, 5, 0, 1, 0.5, 1.0, 20, 2, 0.25, 3))
+    assert bill == SourceBill(3, 110, 55, 1, 3, 2.0, 3.0, 20, 3, 1.5, 10)
 
 
 SAID = {
     "nothing asked": (SourceBill(), ""),
     "a slot read": (
-        SourceBill(3, 48 << 20, 2048, 0, 0, 2.25),
-        "48 MB of WAL read in 3 calls (2.2 s), 2 kB decoded, 0 bytes spilled",
+        SourceBill(3, 48 << 20, 2048, 0, 0, 2.25, server_seconds=1.9, database_temp_bytes=3 << 20),
+        "48 MB of WAL read in 3 calls (2.2 s, the server 1.9 s), 2 kB decoded, 0 bytes spilled, at most 3 MB of temporary files",
     ),
+    "a slow server": (SourceBill(timeouts=2, server_seconds=1200), "2 calls ended by the statement timeout"),
     "a copy": (SourceBill(snapshot_seconds=60, xmin_age=12345), "a snapshot held for 60.0 s, 12,345 transactions"),
 }
 

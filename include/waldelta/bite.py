@@ -1,0 +1,130 @@
+"""Bites: how much WAL one call reads and how long it may take; both follow what the server manages, from run to run.
+
+After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up to six hours. After an
+answer within a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled, up to what
+the pipeline file says: so the next one is expected to take half of the time there is.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from waldelta.errors import PeekTimeout
+from waldelta.job import Job
+from waldelta.ledger import KeptBite, now
+from waldelta.slot import open_transactions
+
+log = logging.getLogger(__name__)
+
+SMALLEST_WINDOW_BYTES = 1 << 20
+LONGEST_TIMEOUT_S = 6 * 3600
+# Of its timeout: what was answered sooner would be answered in time were it twice as much.
+_SOON = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bite:
+    """WAL that one call reads at the most, and how long it may take."""
+
+    window_bytes: int
+    timeout_s: int
+
+    def narrower(self) -> Bite | None:
+        """Half of the window; None when it is the smallest."""
+        if self.window_bytes <= SMALLEST_WINDOW_BYTES:
+            return None
+        return replace(self, window_bytes=max(self.window_bytes // 2, SMALLEST_WINDOW_BYTES))
+
+    def after_timeout(self) -> Bite | None:
+        """The next one after a statement timeout; None when there is none left to try."""
+        if (narrower := self.narrower()) is not None:
+            return narrower
+        if self.timeout_s >= LONGEST_TIMEOUT_S:
+            return None
+        return replace(self, timeout_s=min(2 * self.timeout_s, LONGEST_TIMEOUT_S))
+
+    def after_answer(self, seconds: float, widest: Bite, *, is_whole: bool) -> Bite:
+        """The next one after an answer; ``is_whole``: the window was read to its end, not up to the end of what there is."""
+        if seconds > self.timeout_s * _SOON:
+            return self
+        if self.timeout_s > widest.timeout_s:
+            return replace(self, timeout_s=max(self.timeout_s // 2, widest.timeout_s))
+        if is_whole:
+            return replace(self, window_bytes=min(self.window_bytes * 2, widest.window_bytes))
+        return self
+
+    def within(self, widest: Bite) -> Bite:
+        """What an earlier run came to, by the pipeline file of today; only the smallest window has a raised timeout."""
+        if self.window_bytes <= SMALLEST_WINDOW_BYTES:
+            return Bite(self.window_bytes, max(self.timeout_s, widest.timeout_s))
+        return replace(widest, window_bytes=min(self.window_bytes, widest.window_bytes))
+
+    def __str__(self) -> str:
+        return f"{self.window_bytes / (1 << 20):g} MB of WAL, {self.timeout_s} s"
+
+
+class Bites:
+    """The bites of one drain; ``next`` is the one to take. Whoever holds the slot's lock is alone with them.
+
+    What timeouts made of it is in the ledger at once: an Airflow task that is killed by its own time limit would else never
+    come to a bite that the server manages, however often it is tried again.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        batch = job.pipeline.batch
+        self._file = self._widest = Bite(batch.wal_window_mb << 20, batch.statement_timeout_s)
+        kept = job.ledger.last_bite()
+        self._kept = None if kept is None or kept.window_bytes is None else Bite(kept.window_bytes, kept.timeout_s)
+        self.next = self._file if self._kept is None else self._kept.within(self._file)
+
+    def timed_out(self) -> None:
+        """The server didn't answer in time; raises PeekTimeout when even the smallest bite had the longest time."""
+        smaller = self.next.after_timeout()
+        if smaller is None:
+            raise PeekTimeout(f"the smallest bite ({self.next}) took longer than that: {self._suspect()}")
+        if smaller.timeout_s > self.next.timeout_s:
+            log.warning("the smallest bite took longer than %d s: %s", self.next.timeout_s, self._suspect())
+        log.warning("the server was too slow: next bite %s", smaller)
+        self._take(smaller)
+
+    def ended_by_replay(self) -> bool:
+        """A standby's replay asked for the way, which a shorter read may leave it; False when there is no shorter one.
+
+        No later bite of this drain is wider: how long replay waits has nothing to do with the statement timeout.
+        """
+        if (narrower := self.next.narrower()) is None:
+            return False
+        self._widest = replace(self._widest, window_bytes=narrower.window_bytes)
+        self.next = narrower
+        log.warning("next bite %s", narrower)
+        return True
+
+    def answered(self, seconds: float, *, is_whole: bool) -> None:
+        """The server answered in so many seconds; ``is_whole`` as of Bite.after_answer()."""
+        larger = self.next.after_answer(seconds, self._widest, is_whole=is_whole)
+        if larger != self.next:
+            log.info("the server answered in %.1f s: next bite %s", seconds, larger)
+            self._take(larger)
+
+    def _take(self, bite: Bite) -> None:
+        self.next = bite
+        kept = bite if bite != self._file else None
+        if kept == self._kept:
+            return
+        window, timeout = (kept.window_bytes, kept.timeout_s) if kept is not None else (None, 0)
+        self._job.ledger.append(KeptBite(now(), self._job.run_id, window, timeout))
+        self._kept = kept
+
+    def _suspect(self) -> str:
+        """The transaction that likely holds the slot's restart_lsn; a standby's are its primary's."""
+        with self._job.connect("bite") as primary:
+            oldest = next(iter(open_transactions(primary)), None)
+        if oldest is None:
+            return (
+                "no transaction is open, so a huge one that has ended waits in the slot: raise the server's "
+                "logical_decoding_work_mem, give it faster disks, or see what else keeps it busy"
+            )
+        who, since = oldest
+        return f"the oldest open transaction, from which on every call reads, is {who}, since {since}: end it if it is stuck"
