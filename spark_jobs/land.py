@@ -19,6 +19,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, peek
 from waldelta.pipeline_file import Source
+from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,8 +57,11 @@ def land(
     keeps everything); LateWriter when another run has landed the batch.
     """
 
+    umask = lake_umask()
+
     def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        file = change_log.write(batch, peek(conninfo, source, bound), LANDING_SCHEMA)
+        with private_files(umask):  # the task's process may be anybody's: a server's, a cluster's
+            file = change_log.write(batch, peek(conninfo, source, bound), LANDING_SCHEMA)
         yield pa.RecordBatch.from_pylist([] if file is None else [asdict(file)], schema=_FILE)
 
     told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}
