@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.identifier import ddl
+from spark_jobs.identifier import ddl, path
 from spark_jobs.task_error import named_error
 from spark_jobs.writable import write_error
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
@@ -39,7 +39,7 @@ def create_change_log(spark: SparkSession, uri: str) -> None:
     """Create the empty change log when there is none; raises TargetNotWritable."""
     try:
         spark.sql(
-            f"create table if not exists delta.`{uri}` (batch bigint, {_DDL}) using delta partitioned by (batch) "
+            f"create table if not exists {path(uri)} (batch bigint, {_DDL}) using delta partitioned by (batch) "
             f"tblproperties ('delta.dataSkippingStatsColumns' = '{','.join(STATISTICS)}', "
             f"'delta.checkpointInterval' = '{CHECKPOINT_INTERVAL}')"
         )
