@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.pipeline import Pipeline
+from tests.file_modes import open_to_others
 from tests.pipelines import pipeline_file
 from waldelta import lake as lake_module
 
@@ -22,11 +23,6 @@ def usual_umask():
     before = os.umask(0o022)
     yield
     assert os.umask(before) == 0o022
-
-
-def open_to_others(folder: Path) -> list[str]:
-    """Whatever of a folder, itself included, grants anything to group or others."""
-    return [str(path) for path in (folder, *folder.rglob("*")) if stat.S_IMODE(path.stat().st_mode) & 0o077]
 
 
 @pytest.fixture
