@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from spark_jobs.verdict import TableVerdict
 from waldelta.errors import ConfigError
 from waldelta.lake import bookkeeping_uri, encode_segment, local_path
 from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.private import OWNER_ONLY, private_files
 from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
 from waldelta.report_page import static_index
 
@@ -48,16 +48,6 @@ def docs_folder(pipeline: PipelineFile) -> Path:
             "(or quality.enabled: false)"
         )
     return folder
-
-
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Files and folders made inside are for their owner only."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def page_name(table: str) -> str:
@@ -177,7 +167,7 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
     folder = docs_folder(pipeline)
     if not (folder / _RESULTS_FOLDER).is_dir():
         return 0
-    with private_files():
+    with private_files(OWNER_ONLY):
         context = open_context(folder)
         dropped = drop_old_results(context, folder, pipeline.quality.keep_reports if keep is None else keep)
         if dropped:

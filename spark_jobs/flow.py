@@ -31,6 +31,7 @@ from waldelta.lake import BOOKKEEPING
 from waldelta.ledger import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
+from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
@@ -311,6 +312,7 @@ def run_validate(spark: SparkSession, job: Job) -> RunResult:
     return run_stages(spark, job, result, {"check": check_all}, None)
 
 
+@private_files()
 def run_stages(
     spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: Collection[str] | None
 ) -> RunResult:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.identifier import ddl
+from spark_jobs.identifier import ddl, path
 from spark_jobs.task_error import named_error
 from spark_jobs.writable import write_error
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
@@ -19,6 +19,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
+from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +45,7 @@ def create_change_log(spark: SparkSession, uri: str) -> None:
     """Create the empty change log when there is none; raises TargetNotWritable."""
     try:
         spark.sql(
-            f"create table if not exists delta.`{uri}` (batch bigint, {_DDL}) using delta partitioned by (batch) "
+            f"create table if not exists {path(uri)} (batch bigint, {_DDL}) using delta partitioned by (batch) "
             f"tblproperties ('delta.dataSkippingStatsColumns' = '{','.join(STATISTICS)}', "
             f"'delta.checkpointInterval' = '{CHECKPOINT_INTERVAL}')"
         )
@@ -62,9 +63,12 @@ def land(
     keeps everything); LateWriter when another run has landed the batch.
     """
 
+    umask = lake_umask()
+
     def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         times = PeekTimes()
-        file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
+        with private_files(umask):  # the task's process may be anybody's: a server's, a cluster's
+            file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
         yield pa.RecordBatch.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
 
     told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}

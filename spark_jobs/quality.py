@@ -27,7 +27,6 @@ from spark_jobs.data_docs import (
     open_context,
     page_name,
     page_path,
-    private_files,
     run_identifier,
 )
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
@@ -41,6 +40,7 @@ from waldelta.expectation_results import ExpectationResult, append_expectation_r
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger, TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.private import OWNER_ONLY, private_files
 from waldelta.standing import SYNCED
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def check(
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(unused))
     kinds = {item.type for file in own.values() for item in file.suite.expectations}
-    with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files():
+    with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = background.submit(import_great_expectations, kinds)
         targets = _targets(ledger, [states[name] for name in wanted], versions or {})
         asked = [_ask_ahead(background, spark, target, ledger.storage_options) for target in targets]

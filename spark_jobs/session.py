@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.errors import ConfigError
 from waldelta.locks import session_lock
-from waldelta.spark_settings import SETTINGS, driver_memory, jars, local_settings
+from waldelta.private import private_files
+from waldelta.spark_settings import SETTINGS, driver_memory, driver_settings, jars, local_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,6 +152,7 @@ def _classic_session(master: str, name: str) -> SparkSession:
         return builder.getOrCreate()
     own = {"spark.jars": ",".join(str(jar) for jar in jars()), "spark.driver.memory": driver_memory()}
     builder = builder.master(master)
-    for key, value in (SETTINGS | local_settings() | own).items():
+    for key, value in (driver_settings() | local_settings() | own).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with private_files():  # the JVM starts the tasks' Python processes
+        return builder.getOrCreate()

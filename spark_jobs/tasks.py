@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from spark_jobs.identifier import ddl
+from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,9 +22,13 @@ def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task) -> l
     A task may be run again, when its worker died or its stage is repeated.
     """
 
+    umask = lake_umask()
+
     def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:
             for number in part["id"].to_pylist():
-                yield from task(number).to_batches()
+                with private_files(umask):
+                    done = task(number)
+                yield from done.to_batches()
 
     return spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(told)).collect() if count else []

@@ -21,11 +21,11 @@ import sys
 from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from waldelta.spark_settings import SETTINGS, jars, local_settings
+from waldelta.spark_settings import driver_settings, jars, local_settings
 
 folder, flags = sys.argv[1:]
 builder = SparkSession.builder.master("local[2]").config("spark.jars", ",".join(map(str, jars())))
-for key, value in (SETTINGS | local_settings() | {"spark.driver.extraJavaOptions": flags}).items():
+for key, value in (driver_settings() | local_settings() | {"spark.driver.extraJavaOptions": flags}).items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
 table, staged = f"delta.`{Path(folder).as_uri()}/t`", f"{folder}/staged"

@@ -16,9 +16,10 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
-from waldelta.errors import LateWriter, TargetNotWritable
+from waldelta.errors import LateWriter
 from waldelta.file_statistics import FileStatistics
 from waldelta.lake import checkpoint, only_if_unchanged
+from waldelta.unwritable import unwritable
 
 # What files are pruned by and the landed end is read from.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
@@ -102,10 +103,7 @@ class _Written:
         try:
             yield
         except (OSError, pa.ArrowException) as err:
-            raise TargetNotWritable(
-                f"{self._uri} can't be written ({' '.join(str(err).split())}): check target.root, its free space, and the rights "
-                "of whoever runs Spark's tasks; nothing was consumed from the slot"
-            ) from None
+            raise unwritable(self._uri, err, "Spark's tasks", "; nothing was consumed from the slot") from None
 
     def discard(self) -> None:
         """What nobody will commit; maintenance removes it otherwise."""

@@ -49,7 +49,7 @@ REMEDIES: dict[str, str] = {
     "PeekTimeout": "look for a huge or very old transaction",
     "ConsumeMismatch": "docs/consume.md; nothing is lost",
     "DecodeError": "report it with the message named",
-    "TargetNotWritable": "check target.root and its rights",
+    "TargetNotWritable": "as the message says: space, rights, a file in the way, the object store's answer",
     "LateWriter": "nothing",
     "ApplyError": "as the message says; changes wait in the change log",
     "SchemaChanged": "sync that table again: initial sync with tables",

@@ -28,6 +28,7 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import call, end_old_readers, peek_error, whole
 from waldelta.present import PresentTable, read_present
+from waldelta.private import private_files
 from waldelta.recover import recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
@@ -58,6 +59,7 @@ class Look:
     moved_to: str | None = None
 
 
+@private_files()
 def look(job: Job) -> Look:
     """Say whether a run is worth starting Spark for; moves an idle slot.
 

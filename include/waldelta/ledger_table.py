@@ -19,10 +19,11 @@ import tenacity
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from waldelta.errors import LateWriter, TargetNotWritable
+from waldelta.errors import LateWriter
 from waldelta.fault import fault_point
 from waldelta.lake import sync_commit
 from waldelta.ledger_files import read_sorted
+from waldelta.unwritable import unwritable
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +63,17 @@ class LedgerTable:
         """Add a row behind all others, creating the table with the first; durable when it returns, as it was written.
 
         A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter, and adds nothing, when the
-        row that it was to follow isn't the newest any more; TargetNotWritable when the disk is full, say.
+        row that it was to follow isn't the newest any more; TargetNotWritable, with the cause, when it can't be.
         """
         return self.extend([row], after)[0]
 
     @_again_when_changed
     def extend(self, rows: Sequence[dict[str, Any]], after: Newest | None = None) -> list[dict[str, Any]]:
         """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``."""
+        with self._named_errors():
+            return self._extend(rows, after)
+
+    def _extend(self, rows: Sequence[dict[str, Any]], after: Newest | None) -> list[dict[str, Any]]:
         table = self._open()
         if after is not None and self._last_at(table, after.chosen) != after.at:
             raise LateWriter(f"{self.uri}: another run has written what this one was about to replace: run again")
@@ -80,15 +85,14 @@ class LedgerTable:
             rows = [row | {"at": row["at"] + early} for row in rows]
         held: pa.Schema = pa.schema(table.schema().to_arrow())
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
-        with self._named_errors():
-            write_deltalake(
-                table,
-                pa.Table.from_pylist(list(rows), schema=self.schema),
-                mode="append",
-                schema_mode=None if known else "merge",
-                commit_properties=_ONLY_IF_UNCHANGED,
-            )
-            sync_commit(self.uri, table.version())
+        write_deltalake(
+            table,
+            pa.Table.from_pylist(list(rows), schema=self.schema),
+            mode="append",
+            schema_mode=None if known else "merge",
+            commit_properties=_ONLY_IF_UNCHANGED,
+        )
+        sync_commit(self.uri, table.version())
         if len(table.file_uris()) > MOST_FILES:
             self._compact(table)
         return list(rows)
@@ -115,11 +119,11 @@ class LedgerTable:
         Their ``at`` is taken as it is: the caller keeps the order among rows that belong together.
         """
         data = pa.Table.from_pylist(list(rows), schema=self.schema)
-        table = self._open()
-        if table is None:
-            self._create(data)
-            return
         with self._named_errors():
+            table = self._open()
+            if table is None:
+                self._create(data)
+                return
             write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_ONLY_IF_UNCHANGED)
             sync_commit(self.uri, table.version())
 
@@ -147,16 +151,15 @@ class LedgerTable:
         return dropped
 
     def _create(self, data: pa.Table) -> None:
-        with self._named_errors():
-            try:
-                write_deltalake(
-                    self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED
-                )
-            except DeltaError as err:
-                if self._open() is None:
-                    raise
-                raise CommitFailedError("somebody else has created the table") from err
-            sync_commit(self.uri, 0)
+        try:
+            write_deltalake(
+                self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED
+            )
+        except DeltaError as err:
+            if self._open() is None:
+                raise
+            raise CommitFailedError("somebody else has created the table") from err
+        sync_commit(self.uri, 0)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -165,10 +168,7 @@ class LedgerTable:
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as err:
-            first = str(err).partition("\n")[0]
-            raise TargetNotWritable(
-                f"{self.uri} can't be written ({first}): check target.root, its free space, and the rights of whoever runs the job"
-            ) from err
+            raise unwritable(self.uri, err) from None
 
     def _compact(self, table: DeltaTable) -> None:
         try:

@@ -25,6 +25,8 @@ TableName = Annotated[str, Field(description="schema-qualified name, as PostgreS
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# URLs drop or encode these, Hadoop takes some for patterns: a lake in two folders, or in somebody else's.
+_UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
 _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
 
 
@@ -246,7 +248,7 @@ class Target(_Model):
         value = _VARIABLE.sub(_from_environment, value)
         if "://" not in value:
             raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
-        if unfit := sorted(set(value) & set(" %#?\\")):
+        if unfit := sorted(char for char in set(value) if char in _UNFIT_IN_ROOT or not char.isprintable()):
             raise ValueError(
                 f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently: rename the folder"
             )

@@ -25,6 +25,7 @@ from waldelta.lake import check_writable
 from waldelta.locks import slot_lock
 from waldelta.pipeline_file import Publication
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
+from waldelta.private import private_files
 from waldelta.publication import (
     LOCK_TIMEOUT_MS,
     Mark,
@@ -202,6 +203,7 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
     )
 
 
+@private_files()
 def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
     """Bring publications and slot into the wanted state; gives the plan that was carried out.
 
@@ -234,6 +236,7 @@ def carry_out(conn: Connection, job: Job, translate: Translate, *, renew: bool =
     return plan
 
 
+@private_files()
 def teardown(conn: Connection, job: Job) -> list[str]:
     """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
 

@@ -8,13 +8,14 @@ import os
 from pathlib import Path
 
 from waldelta.errors import ConfigError
+from waldelta.private import hadoop_settings
 
 # The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
 JARS_VARIABLE = "WALDELTA_JARS"
 _DEFAULT_JARS = Path(__file__).resolve().parent.parent.parent / ".cache" / "jars"
 _DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 
-# What every driver needs before its JVM starts.
+# What every driver needs before its JVM starts, wherever it runs.
 SETTINGS: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -43,6 +44,11 @@ WORKERS_HERE = {"spark.python.daemon.module": "spark_jobs.python_daemon"}
 # A batch job's JVM lives for seconds and does without the second compiler; without it there would be room for 48 MB of compiled
 # code only, and a session that lives longer than that would compile the same methods again and again.
 JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
+
+
+def driver_settings() -> dict[str, str]:
+    """SETTINGS, and whom the files of the lake are for; raises ConfigError when WALDELTA_UMASK is no umask."""
+    return SETTINGS | hadoop_settings()
 
 
 def local_settings() -> dict[str, str]:

@@ -15,7 +15,8 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
 from waldelta.errors import ConfigError
-from waldelta.spark_settings import SETTINGS, driver_memory, jars, local_settings
+from waldelta.private import lake_umask
+from waldelta.spark_settings import driver_memory, driver_settings, jars, local_settings
 from waldelta_airflow import settings
 from waldelta_airflow.child_process import end_group
 
@@ -38,7 +39,7 @@ class SparkSubmit(SparkSubmitHook):
     def run(self, environment: Mapping[str, str]) -> int:
         """Run the application to its end and give spark-submit's exit code."""
         try:
-            self.submit(str(settings.application()), env=dict(environment), start_new_session=True)
+            self.submit(str(settings.application()), env=dict(environment), start_new_session=True, umask=lake_umask())
         except AirflowException:
             # The hook's message is the command line; the job's own result says what happened.
             if self._submit_sp is None or not self._submit_sp.returncode:
@@ -68,7 +69,7 @@ def spark_submit(connection: Connection, name: str, arguments: Sequence[str]) ->
     return SparkSubmit(
         conn_id=connection.conn_id,
         # A connection's own spark-defaults.conf can't switch Delta off, but everything else there counts.
-        conf=SETTINGS | settings.LOG_CONF | (local_settings() if local else {}),
+        conf=driver_settings() | settings.LOG_CONF | (local_settings() if local else {}),
         jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages()),
         driver_memory=driver_memory(),

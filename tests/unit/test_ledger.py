@@ -307,14 +307,14 @@ def test_the_newest_cut_is_read_by_one_call(ledger):
     assert pipeline.cut() == {"public.t": 7, "public.u": 3}
 
 
-def test_a_full_disk_has_a_name(ledger):
+def test_a_limit_on_files_has_a_name(ledger):
     """Not delta-rs' account of a file that it couldn't copy, which is all that a run would end with."""
     ledger.append(run("r1", NOON))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         for append in (lambda: ledger.append(run("r2", NOON)), lambda: ledger.append(move("intent", 1))):
-            with pytest.raises(TargetNotWritable, match="free space"):
+            with pytest.raises(TargetNotWritable, match=r"File too large.*: raise the limit on the size of files"):
                 append()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from waldelta.errors import ConfigError
+from waldelta.ledger import Ledger, Run, now
 from waldelta.peek import most_changes, plugin_options, protocol_version, whole
-from waldelta.pipeline_file import Maintenance, Options, Publication, Source, load_pipeline_file
+from waldelta.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -104,3 +105,18 @@ def test_folders_are_relative_to_the_pipeline_file(tmp_path):
 def test_a_named_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"quality.suites of pipeline 'shop': there is no folder .*absent: create it"):
         load_pipeline_file(write_pipeline(tmp_path, "suites: absent"))
+
+
+@pytest.mark.parametrize("char", " %#?\\|[]{}*^\n\r\t\x01\x7f\u2028", ids=ascii)
+def test_a_root_that_leads_to_two_folders_is_refused(char):
+    """delta-rs drops a newline, and encodes or refuses others; Hadoop takes some for patterns."""
+    with pytest.raises(ValidationError, match=r"Spark and delta-rs read differently: rename the folder"):
+        Target(root=f"file:///data/la{char}ke")
+
+
+@pytest.mark.parametrize("char", "`'\";$()<>&!~+,@=:é", ids=ascii)
+def test_a_root_that_leads_to_one_folder_is_taken(char, tmp_path):
+    root = Target(root=f"file://{tmp_path}/la{char}ke").root
+    Ledger(root).append(Run(now(), "r", "consume", "running"))
+    assert [path.name for path in tmp_path.iterdir()] == [f"la{char}ke"]
+    assert [run.run_id for run in Ledger(root).runs()] == ["r"]

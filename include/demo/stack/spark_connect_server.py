@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, start
-from waldelta.spark_settings import SETTINGS, WORKERS_HERE, jars, shuffle_partitions
+from waldelta.spark_settings import WORKERS_HERE, driver_settings, jars, shuffle_partitions
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Read by the server from its environment, so that the token is in no argument, file or configuration page.
@@ -95,4 +95,4 @@ class SparkConnectServer:
             # Sessions of finished runs are kept no longer than they can be asked about.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",
         }
-        return SETTINGS | WORKERS_HERE | own
+        return driver_settings() | WORKERS_HERE | own

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import load_pipeline_file
-from waldelta.spark_settings import SETTINGS
+from waldelta.spark_settings import driver_settings
 from waldelta_airflow.job_result import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
 
@@ -269,11 +269,12 @@ def test_spark_submit_runs_all_stages_in_one_application(
     job.does(result={"status": "failed", "stages": stages, "error": error}, exit=1)
     make_task(stage="land", first=True).execute(make_context())
     assert "stage" not in job.options
+    assert spark_submit_program.stat().st_mode & 0o077 == 0
     submitted = spark_submit_program.read_text().splitlines()
     assert submitted[:2] == ["--master", "local[2]"]
     assert "--py-files" not in submitted
     assert submitted[submitted.index("--jars") + 1].endswith("delta.jar")
-    assert {f"{key}={value}" for key, value in SETTINGS.items()} <= set(submitted)
+    assert {f"{key}={value}" for key, value in driver_settings().items()} <= set(submitted)
     environment = job.seen["environment"]
     assert json.loads(environment["AIRFLOW_CONN_SHOP_SOURCE"])["password"] == PASSWORD
     assert environment["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
