@@ -88,8 +88,7 @@ def difference_statement(target: str, states: str, replay: ReplayPlan, *, metada
     nothing = f"(select {listed} from (select 1) left join (select * from parquet.`{states}` where false) on true)"
     return (
         f"{found}\nunion all\nselect '{ACTION_DELETE}' as action, {rest}\n"
-        f"from {path(target)} as t left anti join (select * from parquet.`{states}` where action <> '{ACTION_PURGE}') as s"
-        f" on {on} cross join {nothing} as n"
+        f"from {path(target)} as t left anti join parquet.`{states}` as s on {on} cross join {nothing} as n"
     )
 
 
