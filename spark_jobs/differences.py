@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from spark_jobs.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
 from spark_jobs.identifier import path, quote
 from spark_jobs.identity import comparable, comparable_map
-from spark_jobs.merge import VERBATIM_ROWS, merged_raw
+from spark_jobs.merge import VERBATIM_ROWS, merged_raw, of_leaves
 from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.stage import Staged
@@ -83,13 +83,13 @@ def difference_statement(target: str, states: str, replay: ReplayPlan, *, metada
     if not plan.truncated:
         return found
     bases = {f"b{k}": f"t.{quote(names[i])}" for k, i in enumerate(key)}
+    of_truncated = f"\nwhere {of_leaves('t', plan.truncated_leaves)}" if plan.decode.gathers else ""
     # The types of a row of nulls are those of the states.
     rest = ", ".join(f"{bases.get(c, 'n.' + c)} as {c}" for c in columns)
     nothing = f"(select {listed} from (select 1) left join (select * from parquet.`{states}` where false) on true)"
     return (
         f"{found}\nunion all\nselect '{ACTION_DELETE}' as action, {rest}\n"
-        f"from {path(target)} as t left anti join (select * from parquet.`{states}` where action <> '{ACTION_PURGE}') as s"
-        f" on {on} cross join {nothing} as n"
+        f"from {path(target)} as t left anti join parquet.`{states}` as s on {on} cross join {nothing} as n{of_truncated}"
     )
 
 

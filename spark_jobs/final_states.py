@@ -23,19 +23,23 @@ from spark_jobs.collapse import (
     Root,
     identity_codes,
     in_order,
+    in_order_of,
     keys_only,
     rows_left,
 )
 
 
-def final_states(events: pa.Table, shape: EventShape, *, base_is_empty: bool = False) -> pa.Table:
+def final_states(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
     """One row per key that the events touch, in the columns of collapse's net changes.
 
     ``action`` is ``upsert`` for a row that the events inserted, ``update`` for one that was there before them (with a
     flag ``u<i>`` for each value that no event sent), ``purge`` for a key without a row; ``b<k>`` is the key. Events of
     all keys that rows moved from and to must be among ``events`` (columns as in collapse). A key that only an UPDATE of a
     missing row would have given a row is left out: PostgreSQL's subscriber skips that UPDATE.
+    ``base_is_empty`` as in collapse().
     """
+    if not isinstance(base_is_empty, bool):
+        base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)

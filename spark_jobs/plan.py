@@ -83,7 +83,7 @@ def plan_target(
     if state.root_id is None:  # a leaf that is another one has joined as a new one
         _check_not_recreated(stream, state)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
-    relations = [_as_fed(version.relation, state) for version in versions]
+    relations = [as_fed(version.relation, state) for version in versions]
     evolution = _evolution(connection, state, relations, present, (policy, options))
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
@@ -135,7 +135,7 @@ def plan_decode(
     )
 
 
-def _as_fed(relation: Relation, state: TableState) -> Relation:
+def as_fed(relation: Relation, state: TableState) -> Relation:
     """A leaf as a relation of the target that gathers it: its oid is one column more, behind its own."""
     if state.root_id is None:
         return relation

@@ -48,9 +48,10 @@ def write_rows(
     plan, kept = replay.target, job.pipeline.target.metadata_columns
     columns = copied_columns(plan.state)
     staged = stage(spark, change_log, plan, f"{folder}-net")
-    version = "limit 0" if plan.truncated else f"version as of {_version_of_copy(job, plan.state, target):d}"
-    base = f"{path(target)} {version}"
-    rows = spark.sql(rewritten_rows(base, staged.source, columns, metadata_columns=kept))
+    is_emptied = plan.truncated and not plan.decode.gathers
+    version = "limit 0" if is_emptied else f"version as of {_version_of_copy(job, plan.state, target):d}"
+    base, cut = f"{path(target)} {version}", plan.truncated_leaves
+    rows = spark.sql(rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut))
     rows.write.mode("overwrite").parquet(folder)
     statement = different_rows(target, f"parquet.`{folder}`", columns, metadata_columns=kept)
     ((lacking, many),) = spark.sql(statement).collect()

@@ -10,6 +10,7 @@ import psycopg
 
 from spark_jobs.plan import (
     TargetPlan,
+    as_fed,
     bringing_rows,
     check_prepared,
     last_truncates,
@@ -22,7 +23,7 @@ from waldelta.evolution import Evolution, NewColumn
 from waldelta.job import Job
 from waldelta.ledger import TableState
 from waldelta.present import PresentTable
-from waldelta.replay import may_lack_rows, place_columns_by_history, place_columns_by_name
+from waldelta.replay import doubtful_leaves, may_lack_rows, place_columns_by_history, place_columns_by_name
 from waldelta.rewrite import unsent_changes
 from waldelta.standing import SYNCED
 from waldelta.visibility import Snapshot
@@ -53,19 +54,18 @@ def plan_replay(
     """Read what the log says of one target since the first batch to be replayed.
 
     ``stretch`` ends at the target's watermark, so that its columns are the target's own. Raises NeedsSync when the table's
-    rows were written anew without being sent, SchemaChanged when the range has columns that the ledger can't place.
+    rows were written anew without being sent, SchemaChanged when the range has columns that the ledger can't place, or
+    changes of leaves that may not have been the target's.
     """
     if what := "; ".join(unsent_changes(state, present.storage)):
         raise NeedsSync(f"{state.table_name}: {what}")
-    if state.root_id is not None:
-        raise SchemaChanged(
-            f"{state.table_name} gathers leaves: a replay can't derive its rows anew, copy it again (initial sync with its name in tables)"
-        )
     stream, snapshot, target = stretch.stream, Snapshot.parse(state.snapshot), job.pipeline.target
     check_prepared(stream, state, snapshot)
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
     volume = stretch.volume(state)
     history = [row for row in job.table_rows() if _is_of_copy(row, state)]
+    if state.root_id is not None:
+        _check_leaves(stretch, state, history)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
     evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
     decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
@@ -95,7 +95,7 @@ def _as_they_are(
     held = [row.columns for row in history]
     positions = []
     for version in versions:
-        relation = version.relation
+        relation = as_fed(version.relation, state)
         places = place_columns_by_history(state, held, relation) if follows else place_columns_by_name(state, relation)
         if places is None or _lacks_key(state, places):
             listed = ", ".join(column.name for column in relation.columns)
@@ -106,6 +106,22 @@ def _as_they_are(
         positions.append(places)
     columns = tuple(NewColumn(column, column.name) for column in state.columns)
     return Evolution(columns, tuple(state.key_columns), (), tuple(positions))
+
+
+def _check_leaves(stretch: Stretch, state: TableState, history: Sequence[TableState]) -> None:
+    stream, snapshot = stretch.stream, Snapshot.parse(state.snapshot)
+    doubtful = sorted(doubtful_leaves(state, history))
+    truncated = last_truncates(stream, replace(state, relation_ids=doubtful), snapshot)
+    concerned = {oid for oid in doubtful if stretch.change_log.has_changes(stream, [oid], snapshot)} | truncated.keys()
+    if not concerned:
+        return
+    relations = {version.relation for version in read_versions(stream, concerned)}
+    named = ", ".join(sorted({f"{relation.schema}.{relation.name}" for relation in relations}))
+    raise SchemaChanged(
+        f"{state.table_name} gathers leaves, and changes since the beginning of the range are of {named}, attached since its copy "
+        f"or feeding another target now, so that the log doesn't tell which were its own: mend it from the source (_resync, or "
+        "initial sync, with its name in tables)"
+    )
 
 
 def _lacks_key(state: TableState, places: Sequence[int | None]) -> bool:

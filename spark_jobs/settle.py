@@ -6,11 +6,13 @@ count are kept, by a semi-join. Those keys are the touched ones, and those that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
@@ -19,8 +21,9 @@ from spark_jobs.collapse import DELETE, INSERT, codes_of
 from spark_jobs.decode import DecodePlan, collapse_events, decode, with_typed_keys
 from spark_jobs.final_states import final_states, reached
 from spark_jobs.identifier import ddl
+from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
-from spark_jobs.route import judgement
+from spark_jobs.route import OLD_ROW, UNTOLD, judgement
 from spark_jobs.stage import BATCH_BYTES, ROWS_PER_BATCH
 from spark_jobs.stage_tasks import ROWS_PER_TASK
 from waldelta.change_log import ChangeLog
@@ -28,7 +31,7 @@ from waldelta.lake import write_parquet
 from waldelta.transactions import SEQ_BITS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # Typed keys of the row that an event consumes, and of the one that it leaves; null where there is none.
 _SOURCE, _DESTINATION = "s", "d"
@@ -39,16 +42,17 @@ _KEY, _MOVED = "k", "moved"
 def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str) -> int:
     """Write the final states as Parquet into ``folder``; returns how many there are.
 
-    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else has a row.
+    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else has a row. Of a target
+    that gathers leaves, all of those that were truncated.
     """
     plan, decode_plan = replay.target, replay.target.decode
-    events = _events(spark, change_log, decode_plan, plan.state.relation_ids)
+    events = _events(spark, change_log, plan)
     moves = plan.volume.moves or plan.may_move
     tasks = max(1, -(-plan.volume.rows // ROWS_PER_TASK))
     keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
     for k, key in enumerate(keys):
         events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
-    if plan.truncated:
+    if plan.truncated and not decode_plan.gathers:
         events = events.withColumn(_MOVED, F.lit(moves))
     else:
         events = events.join(_keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys)
@@ -72,9 +76,13 @@ def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator
     return settle_part
 
 
-def _events(spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]) -> DataFrame:
+def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> DataFrame:
     """Every event of the target in the range, routed, with its typed keys."""
-    changes = read_row_changes(spark, change_log, plan, relation_ids)
+    plan = target.decode
+    changes = read_row_changes(spark, change_log, plan, target.state.relation_ids)
+    # A key that isn't the leaf's own may have a row in another leaf, which no condition on the leaf finds.
+    ends = bool(target.truncated_leaves) and plan.relid not in plan.shape.key
+    decoded = replace(plan, truncated_at={}) if ends else plan
     sides = {f"{_SOURCE}{k}": (f"o{k}", i) for k, i in enumerate(plan.shape.key)}
     sides |= {f"{_DESTINATION}{k}": (f"c{i}", i) for k, i in enumerate(plan.shape.key)}
     fields = [pa.field(name, plan.types[i].arrow) for name, (_, i) in sides.items()]
@@ -82,7 +90,8 @@ def _events(spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relati
 
     def decode_keyed(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:
-            for events in decode(part, plan):
+            for found in decode(part, decoded):
+                events = with_ends(found, plan) if ends else found
                 typed = with_typed_keys(events, plan)
                 columns = [*events.columns, *(typed[name] for name, _ in sides.values())]
                 yield from pa.table(columns, schema=schema).to_batches()
@@ -97,13 +106,38 @@ def _events(spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relati
     return events
 
 
+def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
+    """The events of one leaf, those before its last TRUNCATE as DELETEs of each key that they touch.
+
+    No row of the leaf is left then, and while a key's row was in this leaf, no other leaf had one.
+    """
+    leaf = int(events[f"c{plan.relid}"][0].as_py()) if len(events) else 0
+    before = np.asarray(events["ord"]) <= plan.truncated_at.get(leaf, -1)
+    if not before.any():
+        return events
+    op = np.asarray(events["op"])
+    ended = [events.filter(pa.array(before & (op != other))) for other in (INSERT, DELETE)]
+    for k, i in enumerate(plan.shape.key):
+        ended[1] = _with_column(ended[1], f"o{k}", ended[1][f"c{i}"])
+    ends = pa.concat_tables(ended)
+    ends = _with_column(ends, "op", pa.array(np.full(len(ends), DELETE, np.int32)))
+    if plan.routing is not None:
+        ends = _with_column(ends, OLD_ROW, pa.array(np.full(len(ends), UNTOLD, np.int32)))
+    return pa.concat_tables([ends, events.filter(pa.array(~before))])
+
+
+def _with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.schema.field(at), values)
+
+
 def _keys(spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str) -> DataFrame:
     """The keys that count: those touched in the replayed batches, and those that rows moved from or to them."""
     sides = [
         [F.col(f"{letter}{k}").alias(f"{_KEY}{k}") for k in range(len(replay.target.decode.shape.key))]
         for letter in (_SOURCE, _DESTINATION)
     ]
-    within = events.where(F.shiftright("ord", SEQ_BITS) <= replay.upto)
+    within = events.where(_counts(replay))
     one, other = (within.select(*side).where(F.col(f"{_KEY}0").isNotNull()) for side in sides)
     touched = one.unionByName(other).distinct()
     unmoved = touched.withColumn(_MOVED, F.lit(False))
@@ -112,6 +146,14 @@ def _keys(spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: 
     moved = spark.read.parquet(folder)
     names = [name for name in moved.columns if name != _MOVED]
     return unmoved.join(moved, names, "left_anti").unionByName(moved.withColumn(_MOVED, F.lit(True)))
+
+
+def _counts(replay: ReplayPlan) -> Column:
+    """Which events touch a key that counts by itself."""
+    in_range = F.shiftright("ord", SEQ_BITS) <= replay.upto
+    if not (leaves := replay.target.truncated_leaves):
+        return in_range
+    return in_range | F.col(f"c{replay.target.decode.relid}").cast("string").isin(*map(str, leaves))
 
 
 def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, folder: str) -> bool:

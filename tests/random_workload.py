@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ class Table:
     name: str
     columns: list[str] = field(default_factory=lambda: ["a", "b"])
     added: int = 0
+    # Partitions of a partitioned table that are truncated in its place.
+    leaves: tuple[str, ...] = ()
 
 
 def create_tables(connection: psycopg.Connection, names: list[str]) -> None:
@@ -38,16 +41,22 @@ class Workload:
     """Writes to tables with a primary key ``id``, a column ``part`` that a row filter may name, and a TOASTed text."""
 
     def __init__(
-        self, connection: psycopg.Connection, seed: int, tables: list[str], kinds: tuple[str, ...] = KINDS
+        self,
+        connection: psycopg.Connection,
+        seed: int,
+        tables: list[str],
+        kinds: tuple[str, ...] = KINDS,
+        create: Callable[[psycopg.Connection, list[str]], None] = create_tables,
     ) -> None:
         self.random = random.Random(seed)
-        self.connection, self.kinds, self.truncates = connection, kinds, True
+        self.connection, self.kinds = connection, kinds
+        self.truncates, self.truncate_share = True, 0.15
         # Whoever shall have the same columns: gets each ALTER too.
         self.followers: list[psycopg.Connection] = []
         self.tables = [Table(name) for name in tables]
         # Those that the next transactions and ALTERs are about.
         self.chosen = self.tables
-        create_tables(connection, tables)
+        create(connection, tables)
 
     def transaction(self) -> None:
         """One transaction of some statements; parts of it, or all of it, may be rolled back."""
@@ -130,8 +139,8 @@ class Workload:
                           f" (select from {table.name} o where o.id between {low + 1000} and {high + 1000})")  # fmt: skip
         elif chosen == "delete":
             self._execute(f"delete from {table.name} where id between {low} and {high}")
-        elif chosen == "truncate" and self.truncates and self.random.random() < 0.15:
-            self._execute(f"truncate {table.name}")
+        elif chosen == "truncate" and self.truncates and self.random.random() < self.truncate_share:
+            self._execute(f"truncate {self.random.choice(table.leaves) if table.leaves else table.name}")
 
     def _execute(self, statement: str) -> None:
         self.connection.execute(statement.encode())

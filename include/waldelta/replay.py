@@ -7,6 +7,7 @@ of runs turns its interval, or the run itself, into a range of WAL, and the chan
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,6 +18,7 @@ from waldelta.errors import StateError
 from waldelta.job import Job, life_of
 from waldelta.ledger import ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
+from waldelta.membership import from_texts
 from waldelta.pgoutput.relation import Relation
 
 CONSUME, REPLAY = "consume", "replay"
@@ -146,12 +148,33 @@ def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | No
 def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) -> bool:
     """Whether the target may rightly not have a row that its source updates, so that a missing one is no damage.
 
-    So when filters changed since the copy, inserts aren't published, a leaf was attached with its rows, or changes of
-    other origins are hidden: PostgreSQL's subscriber skips such updates too. ``first`` is the copy's own entry.
+    So when filters changed since the copy, inserts aren't published (of each leaf that is gathered), a leaf was attached with
+    its rows, or changes of other origins are hidden: PostgreSQL's subscriber skips such updates too. ``first`` is the
+    copy's own entry. Of a target that gathers leaves, those that were attached are doubtful_leaves().
     """
     published = not state.publishes or "insert" in state.publishes
+    members = from_texts(state.entries)
+    partly = {m.relation for m in members} - {m.relation for m in members if "insert" in m.publishes}
     before, after = ({(f.oid, f.inherits) for f in s.storage.files} if s.storage else set() for s in (first, state))
-    return bool(state.later_filters) or not published or hides_origins or bool(after - before)
+    attached = state.root_id is None and bool(after - before)
+    return bool(state.later_filters) or not published or bool(partly) or hides_origins or attached
+
+
+def doubtful_leaves(state: TableState, history: Sequence[TableState]) -> frozenset[int]:
+    """Leaves of a target that gathers them, by oid, of whose changes the log doesn't tell which were the target's.
+
+    Those that were attached, or detached and attached again, and told: what was published of them before went elsewhere, or
+    nowhere. And those that feed another target by now. What was made as a partition, or there at the copy, isn't among them,
+    whether it is there still or not. ``history`` are the target's entries since its copy.
+    """
+    rows = [*history, state]
+    files = {(f.oid, f.inherits) for row in rows if row.storage for f in row.storage.files}
+    # What came is told before its file is recorded.
+    known = {f.oid for row in rows if row.storage for f in row.storage.files if f.oid not in row.unmended_leaves}
+    attached_twice = {oid for oid, times in Counter(oid for oid, _ in files).items() if times > 1}
+    back = {f.oid for f in state.storage.files if f.oid in state.unmended_leaves} if state.storage else set()
+    certain = (known & set(state.relation_ids)) - attached_twice - back
+    return frozenset({*state.relation_ids, *state.unmended_leaves}) - certain
 
 
 def place_columns_by_history(

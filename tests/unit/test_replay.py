@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.replay_plan import plan_replay
 from waldelta.change_log import Reach
-from waldelta.errors import SchemaChanged, StateError
+from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.ledger import ColumnState, FileState, Run, SlotMove, StorageState, TableState
+from waldelta.membership import Membership, to_texts
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pipeline_file import PipelineFile
 from waldelta.replay import (
+    doubtful_leaves,
     falls_into,
     is_replay,
     may_lack_rows,
@@ -191,7 +191,40 @@ def test_when_a_missing_row_is_no_damage(case):
     assert may_lack_rows(state, replace(STATE, storage=LEAVES[0]), hides_origins=hidden) is expected
 
 
-def test_a_target_that_gathers_leaves_is_refused_by_name():
-    """Before the log is read; the summary tells it, and the other targets are mended."""
-    with pytest.raises(SchemaChanged, match=r"public\.t gathers leaves: .* copy it again"):
-        plan_replay(None, None, None, replace(STATE, root_id=7), SimpleNamespace(storage=None), 1)
+def of_leaves(files, *, fed=(1, 2), told=()) -> TableState:
+    """An entry of a target that gathers leaves; ``files`` are by oid, with when each was attached."""
+    storage = StorageState([FileState(oid, 1, inherits) for oid, inherits in files.items()])
+    return replace(STATE, root_id=7, relation_ids=list(fed), storage=storage, unmended_leaves=list(told))
+
+
+COPIED = of_leaves({1: "5", 2: "5"})
+DOUBTFUL = {
+    "as it was copied": ([], COPIED, set()),
+    "one was made since": ([], of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3)), set()),
+    "one went": ([of_leaves({1: "5", 2: "5"}, told=[2])], of_leaves({1: "5"}, told=[2]), set()),
+    "one feeds another target": ([], of_leaves({1: "5"}, fed=[1], told=[2]), {2}),
+    "one came with rows": ([], of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3]), {3}),
+    "one came, and went": (
+        [of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3])], of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3), told=[3]), {3},
+    ),
+    "one came, which no run has told yet": ([], of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3)), {3}),
+    "attached again": ([], of_leaves({1: "5", 2: "9"}, told=[2]), {2}),
+    "attached again, and gone": ([of_leaves({1: "5", 2: "9"}, told=[2])], of_leaves({1: "5"}, told=[2]), {2}),
+    "not recorded by that version": ([], replace(COPIED, storage=None), set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_leaves_whose_changes_may_not_have_been_the_targets(case):
+    """Those that were made as partitions, or only went, are certain."""
+    since, state, expected = DOUBTFUL[case]
+    assert doubtful_leaves(state, [COPIED, *since]) == expected
+
+
+def test_of_gathered_leaves_all_must_publish_inserts():
+    """And one that was made since has sent all of its rows."""
+    state = of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3))
+    assert not may_lack_rows(state, COPIED, hides_origins=False)
+    members = [Membership(1, 4, frozenset({"table 6"}), publishes=frozenset({"insert", "update"})),
+               Membership(2, 5, frozenset({"table 8"}), publishes=frozenset({"update"}))]  # fmt: skip
+    assert may_lack_rows(replace(state, entries=to_texts(members)), COPIED, hides_origins=False)

@@ -77,6 +77,14 @@ def test_after_a_truncate_there_are_no_earlier_rows():
     assert net_rows(final_states(events_table(events), SHAPE, base_is_empty=True)) == [("upsert", 2, 2, "b", "t")]
 
 
+def test_after_a_truncate_of_some_rows_alone():
+    """Only those have no earlier state."""
+    events = [("U", 1, 1, "a", "t"), ("U", 2, 2, "b", "t")]
+    shuffled = events_table(events).take([1, 0])
+    left = net_rows(final_states(shuffled, SHAPE, base_is_empty=np.array([False, True])))
+    assert left == [("update", 2, 2, "b", "t")]
+
+
 def test_moves_that_hang_together():
     """Whichever way they lead, however long the chain is."""
     source, destination = np.arange(1, 50), np.arange(2, 51)
