@@ -25,6 +25,7 @@ from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_state
 from spark_jobs.merge_files import merge_files
 from spark_jobs.merge_here import merge_here
 from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.rewrites import check_rewrite
@@ -50,7 +51,7 @@ from waldelta.present import PresentTable, read_present
 from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
 from waldelta.repair import Repair
-from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
+from waldelta.standing import Due, Standing, due, read_published, record_removed
 from waldelta.standing import states as due_states
 from waldelta.targets import Feed
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
@@ -111,7 +112,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     last = change_log.last_batch()
     with job.connect("apply") as connection:
         applied.published = read_published(connection, job)
-        standings = read_standings(job, applied.published)
+        standings, mended = end_killed_repairs(spark, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         there, feeds = read_present(connection, states), applied.published
@@ -137,7 +138,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     watermarks = _watermarks(held, states, applied.failures)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
     run = _Run(spark, job, held, Stretches(change_log, sizes), present)
-    untold = _unreported(run, states, applied.failures)
+    untold = mended | _unreported(run, states, applied.failures)
     ends = _steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
     for upto in ends or [last] * bool(untold):
         cuts = []

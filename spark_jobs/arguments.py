@@ -58,6 +58,10 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
         "status": ("slot, lag, gaps and targets as JSON", {}),
         "quarantine": ("the rows that targets lack", _TABLES | {
             "--retry": _FLAG | {"help": "read these rows from the source again"},
+            "--discard": _FLAG | {"help": "the target is to lack these rows (--row, or all of --tables)"},
+            "--row": {"action": "append", "metavar": "ID", "help": "of the list, to be discarded; repeat it for several"},
+            "--by": {"help": "who asks for it; by default the user of this process"},
+            "--reason": {"help": "why they are discarded"},
         }),
         "teardown": ("drop the slot and the publications that this pipeline made", {
             "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
@@ -80,4 +84,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         for name, details in {**own, **_RUN}.items():
             known.add_argument(name, **details)
         known.set_defaults(**{option: None for option in ("stage", "tables") if f"--{option}" not in own})
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.verb == "quarantine":
+        _check_quarantine(parser, options)
+    return options
+
+
+def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """An option that means nothing beside the others is refused here too."""
+    if options.retry and options.discard:
+        parser.error("--retry and --discard exclude each other")
+    if not options.discard and (options.row or options.reason):
+        parser.error("--row and --reason are --discard's")
+    if options.by and not (options.retry or options.discard):
+        parser.error("--by is --retry's and --discard's")

@@ -112,9 +112,12 @@ def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    from waldelta.quarantined import list_quarantined
-
-    text = json.dumps(list_quarantined(pipeline.job(), options.tables), indent=2, ensure_ascii=False)
+    found = (
+        pipeline.discard_quarantined(options.row or (), options.tables, options.reason, options.by, options.run_id)
+        if options.discard
+        else pipeline.quarantined(options.tables)
+    )
+    text = json.dumps(found, indent=2, ensure_ascii=False)
     sys.stdout.write(text + "\n")
     _write_simple(options, "quarantine", text)
 
@@ -174,7 +177,7 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
     if options.verb == "quarantine":
         from spark_jobs.retry import run_retry
 
-        return lambda spark, job: run_retry(spark, job, options.tables)
+        return lambda spark, job: run_retry(spark, job, options.tables, options.by)
     if options.verb == "maintain":
         return run_maintain
     return flow.run_validate

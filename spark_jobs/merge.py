@@ -125,6 +125,11 @@ def forget_statement(change_log: str, upto_batch: int) -> str:
     return f"delete from {path(change_log)} where batch <= {upto_batch:d}"
 
 
+def void_statement(target: str, column: str) -> str:
+    """An UPDATE of no row, which is a commit all the same: whatever else comes under its transaction id is late."""
+    return f"update {path(target)} set {quote(column)} = {quote(column)} where false"
+
+
 @contextmanager
 def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
     """Statements inside commit under ``tag``; at most one for each table, since Delta skips a second one silently."""

@@ -133,6 +133,37 @@ class Pipeline:
 
         return read_status(self.job())
 
+    def quarantined(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """The rows that all targets, or these, lack, as ``quarantine`` prints them; without Spark."""
+        from waldelta.quarantined import list_quarantined
+
+        return list_quarantined(self.job(), tables)
+
+    def retry_quarantined(
+        self,
+        spark: SparkSession,
+        tables: Collection[str] | None = None,
+        by: str | None = None,
+        run_id: str | None = None,
+    ) -> RunResult:
+        """Read these rows from the source again and put them right; ``by``: who asks, else the user of this process."""
+        from spark_jobs.retry import run_retry
+
+        return run_retry(spark, self.job(run_id), tables, by)
+
+    def discard_quarantined(
+        self,
+        rows: Collection[str] = (),
+        tables: Collection[str] | None = None,
+        reason: str | None = None,
+        by: str | None = None,
+        run_id: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Say of these rows (ids), or of all of these tables, that the targets are to lack them; without Spark."""
+        from waldelta.quarantined import discard_quarantined
+
+        return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
+
     def cut(self) -> dict[str, int]:
         """The newest consistent cut: each target's Delta version as of one batch, to be read together; empty before the first.
 

@@ -6,8 +6,8 @@
    quarantine, which the target lacks whatever its filter says.
 3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and those of touched keys.
 4. Find the rows in the target that its filter doesn't admit any more.
-5. Enter a new generation into the ledger, commit, enter that it is done, with the snapshot: the stream goes on from there as
-   after a copy. Killed in between, the table is copied as a whole.
+5. Enter a new generation into the ledger, with the snapshot, commit, enter that it is done: the stream goes on from there as
+   after a copy. Killed in between, the next run finds out which it was (spark_jobs.repair_end).
 
 Why that is exact: waldelta.repair. Whatever it can't be exact for is left to a copy, before anything is changed.
 """
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import tenacity
 
 from spark_jobs.drain import Drained, drain
-from spark_jobs.merge import CommitTag
 from spark_jobs.merge_rows import merge_rows
 from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.repair_end import end_repair, record_repaired, repair_tag
 from spark_jobs.repair_rows import (
     ENTERS,
     LEAVES,
@@ -45,6 +45,7 @@ from spark_jobs.touched import stage_touched
 from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, StandbyAway, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
@@ -53,8 +54,7 @@ from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
 from waldelta.present import read_present
-from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, open_keys
-from waldelta.recopy import mark
+from waldelta.quarantine import Quarantine, open_keys
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
 from waldelta.row_filter import RowFilter
@@ -105,28 +105,31 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     return done
 
 
-def reread_quarantined(spark: SparkSession, job: Job, fed: Repair) -> Repaired:
+def reread_quarantined(spark: SparkSession, job: Job, fed: Repair, by: str) -> Repaired:
     """Read the quarantined rows of a target again, which didn't drift otherwise, and put them right in one MERGE.
 
-    Raises NeedsSync when only a whole copy is exact, before anything is changed; other WaldeltaErrors as repair() does.
+    Raises NeedsSync when only a whole copy is exact, before anything is changed; other WaldeltaErrors when it didn't succeed.
+    Target and rows are as they were then, or, when the MERGE was committed after all, put right. ``by``: who asked for it.
     """
     if (why := obstacle(fed)) is not None:
         raise NeedsSync(why)
     with target_lock(job, fed.state.table_name) as lock:
         check_same_copy(job, fed.state)
-        return _named_repair(spark, job, fed, lock.check)
+        return _named_repair(spark, job, fed, lock.check, by)
 
 
-def _named_repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None]) -> Repaired:
+def _named_repair(
+    spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], by: str | None = None
+) -> Repaired:
     try:
-        return _repair(spark, job, drifted, check)
+        return _repair(spark, job, drifted, check, by)
     except WaldeltaError:
         raise
     except Exception as err:
         raise named_error(err) or ApplyError(f"{drifted.state.table_name}: {first_line(err)}") from err
 
 
-def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None]) -> Repaired:
+def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], by: str | None) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = drifted.state.generation + 1
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
@@ -153,11 +156,9 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             check_unaltered(job, fed, membership)
         counts = stage_net(spark, job, drifted, rows, staged, touched)
         state = _synced_state(job, drifted, own, (holder, storage), generation)
-        cut = _commit(spark, job, rows, (state, drifted.state), (f"{staged}/net", counts), check)
+        cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, by))
     finally:
         remove_folder(staged)
-    if quarantined:  # for people: rows of an earlier generation count no more
-        quarantine.add([_resolved(job, drifted.state, key, holder.lsn) for key in sorted(quarantined)])
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
 
 
@@ -245,11 +246,6 @@ def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) 
     return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
 
 
-def _resolved(job: Job, state: TableState, key: str, lsn: Lsn) -> IncompleteRow:
-    reason = f"read again as of {lsn}"
-    return IncompleteRow(now(), job.run_id, RESOLVED, state.table_name, state.generation, 0, key, reason=reason)
-
-
 def _synced_state(
     job: Job,
     drifted: Repair,
@@ -282,43 +278,47 @@ def _commit(
     spark: SparkSession,
     job: Job,
     rows: RepairRows,
-    states: tuple[TableState, TableState],
+    state: TableState,
     net: tuple[str, dict[str, int]],
-    check: Callable[[], None],
+    told: tuple[Callable[[], None], str | None],
 ) -> TargetCut:
-    """Commit the net changes between two rows of the ledger: whoever finds only the first copies the table as a whole."""
-    (synced, before), (folder, counts), began = states, net, now()
-    name, generation = synced.table_name, synced.generation
+    """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end)."""
+    (folder, counts), (check, by), name = net, told, state.table_name
     marked = job.table_states()[name]
-    reason = marked.reason
+    reason = marked.reason if by is None else f"quarantine --retry by {by}"
     check()
-    copying = job.ledger.append_state(
-        TableState(began, job.run_id, name, generation, COPYING, reason=reason, incarnation=synced.incarnation), marked
-    )
+    first = replace(state, at=now(), run_id=job.run_id, status=COPYING, reason=reason, rows=0, bytes=0, seconds=0.0)
+    begun = job.ledger.append_state(first, marked)
+    fault_point("repair.begun")
     try:
-        cut = _merge(spark, job, rows, synced, folder, counts) if counts else commit_untouched(spark, job, synced)
+        cut = _merge(spark, job, rows, begun, folder, counts) if counts else commit_untouched(spark, job, begun)
+        fault_point("repair.merged")
         check()
         present = job.table_states()[name]
-        if (present.generation, present.status) != (generation, COPYING):
+        if (present.generation, present.status) != (begun.generation, COPYING):
             raise LateWriter(f"{name} left the publications while it was repaired: sync it again once it is published")
-        held = spark.read.format("delta").load(uri_of(job, name)).count()
-        seconds = (now() - began).total_seconds()
-        done = replace(synced, at=now(), run_id=job.run_id, rows=held, bytes=0, seconds=seconds, reason=reason)
-        job.ledger.append_state(done, copying)
-    except LateWriter:
+        record_repaired(spark, job, begun, cut, by)
+    except (LateWriter, LockHeld):
         raise
     except Exception:
-        mark(job, replace(before, generation=generation, at=copying.at), reason or name)
+        _end(spark, job, begun, check)
         raise
     return cut
 
 
+def _end(spark: SparkSession, job: Job, begun: TableState, check: Callable[[], None]) -> None:
+    """Of a repair that broke off; what can't be told now, the next run finds out."""
+    try:
+        check()
+        end_repair(spark, job, begun)
+    except Exception as err:
+        log.warning("table=%s the next run finds out what became of its repair: %s", begun.table_name, first_line(err))
+
+
 def _merge(
-    spark: SparkSession, job: Job, rows: RepairRows, state: TableState, folder: str, counts: dict[str, int]
+    spark: SparkSession, job: Job, rows: RepairRows, begun: TableState, folder: str, counts: dict[str, int]
 ) -> TargetCut:
-    # An application of its own, since Delta would skip a second commit under one version.
-    app_id = f"{job.slot_identity().app_id}:repair:{state.table_name}:{state.generation}"
-    tag = CommitTag(app_id, 1, job.run_id, counts=counts)
+    tag = repair_tag(begun, job.run_id, counts)
+    merge_rows(spark, uri_of(job, begun.table_name), rows.copy, [column for column, _ in rows.key], folder, tag)
     # A touched key that the target never had isn't a change that was skipped.
-    merge_rows(spark, uri_of(job, state.table_name), rows.copy, [column for column, _ in rows.key], folder, tag)
-    return replace(read_commit(job, state, tag), skipped=0)
+    return replace(read_commit(job, begun, tag), skipped=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 from spark_jobs.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
 from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
 from spark_jobs.plan import TargetPlan
+from spark_jobs.row_keys import first_values, row_keys
+from spark_jobs.sent_messages import sent_messages
 from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
 from waldelta.arrow_columns import one_array
@@ -32,7 +34,7 @@ from waldelta.job import Job
 from waldelta.lake import open_parquet, write_parquet
 from waldelta.ledger import now
 from waldelta.pg_text import pg_text
-from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, open_keys
+from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage, open_keys
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +62,10 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *,
     opened = open_keys(row for row in held if row.batch <= after)
     emptied = opened & _truncated_keys(held, plan)
     work.told += [work.row(RESOLVED, key) for key in sorted(emptied)]
-    work.resolve(opened - emptied)
+    work.resolve(opened - emptied, {row.key: row.messages or [] for row in held if row.batch <= after})
     for rows in _chunks(staged, plan):
         work.complete(rows)
+    work.keep_messages()
     if replays:
         if work.told:
             quarantine.add(work.told)
@@ -85,13 +88,18 @@ class _Work:
     plan: TargetPlan
     staged: Staged
     told: list[IncompleteRow] = field(default_factory=list)
+    # Of rows that come out of quarantine by an update: what they came from before, by the key that they have now.
+    earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
 
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
 
-    def resolve(self, opened: set[str]) -> None:
-        """Say which quarantined rows this range of batches ends, and bring back those that it updates."""
+    def resolve(self, opened: set[str], messages: Mapping[str, list[SentMessage]]) -> None:
+        """Say which quarantined rows this range of batches ends, and bring back those that it updates.
+
+        ``messages`` are what they came from, by key.
+        """
         if not opened:
             return
         touched = _touched(self.staged, self.plan, opened)
@@ -101,6 +109,8 @@ class _Work:
             # The target has no row at the base key; what stands at the new one is purged by a row of its own.
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
+            before, after = (_keys(updated, self.plan, which) for which in "bc")
+            self.earlier = {now: messages[then] for then, now in zip(before, after, strict=True)}
             self.complete(_without_base(_with_action(updated, ACTION_INSERT), self.plan))
 
     def complete(self, rows: pa.Table) -> None:
@@ -121,6 +131,15 @@ class _Work:
         ready = pa.concat_tables([filled.filter(pc.invert(missing)), _purges(replaced, self.plan)])
         write_parquet(self._folder, ready, self.parts)
         self.parts += 1
+
+    def keep_messages(self) -> None:
+        """Keep with the rows that go into quarantine the messages that they came from."""
+        wanted = {row.key for row in self.told if row.status == QUARANTINED}
+        found = sent_messages(self.change_log, self.plan, wanted)
+        self.told = [
+            replace(row, messages=self.earlier.get(row.key, []) + found.get(row.key, [])) if row.key in wanted else row
+            for row in self.told
+        ]
 
     def source(self) -> str:
         """What the merge reads: the staged rows that were whole, and those made whole."""
@@ -183,17 +202,14 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
 
 def _touched(staged: Staged, plan: TargetPlan, opened: set[str]) -> pa.Table:
     """The staged rows whose base key is one of these."""
-    first = plan.decode.shape.key[0]
-    keys = [json.loads(key) for key in opened]
-    if renamed := [key for key in keys if plan.decode.names[first] not in key]:
+    first = plan.decode.names[plan.decode.shape.key[0]]
+    if renamed := [key for key in opened if first not in json.loads(key)]:
         raise NeedsSync(
             f"{plan.state.table_name}: its key was renamed while {len(renamed)} of its rows are in quarantine"
         )
-    texts = sorted({key[plan.decode.names[first]] for key in keys})
-    typed, _ = plan.decode.types[first].from_text(pa.array(texts, pa.string()))
     files = open_parquet(staged.folder)
-    typed = typed.cast(files.schema.field("b0").type)
-    found = _as_net(files.to_table(filter=pc.field("b0").isin(typed)), plan)
+    values = first_values(opened, plan.decode, files.schema.field("b0").type)
+    found = _as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
     return found.filter(pa.array([key in opened for key in _keys(found, plan, "b")], pa.bool_()))
 
 
@@ -204,10 +220,8 @@ def _as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 
 def _keys(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
     """Each row's key as JSON: the base (``b``) or its present one (``c``)."""
-    shape, names = plan.decode.shape, plan.decode.names
-    columns = shape.bases if which == "b" else [f"c{i}" for i in shape.key]
-    texts = [pg_text(one_array(rows[name])) for name in columns]
-    return [json.dumps({names[i]: t for i, t in zip(shape.key, row, strict=True)}) for row in zip(*texts, strict=True)]
+    shape = plan.decode.shape
+    return row_keys(rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key])
 
 
 def _sent(row: pa.Table, plan: TargetPlan, absent: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.repair import reread_quarantined
+from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.task_error import of_table
 from waldelta.drift import find_drift
@@ -21,8 +22,9 @@ from waldelta.leaves import of_partition
 from waldelta.ledger import TableState
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
+from waldelta.quarantined import current_user
 from waldelta.repair import Repair
-from waldelta.standing import Due, read_published, read_standings, states
+from waldelta.standing import Due, read_published, states
 from waldelta.targets import Target, read_targets
 
 if TYPE_CHECKING:
@@ -31,17 +33,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = None) -> RunResult:
+def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = None, by: str | None = None) -> RunResult:
     """Read the quarantined rows of all targets, or of these, again; a table that can't be mended doesn't stop the others.
 
-    The rows of a table that can't be read again stay in quarantine, and the failure names it. Raises RunFailed.
+    The rows of a table that can't be read again stay in quarantine, and the failure names it. ``by`` is who asked for it, by
+    default the user of this process; the ledger and the rows that were put right say so. Raises RunFailed.
     """
+    by = by or current_user()
 
     def retry(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
             feeds = read_published(connection, job)
-            fed = {state.table_name: state for state in states(read_standings(job, feeds), Due.FEED)}
+            standings, _ = end_killed_repairs(spark, job, feeds)
+            fed = {state.table_name: state for state in states(standings, Due.FEED)}
             targets = {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)}
             present = read_present(connection, list(fed.values()))
         if unknown := sorted(set(tables or ()) - fed.keys()):
@@ -52,9 +57,8 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
         lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
         for name in sorted(lacking.keys() if tables is None else lacking.keys() & set(tables)):
             try:
-                _retry(
-                    spark, job, result, (*of_partition(fed[name], present[name], feeds.get(name)), targets.get(name))
-                )
+                found = of_partition(fed[name], present[name], feeds.get(name))
+                _retry(spark, job, result, (*found, targets.get(name)), by)
             except WaldeltaError as err:
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)
@@ -68,7 +72,7 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
 
 
 def _retry(
-    spark: SparkSession, job: Job, result: RunResult, table: tuple[TableState, PresentTable, Target | None]
+    spark: SparkSession, job: Job, result: RunResult, table: tuple[TableState, PresentTable, Target | None], by: str
 ) -> None:
     state, present, target = table
     name = state.table_name
@@ -89,7 +93,7 @@ def _retry(
         else Repair(state, target.table, frozenset(), present.storage, target.feed.where, target.feed.partition)
     )
     try:
-        done = reread_quarantined(spark, job, fed)
+        done = reread_quarantined(spark, job, fed, by)
     except NeedsSync as err:
         raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
     cut = done.cut

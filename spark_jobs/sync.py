@@ -19,6 +19,7 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
+from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
 from spark_jobs.target import (
@@ -52,7 +53,7 @@ from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.source_bill import SourceBill, xmin_age
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, read_standings
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.targets import Target, read_targets
 
@@ -132,7 +133,7 @@ def sync(
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
-        wanted = _choose(_read_targets(connection, job), job, tables)
+        wanted = _choose(spark, _read_targets(connection, job), job, tables)
         if not wanted:
             close_gaps(job)
             return []
@@ -363,9 +364,9 @@ def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]
     return read_targets(connection, job.pipeline)
 
 
-def _choose(targets: Sequence[Target], job: Job, names: Sequence[str] | None) -> list[Target]:
+def _choose(spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None) -> list[Target]:
     if names is None:
-        standings = read_standings(job, {str(t.id): t.feed for t in targets})
+        standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
         fine = {found.table_name for found in due(standings, Due.FEED)}
         return [t for t in targets if str(t.id) not in fine]
     try:

@@ -67,6 +67,18 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
     return TargetCut(state.table_name, state.generation, table.version())
 
 
+def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
+    """Which verb committed under the identity of ``tag``; None when nobody has, "" when the history doesn't tell any more."""
+    table = _open(job, state)
+    if (table.transaction_version(tag.app_id) or 0) < tag.batch:
+        return None
+    for entry in table.history():
+        written = read_metadata(entry)
+        if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
+            return str(written.get("verb"))
+    return ""
+
+
 def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> TargetCut | None:
     """What a run committed to the target and, killed right after it, never told; None when there is nothing such."""
     found: TargetCut | None = None
@@ -123,7 +135,7 @@ def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
             written = read_metadata(entry)
             if written.get("app_id") == app_id:
                 yield entry | {"waldelta": written}
-            elif written and written.get("verb") not in ("reshape", "replay"):
+            elif written and written.get("verb") not in ("reshape", "replay", "void"):
                 return
 
 

@@ -238,7 +238,7 @@ class ChangeLog:
     def volume(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> Volume:
         """How many row messages of these relations a range of batches holds that the snapshot doesn't see."""
         rows, moves = 0, False
-        for part in self._rows_of(stream.segments, relation_ids, snapshot, ["xid8", "moves"]):
+        for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", "moves"]):
             unseen = ~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))
             rows += int(unseen.sum())
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
@@ -291,7 +291,7 @@ class ChangeLog:
         ``chosen`` narrows it to some rows, by their places as landed, whether they were streamed, and their xid8.
         """
         columns = ["xid8"] if chosen is None else ["xid8", *_PLACE]
-        for part in self._rows_of(stream.segments, relation_ids, snapshot, columns):
+        for part in self.rows_of(stream.segments, relation_ids, snapshot, columns):
             xid8 = part["xid8"].to_numpy(zero_copy_only=False)
             unseen = ~snapshot.sees(xid8)
             if chosen is not None:
@@ -303,17 +303,17 @@ class ChangeLog:
 
     def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
         """The top-level transactions that brought row messages of these relations."""
-        parts = self._rows_of(segments, relation_ids, snapshot, ["xid8"])
+        parts = self.rows_of(segments, relation_ids, snapshot, ["xid8"])
         return {xid for part in parts for xid in part["xid8"].unique().to_pylist()}
 
-    def _rows_of(
+    def rows_of(
         self,
         segments: Segments,
         relation_ids: Sequence[int],
         snapshot: Snapshot,
         columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
-        """Row messages that count."""
+        """Row messages of these relations that count, but for those of transactions that the snapshot certainly sees."""
         chosen = row_messages(segments, relation_ids, snapshot)
         if segments.is_plain:
             yield from self._scan(chosen, columns)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,13 +83,11 @@ class LedgerTable:
         newest = self._newest_at(table)
         if newest is not None and (early := newest + _STATISTIC - rows[0]["at"]) > timedelta(0):
             rows = [row | {"at": row["at"] + early} for row in rows]
-        held: pa.Schema = pa.schema(table.schema().to_arrow())
-        known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         write_deltalake(
             table,
             pa.Table.from_pylist(list(rows), schema=self.schema),
             mode="append",
-            schema_mode=None if known else "merge",
+            schema_mode=self._schema_mode(table),
             commit_properties=_ONLY_IF_UNCHANGED,
         )
         sync_commit(self.uri, table.version())
@@ -124,7 +122,14 @@ class LedgerTable:
             if table is None:
                 self._create(data)
                 return
-            write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_ONLY_IF_UNCHANGED)
+            write_deltalake(
+                table,
+                data,
+                mode="overwrite",
+                predicate=predicate,
+                schema_mode=self._schema_mode(table),
+                commit_properties=_ONLY_IF_UNCHANGED,
+            )
             sync_commit(self.uri, table.version())
 
     @_again_when_changed
@@ -178,6 +183,12 @@ class LedgerTable:
             log.info("%s not compacted: %s", self.uri, err)
             return
         sync_commit(self.uri, table.version())
+
+    def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
+        """A table of an older version gets the columns, and the fields of structs, that it lacks."""
+        held: pa.Schema = pa.schema(table.schema().to_arrow())
+        known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
+        return None if known else "merge"
 
     def _last_at(self, table: DeltaTable | None, chosen: pc.Expression | None) -> datetime | None:
         rows = [] if table is None else read_sorted(table, chosen, self._options)["at"].to_pylist()

@@ -2,12 +2,14 @@
 
 Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had moved on), ``reread``
 (in the target, with some values as they were later than the change), ``resolved`` (was quarantined; a later change has
-replaced, moved or deleted the row, or it was read again). A batch's rows are written before the target's commit; what a run
+replaced, moved or deleted the row, or it was read again), ``discarded`` (was quarantined; somebody has said that the target
+is to lack it). A batch's rows are written before the target's commit; what a run
 that died in between left is replaced by the next one, whose watermark tells it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,9 +22,29 @@ import pyarrow.compute as pc
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_table import LedgerTable
 
-REREAD, QUARANTINED, RESOLVED = "reread", "quarantined", "resolved"
+REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
 
 _UTC = pa.timestamp("us", tz="UTC")
+_ID_LETTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """A row message of pgoutput's, and where it stands in the change log; ``raw`` are its bytes, None where they weren't kept.
+
+    ``lsn`` is the change's own position, ``xid`` that of its top-level transaction, widened to 64 bits.
+    """
+
+    batch: int
+    seq: int
+    lsn: int | None
+    xid: int
+    raw: bytes | None = None
+
+
+_MESSAGE = pa.struct(
+    [("batch", pa.int64()), ("seq", pa.int64()), ("lsn", pa.int64()), ("xid", pa.int64()), ("raw", pa.binary())]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +52,8 @@ class IncompleteRow:
     """A row that came without the values of ``columns``.
 
     ``key`` and ``sent`` (the values that did come; None unless quarantined) are JSON objects of PostgreSQL's texts.
-    ``batch`` is the last of the batches that were applied with it.
+    ``batch`` is the last of the batches that were applied with it. ``messages`` are those that a quarantined row came from, in
+    commit order; None in rows of versions that didn't keep them. ``by`` says who had it read again, or discarded it.
     """
 
     at: datetime
@@ -45,6 +68,8 @@ class IncompleteRow:
     lsn: int | None = None
     commit_ts: datetime | None = None
     reason: str | None = None
+    messages: list[SentMessage] | None = None
+    by: str | None = None
 
     table: ClassVar[str] = "quarantine"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -52,8 +77,15 @@ class IncompleteRow:
             ("at", _UTC), ("run_id", pa.string()), ("status", pa.string()), ("table_name", pa.string()),
             ("generation", pa.int64()), ("batch", pa.int64()), ("key", pa.string()), ("columns", pa.list_(pa.string())),
             ("sent", pa.string()), ("lsn", pa.int64()), ("commit_ts", _UTC), ("reason", pa.string()),
+            ("messages", pa.list_(_MESSAGE)), ("by", pa.string()),
         ]
     )  # fmt: skip
+
+    @property
+    def id(self) -> str:
+        """What people name it by: the same for as long as it is open, another one when its key is quarantined anew."""
+        told = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
+        return hashlib.sha256(told.encode()).hexdigest()[:_ID_LETTERS]
 
 
 class Quarantine:
@@ -90,10 +122,16 @@ class Quarantine:
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest`` but those of open keys, and leave one file; returns how many were dropped."""
-        return self._table.prune(lambda rows: _keep([IncompleteRow(**row) for row in rows], oldest))
+        return self._table.prune(lambda rows: _keep([_row(row) for row in rows], oldest))
 
     def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
-        return [IncompleteRow(**row) for row in self._table.read(chosen)]
+        return [_row(values) for values in self._table.read(chosen)]
+
+
+def _row(values: dict[str, Any]) -> IncompleteRow:
+    """As it was read; of an older version's table it lacks what came later."""
+    messages = values.get("messages")
+    return IncompleteRow(**values | {"messages": messages and [SentMessage(**message) for message in messages]})
 
 
 def _in_order(rows: Sequence[IncompleteRow]) -> list[dict[str, Any]]:

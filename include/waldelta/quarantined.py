@@ -1,37 +1,136 @@
-"""The rows that targets lack, for people: which, since which change, why, and what did come of them."""
+"""The rows that targets lack, for people: which, since which change, why, what did come of them; and to discard them."""
 
 from __future__ import annotations
 
+import getpass
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, StateError
 from waldelta.job import Job
+from waldelta.ledger import TableState, now
+from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.quarantine import Quarantine
+from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.watermark import Watermarks, check_same_copy
 
 
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are PostgreSQL's texts by column.
 
-    Raises ConfigError for a table that isn't a target: an empty answer would read as all well.
+    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null where they weren't kept. Raises
+    ConfigError for a table that isn't a target: an empty answer would read as all well.
     """
-    generations = {name: state.generation for name, state in job.table_states().items()}
-    if unknown := sorted(set(tables or ()) - generations.keys()):
-        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
-    found = Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
+    return [_told(row) for row in _open_rows(job, _states(job, tables))]
+
+
+def discard_quarantined(
+    job: Job,
+    rows: Collection[str] = (),
+    tables: Collection[str] | None = None,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+) -> list[dict[str, Any]]:
+    """Say of quarantined rows that their targets are to lack them: of these (``id`` of the list), or all of these tables.
+
+    They aren't open any more, and later changes of them are those of a row that the target hasn't. ``by`` is by default the
+    user of this process. All are discarded, or none. Returns them. Raises ConfigError for rows that aren't open and when
+    nothing is named, LockHeld while a run is at work on a target, StateError when one has yet to commit what it quarantined.
+    """
+    if not rows and not tables:
+        raise ConfigError("name the rows that are to be discarded (--row), or tables whose rows all are (--tables)")
+    states = _states(job, tables)
+    wanted = {name: states[name] for name in _named(_open_rows(job, states), rows)}
+    at, by = now(), by or current_user()
+    with ExitStack() as locks:
+        for name in sorted(wanted):
+            locks.enter_context(target_lock(job, name))
+        for state in wanted.values():
+            check_same_copy(job, state)
+        found = _open_rows(job, wanted)
+        _named(found, rows)  # a run may have resolved some meanwhile
+        chosen = [row for row in found if not rows or row.id in rows]
+        _check_committed(job, wanted, chosen)
+        discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
+        if discarded:
+            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded)
     return [
         {
+            "id": row.id,
             "table": row.table_name,
             "key": json.loads(row.key),
-            "lsn": str(Lsn(row.lsn)) if row.lsn is not None else None,
-            "commit_ts": row.commit_ts.isoformat() if row.commit_ts is not None else None,
-            "reason": row.reason,
-            "lacking": row.columns,
-            "sent": json.loads(row.sent) if row.sent else None,
-            "run_id": row.run_id,
+            "by": by,
+            "at": at.isoformat(),
+            "reason": reason,
         }
-        for row in found
-        if tables is None or row.table_name in tables
+        for row in discarded
     ]
+
+
+def current_user() -> str:
+    """Who runs this process."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        return f"uid {os.getuid()}"
+
+
+def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
+    states = job.table_states()
+    if unknown := sorted(set(tables or ()) - states.keys()):
+        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
+    return {name: state for name, state in states.items() if tables is None or name in tables}
+
+
+def _open_rows(job: Job, states: dict[str, TableState]) -> list[IncompleteRow]:
+    generations = {name: state.generation for name, state in states.items()}
+    return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
+
+
+def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
+    """The tables of the rows of these ids, or of all where none is named."""
+    tables = {row.id: row.table_name for row in found}
+    if unknown := sorted(set(rows) - tables.keys()):
+        raise ConfigError(f"not open in quarantine: {', '.join(unknown)}: quarantine says which rows there are")
+    return sorted({tables[row] for row in rows or tables})
+
+
+def _check_committed(job: Job, states: dict[str, TableState], rows: Iterable[IncompleteRow]) -> None:
+    """Whoever does a batch again tells anew what it quarantines."""
+    watermarks = Watermarks(job, job.slot_identity())
+    applied = {name: watermarks.of(state) for name, state in states.items()}
+    if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
+        raise StateError(
+            f"{', '.join(early)}: the run that quarantined these rows broke off: let another one end first"
+        )
+
+
+def _told(row: IncompleteRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "table": row.table_name,
+        "key": json.loads(row.key),
+        "lsn": _lsn(row.lsn),
+        "commit_ts": row.commit_ts.isoformat() if row.commit_ts is not None else None,
+        "reason": row.reason,
+        "lacking": row.columns,
+        "sent": json.loads(row.sent) if row.sent else None,
+        "messages": [_message(message) for message in row.messages or []],
+        "run_id": row.run_id,
+    }
+
+
+def _message(message: SentMessage) -> dict[str, Any]:
+    raw = message.raw.hex() if message.raw is not None else None
+    return {
+        "batch": message.batch, "seq": message.seq, "lsn": _lsn(message.lsn), "xid": message.xid, "raw": raw,
+    }  # fmt: skip
+
+
+def _lsn(value: int | None) -> str | None:
+    return str(Lsn(value)) if value is not None else None

@@ -61,7 +61,7 @@ def unheld_key(name: str, kind: TargetType) -> str:
     return (
         f"key column {name!r} has a value that {kind.spark} can't hold, as infinity or NaN: name the column under types.text "
         f"in the pipeline file, so that it is a string in the lake, and sync the table again; or leave such rows out by a "
-        f"row filter"
+        f"row filter; or correct such rows on the source and sync the table again"
     )
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 import yaml
+from deltalake import write_deltalake
 
 from spark_jobs.command_line import main
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.errors import StateError
 from waldelta.ledger import TableState, now
-from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.locks import target_lock
+from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
+from waldelta.quarantined import discard_quarantined, list_quarantined
+from waldelta.watermark import uri_of
 
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (
@@ -61,8 +69,9 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     assert answer["slot"]["lag_bytes"] >= 0
     assert answer["slot"]["catalog_xmin_age"] >= 0
     row = IncompleteRow(
-        now(), "r", QUARANTINED, "public.t", 1, 1, '{"id": "7"}', ["big"], '{"id": "7"}', 24, None, "gone"
-    )
+        now(), "r", QUARANTINED, "public.t", 1, 1, '{"id": "7"}', ["big"], '{"id": "7"}', 24, None, "gone",
+        [SentMessage(1, 3, 23, 9, b"I\x00\xff"), SentMessage(1, 2, 23, 9)],
+    )  # fmt: skip
     Quarantine(lake).add([row])
     job.ledger.append_state(
         TableState(now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation), None
@@ -72,3 +81,51 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     assert main(["quarantine", str(path), "--tables=public.t"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["key"], listed["lsn"], listed["reason"]) == ({"id": "7"}, "0/18", "gone")
+    message = {"batch": 1, "seq": 3, "lsn": "0/17", "xid": 9, "raw": "4900ff"}
+    assert listed["messages"] == [message, message | {"seq": 2, "raw": None}]
+
+
+@pytest.fixture
+def quarantined(database, lake, tmp_path):
+    """A pipeline's job, its file, and two rows in quarantine, of a target that holds its copy alone."""
+    database.execute("create table t(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    path = tmp_path / "pipeline.yml"
+    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    write_deltalake(uri_of(job, "public.t"), pa.table({"id": [1]}))
+    job.ledger.append_state(
+        TableState(now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation), None
+    )
+    rows = [IncompleteRow(now(), "r", QUARANTINED, "public.t", 1, 0, f'{{"id": "{n}"}}', reason="why") for n in (7, 8)]
+    Quarantine(lake).add(rows)
+    return job, path, rows
+
+
+@pytest.mark.pg
+def test_rows_are_discarded(lake, capsys, quarantined):
+    """By id or by table, with who, when and why; all that are named or none; not while a run is at work on the target."""
+    job, path, (seven, eight) = quarantined
+
+    def discard(*arguments):
+        code = main(["quarantine", str(path), "--discard", *arguments])
+        return code, json.loads(capsys.readouterr().out or "[]")
+
+    for refused in ([], ["--row", seven.id, "--row", "typo"], ["--tables=public.typo"]):
+        assert discard(*refused) == (1, [])
+    with target_lock(job, "public.t"):
+        assert discard("--tables=public.t") == (1, [])
+    assert len(list_quarantined(job)) == 2
+    code, (done,) = discard("--row", eight.id, "--by", "Ann", "--reason", "test data")
+    assert (code, done["id"], done["key"], done["by"], done["reason"]) == (0, eight.id, {"id": "8"}, "Ann", "test data")
+    last = Quarantine(lake).rows("public.t", 1)[-1]
+    assert (last.key, last.status, last.by, last.reason) == (eight.key, DISCARDED, "Ann", "test data")
+    assert last.at > eight.at
+    assert [row["id"] for row in list_quarantined(job)] == [seven.id]
+    assert discard("--row", eight.id) == (1, [])
+    # A run that was killed before its commit will quarantine its rows anew.
+    Quarantine(lake).add([replace(seven, batch=1, key='{"id": "9"}')])
+    with pytest.raises(StateError, match=r"public\.t: the run that quarantined these rows broke off"):
+        discard_quarantined(job, tables=["public.t"])
+    code, (done,) = discard("--tables=public.t", "--row", seven.id)
+    assert (code, done["by"]) == (0, getpass.getuser())
+    assert [row["key"]["id"] for row in list_quarantined(job)] == ["9"]

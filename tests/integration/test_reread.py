@@ -6,17 +6,22 @@ import json
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
+from spark_jobs.merge_rows import merge_rows
+from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConfigError, TransactionsStillOpen
 from waldelta.ledger import now
-from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine
-from waldelta.quarantined import list_quarantined
+from waldelta.lsn import Lsn
+from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
+from waldelta.quarantined import discard_quarantined, list_quarantined
+from waldelta.standing import Due, read_published
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
@@ -67,6 +72,19 @@ def target_rows(spark, job, table="t"):
 
 def source_rows(database, table="t"):
     return sorted(database.execute(f"select id, a, big, m from {table} where a > 'm'"))
+
+
+def quarantine_rows(spark, database, job, count):
+    """So many rows that no source could complete when they were applied; by now it could."""
+    from spark_jobs.apply import apply
+
+    database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, {count}) g")
+    sync(spark, job)
+    database.execute("update t set a = 'x'")
+    drain(spark, job)
+    database.execute("alter table t rename column big to hidden")
+    assert apply(spark, replace(job, run_id="first")).failures == {}
+    database.execute("alter table t rename column hidden to big")
 
 
 def run(spark, job, run_id="test") -> TableResult:
@@ -158,17 +176,148 @@ def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (REREAD, "5")]
 
 
-def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
-    """As of a snapshot: also those that were changed, deleted or made anew since; then the stream goes on."""
-    database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 4) g")
+def kept(job, **key):
+    """The messages of the row that was quarantined last: their kinds, and whether they are the change log's own."""
+    rows = [row for row in Quarantine(job.pipeline.target.root).rows("public.t", 1) if row.status == QUARANTINED]
+    log = DeltaTable(job.change_log(job.slot_identity()).uri).to_pyarrow_table()
+    landed = {(row["batch"], row["seq"]): row for row in log.to_pylist()}
+    assert rows[-1].messages == [
+        SentMessage(at["batch"], at["seq"], at["lsn"], at["xid8"], at["data"])
+        for at in (landed[message.batch, message.seq] for message in rows[-1].messages)
+    ]
+    return json.loads(rows[-1].key)["id"], "".join(chr(message.raw[0]) for message in rows[-1].messages)
+
+
+def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
+    """All of them, as they were sent: of a row that moved, of one that was there before, and of one that stays in quarantine."""
+    database.execute(
+        f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 3) g; insert into t values (9, 'z')"
+    )
     sync(spark, job)
-    database.execute("update t set a = 'x'")
+    for statement in (
+        "update t set a = 'x'; update t set m = 5 where id = 1",
+        "update t set id = 11, m = 6 where id = 1; delete from t where id = 9; update t set id = 9 where id = 11",
+        "update t set id = 1 where id = 2; update t set m = 8 where id = 9; insert into t values (4, 'z', 'new')",
+    ):
+        database.execute(statement)
     drain(spark, job)
     database.execute("alter table t rename column big to hidden")
     from spark_jobs.apply import apply
 
     assert apply(spark, replace(job, run_id="first")).failures == {}
+    rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)}
+    found = {key: "".join(chr(message.raw[0]) for message in row.messages) for key, row in rows.items()}
+    # Moved in, changed, moved twice and changed; moved in and moved; moved in.
+    assert found == {"9": "IUUUU", "1": "IU", "3": "I"}
+    assert kept(job)[0] in found
+    (listed,) = (row for row in list_quarantined(job) if row["key"]["id"] == "3")
+    (message,) = listed["messages"]
+    assert bytes.fromhex(message["raw"]).startswith(b"I")
+    assert Lsn.parse(message["lsn"]) < Lsn.parse(listed["lsn"])
+    # Updated, but still nowhere to be read.
     database.execute("alter table t rename column hidden to big")
+    database.execute("delete from t where id in (1, 3); update t set m = 9 where id = 9")
+    drain(spark, job)
+    database.execute("delete from t")
+    assert apply(spark, replace(job, run_id="second")).failures == {}
+    assert kept(job) == ("9", "IUUUUU")
+
+
+def test_a_discarded_row(spark, database, job):
+    """The target lacks it for good: what changes it later finds no row, and a new row at its key is a new row."""
+    quarantine_rows(spark, database, job, 3)
+    ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
+    done = discard_quarantined(replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests")
+    assert [(row["key"]["id"], row["by"]) for row in done] == [("1", "Ann"), ("2", "Ann")]
+    assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
+    database.execute("update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')")
+    counts = run(spark, job, "second")
+    assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
+    assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 1]
+    assert list_quarantined(job) == []
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+def retry_until(moment, spark, job, monkeypatch):
+    """A retry that is killed at a fault point, and leaves what it has staged."""
+
+    def at(step):
+        if step == moment:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_jobs.repair.fault_point", at)
+        patched.setattr("spark_jobs.repair.remove_folder", lambda _: None)
+        run_retry(spark, job, by="Ann")
+
+
+def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
+    """Whether it had committed is asked of the target: nothing is copied, nothing is put right twice, or too late."""
+    quarantine_rows(spark, database, job, 4)
+    before = job.table_states()["public.t"]
+    late = []
+
+    def retry(run_id, moment=None):
+        retry_until(moment, spark, replace(job, run_id=run_id), monkeypatch)
+
+    def is_as_before():
+        state = job.table_states()["public.t"]
+        # A look at the source may have recorded how it stores the table now.
+        assert state == replace(before, at=state.at, run_id=state.run_id, storage=state.storage)
+        assert (target_rows(spark, job), len(list_quarantined(job))) == ([], 4)
+
+    def fails(*given):
+        late.append(given)
+        raise RuntimeError("no space left")
+
+    # The MERGE fails: at once all is as it was.
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_jobs.repair.merge_rows", fails)
+        with pytest.raises(RunFailed, match="no space left"):
+            retry("failed")
+    is_as_before()
+    # Killed before it: so it is from the next run on, and the merge is too late when it comes after all.
+    with pytest.raises(Killed):
+        retry("killed before", "repair.begun")
+    assert job.table_states()["public.t"].status == "copying"
+    assert not run(spark, job, "next").rows
+    is_as_before()
+    merge_rows(*late[0])
+    is_as_before()
+    # Killed after it: the next run enters that it is done, tells what it did, and goes on from there.
+    database.execute("update t set m = 7 where id = 4; delete from t where id = 1")
+    with pytest.raises(Killed):
+        retry("killed after", "repair.merged")
+    database.execute("update t set m = 8 where id = 3")
+    done = run(spark, job, "takes it up")
+    state = job.table_states()["public.t"]
+    assert (state.generation, state.status, state.reason) == (2, "synced", "quarantine --retry by Ann")
+    assert (done.inserted, done.updated, done.rows) == (3, 1, None)
+    assert target_rows(spark, job) == source_rows(database)
+    last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
+    assert (last.status, last.run_id) == (RESOLVED, "killed after")
+    assert last.reason.endswith("quarantine --retry by Ann")
+    assert list_quarantined(job) == []
+
+
+def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypatch):
+    """A failover judges by what is synced, so that a repair from before it may be ahead of the new primary: a copy isn't."""
+    quarantine_rows(spark, database, job, 1)
+    with pytest.raises(Killed):
+        retry_until("repair.merged", spark, job, monkeypatch)
+    move = job.ledger.slot_moves()[-1]
+    job.ledger.append(replace(move, at=now(), event="promoted", timeline=move.timeline + 1))
+    with job.connect("test") as connection:
+        (found,), cuts = end_killed_repairs(spark, job, read_published(connection, job))
+    assert (found.due, found.state.status, cuts) == (Due.COPY, "copying", {})
+
+
+def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
+    """As of a snapshot: also those that were changed, deleted or made anew since; then the stream goes on."""
+    quarantine_rows(spark, database, job, 4)
     database.execute(
         "delete from t where id in (1, 2); insert into t values (2, 'z', 'new'); update t set m = 7 where id = 4"
     )
@@ -180,7 +329,9 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
     with pytest.raises(ConfigError, match=r"no target is fed by public\.other"):
         list_quarantined(job, ["public.other"])
-    done = run_retry(spark, replace(job, run_id="retry"), ["public.t"])
+    done = run_retry(spark, replace(job, run_id="retry"), ["public.t"], by="Ann")
+    last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
+    assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
     assert target_rows(spark, job) == source_rows(database)
     assert len(target_rows(spark, job)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -183,7 +184,8 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
 
 @pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
-    """Said by name when copied and when streamed; named under ``text`` they are strings, and everything goes on."""
+    """Said by name when copied and when streamed; corrected on the source, a copy gets past them; named under ``text`` they are
+    strings, and everything goes on."""  # fmt: skip
     database.execute("create table t(id int, upto timestamptz, v text, primary key (id, upto))")
     database.execute("insert into t values (1, '2000-01-01 00:00:00+00', 'a')")
     options = {"binary": binary}
@@ -195,9 +197,15 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
         consume(spark, job)
     with pytest.raises(SyncFailed, match=told):
         sync(spark, job, ["public.t"])
+    database.execute("update t set upto = '2001-01-01 00:00:00+00' where upto = 'infinity'")
+    sync(spark, job, ["public.t"])
+    database.execute("update t set v = 'x' where v = 'b'")
+    assert consume(spark, replace(job, run_id="corrected")).warnings == []
+    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    database.execute("update t set upto = 'infinity' where v = 'x'")
     chosen = {"root": lake, "tables": {"public.t": {"types": {"text": ["upto"]}}}}
     job = load_job(pipeline_file(lake, f"s_{database.name}", options=options, target=chosen), "test")
-    sync(spark, job)
+    sync(spark, job, ["public.t"])
     database.execute("update t set v = 'c' where upto = 'infinity'; insert into t values (2, 'infinity', 'd')")
     database.execute("update t set upto = now() where id = 2; delete from t where v = 'a'")
     assert consume(spark, job).warnings == []

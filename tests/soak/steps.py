@@ -26,6 +26,10 @@ def _rewritten(scene: Scene) -> None:
     scene.alter("rewrite" if scene.is_wide() else "add volatile")
 
 
+def _refiltered(scene: Scene) -> None:
+    scene.refilter()
+
+
 def _unpublished(scene: Scene) -> None:
     for _ in range(3):
         scene.connection.execute(b"select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
@@ -74,6 +78,7 @@ STEPS: tuple[Step, ...] = (
     )),
     *(Step(point, prepare=_columns) for point in ("reshape.begun", "reshape.committed", "reshape.recorded")),
     *(Step(point, prepare=_rewritten, group="recopy") for point in _SYNC),
+    *(Step(point, prepare=_refiltered) for point in ("repair.begun", "repair.merged")),
     *(Step(point, checked=True) for point in ("check.begun", "check.ended")),
     Step("run.ended"),
     *(Step(point, "sync", group="sync") for point in _SYNC),

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+
 from waldelta.ledger import now
-from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, open_keys
+from waldelta.ledger_table import LedgerTable
+from waldelta.quarantine import (
+    DISCARDED,
+    QUARANTINED,
+    REREAD,
+    RESOLVED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    open_keys,
+)
 
 NAME = 'public."it\'s"'
 
@@ -51,3 +65,32 @@ def test_pruning_keeps_what_is_open_and_what_is_young(lake):
     quarantine.replace(NAME, 1, 2, [row(REREAD, "d", 3)])
     assert quarantine.prune(oldest) == 4
     assert (told(quarantine), told(quarantine, generation=2)) == ([(QUARANTINED, "a", 1), (REREAD, "d", 3)], [])
+
+
+def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
+    """Its rows stay as they are; both ways of writing add the columns, and rows are found again by the same id."""
+    newer = {"messages", "by"}
+    older = pa.schema([field for field in IncompleteRow.schema if field.name not in newer])
+    uri = Quarantine(lake).uri
+    first = {name: value for name, value in asdict(row(QUARANTINED, "a", 3)).items() if name not in newer}
+    LedgerTable(uri, older).append(first)
+    quarantine = Quarantine(lake)
+    (held,) = quarantine.rows(NAME, 1)
+    assert (held.messages, held.by) == (None, None)
+    message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
+    quarantine.replace(NAME, 1, 3, [replace(row(QUARANTINED, "b", 4), messages=[message])])
+    quarantine.add([replace(held, at=now(), status=DISCARDED, by="me", reason="gone for good")])
+    a, b, discarded = quarantine.rows(NAME, 1)
+    assert (a, b.messages) == (held, [message])
+    assert (discarded.status, discarded.by, discarded.id) == (DISCARDED, "me", held.id)
+    assert [r.key for r in quarantine.open_rows({NAME: 1})] == ["b"]
+    assert quarantine.prune(now()) == 2
+
+
+def test_each_row_has_an_id_of_its_own():
+    """Another key, another table, and the same key quarantined anew are other rows."""
+    rows = [
+        row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(QUARANTINED, "a", 2),
+        row(QUARANTINED, "a", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t"),
+    ]  # fmt: skip
+    assert len({r.id for r in rows}) == len(rows)

@@ -17,6 +17,9 @@ OF_A_RUN = [
 REFUSED = {
     "another verb's option": ["consume", "f.yml", "--tables=public.a"],
     "a retry of a copy": ["sync", "f.yml", "--retry"],
+    "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
+    "a row of a retry": ["quarantine", "f.yml", "--retry", "--row=1"],
+    "who lists rows": ["quarantine", "f.yml", "--by=me"],
     "a dry run of a copy": ["sync", "f.yml", "--dry-run"],
     "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
     "an abbreviation": ["sync", "f.yml", "--table=public.a"],

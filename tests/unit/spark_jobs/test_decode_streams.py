@@ -78,8 +78,8 @@ def stream_of(log, after=0):
     return Stream(timeline, resolve(landmarks(timeline), after, last))
 
 
-def events(log, after=0, names=("id", "v")):
-    """Decoded events in commit order: key, value, commit position."""
+def plan_of(log, after=0, names=("id", "v")):
+    """How the rows behind a batch are decoded."""
     stream = stream_of(log, after)
     types = [target_type(PgType(23, -1, "integer")), target_type(PgType(25, -1, "text"))]
     versions = tuple(read_versions(stream, [T]))
@@ -89,9 +89,8 @@ def events(log, after=0, names=("id", "v")):
               for name in names)
         for v in versions
     )  # fmt: skip
-    shape = EventShape(2, (0,))
-    plan = DecodePlan(
-        shape,
+    return DecodePlan(
+        EventShape(2, (0,)),
         names,
         tuple(types),
         versions,
@@ -101,6 +100,11 @@ def events(log, after=0, names=("id", "v")):
         stream.segments,
         wire_names=("", ""),
     )
+
+
+def events(log, after=0, names=("id", "v")):
+    """Decoded events in commit order: key, value, commit position."""
+    plan = plan_of(log, after, names)
     rows = log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS))).select(CHANGE_COLUMNS).combine_chunks()
     found = [event for part in rows.to_batches() for table in decode(part, plan) for event in table.to_pylist()]
     ordered = sorted(found, key=lambda event: event["ord"])

@@ -1,0 +1,147 @@
+"""Repair's end: whether a repair that broke off, or was killed, has committed, and what the ledger says of its target from then on.
+
+Under the target's lock. A repair enters into the ledger what its target will be (``copying``, with the snapshot), commits under a
+transaction id of its own, and enters that it is done. Whoever finds only the first asks the target's Delta log. Where the commit
+is missing, an empty one takes its place: Delta skips whatever still begins under that id, and refuses whatever has begun. The
+target is then what it was before, and so is its state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_jobs.merge import CommitTag, tagged, void_statement
+from spark_jobs.target_commit import committed_verb, read_commit
+from spark_jobs.task_error import first_line
+from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
+from waldelta.job import Job, identity_of, life_of
+from waldelta.ledger import TableState, TargetCut, now
+from waldelta.locks import target_lock
+from waldelta.lsn import Lsn
+from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, open_keys
+from waldelta.standing import COPYING, SYNCED, Due, Standing, read_standings
+from waldelta.targets import Feed
+from waldelta.watermark import uri_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_REPAIR, _VOID = "repair", "void"
+
+
+def repair_tag(begun: TableState, run_id: str, counts: Mapping[str, int] | None = None) -> CommitTag:
+    """The identity of the one commit of a repair; ``begun`` is its first row of the ledger, whose time no other has."""
+    app_id = f"waldelta:repair:{begun.table_name}:{begun.generation}:{begun.at.isoformat()}"
+    return CommitTag(app_id, 1, run_id, counts=dict(counts or {}), verb=_REPAIR)
+
+
+def record_repaired(
+    spark: SparkSession, job: Job, begun: TableState, cut: TargetCut, by: str | None = None
+) -> TableState:
+    """Enter into the ledger that a repair is done, and of its quarantined rows that they were read again.
+
+    Raises LateWriter when the target is another's meanwhile.
+    """
+    before = _before(job, begun)
+    held = spark.read.format("delta").load(uri_of(job, begun.table_name)).count()
+    at = now()
+    done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
+    done = job.ledger.append_state(done, begun)
+    # For people: rows of an earlier generation count no more.
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    if keys := sorted(open_keys(quarantine.rows(before.table_name, before.generation))):
+        reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (f": {begun.reason}" if begun.reason else "")
+        quarantine.add(
+            [
+                IncompleteRow(at, begun.run_id, RESOLVED, before.table_name, before.generation, 0, key, reason=reason, by=by)
+                for key in keys
+            ]
+        )  # fmt: skip
+    log.info("table=%s repaired at version %d", begun.table_name, cut.version)
+    return done
+
+
+def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | None:
+    """Find out whether a repair that broke off has committed, and enter its end into the ledger; None: it never will.
+
+    The caller holds the target's lock. Raises StateError when the target's Delta log doesn't tell any more, LateWriter when
+    the target is another's meanwhile.
+    """
+    name, tag = begun.table_name, repair_tag(begun, begun.run_id)
+    if committed_verb(job, begun, tag) is None:
+        _void(spark, job, begun, tag)
+    verb = committed_verb(job, begun, tag)
+    if verb == _REPAIR:
+        cut = replace(read_commit(job, begun, tag), skipped=0)
+        record_repaired(spark, job, begun, cut)
+        log.warning("table=%s its repair had been committed when it broke off: it is done", name)
+        return cut
+    if verb != _VOID:
+        raise StateError(f"{name}: its Delta log doesn't tell whether its repair was committed: it is to be copied")
+    before = _before(job, begun)
+    job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
+    log.warning("table=%s its repair hadn't been committed when it broke off: it is as it was before", name)
+    return None
+
+
+def end_killed_repairs(
+    spark: SparkSession, job: Job, published: Mapping[str, Feed]
+) -> tuple[list[Standing], dict[str, TargetCut]]:
+    """Where every table stands, once the repairs that were killed have been ended; and what those did that had committed.
+
+    A repair whose end nobody can tell leaves its table to be copied.
+    """
+    standings, cuts, ended = read_standings(job, published), {}, False
+    for found in standings:
+        begun = found.state
+        if begun is None or not _was_killed(found, begun):
+            continue
+        try:
+            _check_same_timeline(job, begun)
+            with target_lock(job, begun.table_name):
+                if job.table_state(begun.table_name) == begun and (cut := end_repair(spark, job, begun)) is not None:
+                    cuts[begun.table_name] = cut
+            ended = True
+        except (LateWriter, LockHeld) as err:
+            log.info("table=%s %s", begun.table_name, err)
+        except Exception as err:  # Spark's too: a copy mends it
+            log.warning("table=%s is to be copied: %s", begun.table_name, first_line(err))
+    return (read_standings(job, published) if ended else standings), cuts
+
+
+def _was_killed(found: Standing, state: TableState) -> bool:
+    # A copy's first row has no snapshot yet.
+    return found.due in (Due.COPY, Due.BROKEN) and state.status == COPYING and bool(state.snapshot)
+
+
+def _check_same_timeline(job: Job, begun: TableState) -> None:
+    """A failover judges by what is ``synced`` how much of it the new primary has: a repair may have been begun before it."""
+    moves, slot = job.ledger.slot_moves(), job.pipeline.source.slot
+    if identity_of(slot, moves).timeline != life_of(slot, moves).timeline:
+        raise StateError(f"{begun.table_name}: the source failed over, perhaps since its repair began")
+
+
+def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> None:
+    statement = void_statement(uri_of(job, begun.table_name), begun.key_columns[0])
+    try:
+        with tagged(spark, replace(tag, verb=_VOID)):
+            spark.sql(statement).collect()
+    except Exception as err:
+        # Perhaps because the repair has just committed after all.
+        if committed_verb(job, begun, tag) is None:
+            raise ApplyError(f"{begun.table_name}: {first_line(err)}") from err
+
+
+def _before(job: Job, begun: TableState) -> TableState:
+    """The target's row of the ledger that a repair replaced."""
+    rows = [row for row in job.table_rows(begun.table_name) if row.at < begun.at]
+    if not rows:
+        raise StateError(
+            f"{begun.table_name}: the ledger doesn't tell what it was before its repair: it is to be copied"
+        )
+    return rows[-1]

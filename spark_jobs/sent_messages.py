@@ -1,0 +1,102 @@
+"""Sent messages: which messages of the change log a few rows came from, with their bytes, for the quarantine to keep.
+
+Maintenance drops batches from the change log, so that a quarantined row's would be gone. The range is decoded once more, its keys
+alone, and its chains are followed back, by collapse's own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jobs.collapse import DELETE, INSERT, Chains, identity_codes, in_order_of
+from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode, with_typed_keys
+from spark_jobs.plan import TargetPlan
+from spark_jobs.row_keys import first_values, row_keys
+from waldelta.change_log import ChangeLog, place_columns
+from waldelta.quarantine import SentMessage
+
+# The newest message of a row is kept whatever it holds; the bytes of earlier ones while they are no more than this together.
+MOST_EARLIER_BYTES = 1 << 20
+
+
+def sent_messages(change_log: ChangeLog, plan: TargetPlan, wanted: Collection[str]) -> dict[str, list[SentMessage]]:
+    """The messages behind the rows that a range of batches leaves at these keys (as row_keys()), in commit order.
+
+    Back to the row's INSERT, or to the first UPDATE in the range. The target's own filter isn't asked: changes of the row that it
+    kept out are among them.
+    """
+    if not wanted:
+        return {}
+    decode_plan = replace(plan.decode, routing=None)
+    found = _chains(_keys_of_events(change_log, plan, decode_plan), decode_plan, wanted)
+    messages = _read(change_log, plan, {place for places in found.values() for place in places})
+    return {key: keep_bytes([messages[place] for place in places]) for key, places in found.items()}
+
+
+def keep_bytes(messages: list[SentMessage]) -> list[SentMessage]:
+    """As they are kept: of a row that was changed very often, the earlier ones without their bytes."""
+    kept, taken = messages[-1:], 0
+    for message in reversed(messages[:-1]):
+        taken += len(message.raw or b"")
+        kept.append(message if taken <= MOST_EARLIER_BYTES else replace(message, raw=None))
+    return kept[::-1]
+
+
+def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: DecodePlan) -> pa.Table:
+    """Place, operation, and old and new key of each event of the range, in commit order."""
+    names = ["ord", "op", *decode_plan.shape.old_keys, *_new_keys(decode_plan)]
+    schema = decode_plan.event_schema
+    parts = [pa.schema([schema.field(name) for name in names]).empty_table()]
+    for changes in _changes(change_log, plan, list(CHANGE_COLUMNS)):
+        parts += [events.select(names) for events in decode(changes, decode_plan)]
+    events = with_typed_keys(pa.concat_tables(parts), decode_plan)
+    return events.take(pa.array(in_order_of(events)))
+
+
+def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict[str, list[int]]:
+    """By key, the places of the events that led to its row, in commit order."""
+    op = events["op"].to_numpy().astype(np.int64)
+    old, new = identity_codes(events, plan.shape)
+    chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), False)
+    last, places = chains.live(), events["ord"].to_numpy()
+    columns = _new_keys(plan)
+    near = pc.is_in(events[columns[0]], value_set=first_values(wanted, plan, events.schema.field(columns[0]).type))
+    last = last[np.asarray(near)[last]]
+    return {
+        key: [int(places[event]) for event in _back(chains, event)]
+        for key, event in zip(row_keys(events.take(pa.array(last)), plan, columns), last.tolist(), strict=True)
+        if key in wanted
+    }
+
+
+def _back(chains: Chains, event: int) -> list[int]:
+    """The events of a chain up to this one."""
+    found = [event]
+    while (parent := int(chains.parent[found[-1]])) >= 0:
+        found.append(parent)
+    return found[::-1]
+
+
+def _read(change_log: ChangeLog, plan: TargetPlan, places: Collection[int]) -> dict[int, SentMessage]:
+    """The messages at these places in commit order."""
+    wanted = np.array(sorted(places), np.int64)
+    found: dict[int, SentMessage] = {}
+    for part in _changes(change_log, plan, ["batch", "seq", "streamed_xid", "lsn", "xid8", "data"]):
+        at = plan.decode.segments.places(*place_columns(part))
+        chosen = np.isin(at, wanted)
+        for place, row in zip(at[chosen].tolist(), part.filter(pa.array(chosen)).to_pylist(), strict=True):
+            found[place] = SentMessage(row["batch"], row["seq"], row["lsn"], row["xid8"], row["data"])
+    return found
+
+
+def _changes(change_log: ChangeLog, plan: TargetPlan, columns: list[str]) -> Iterable[pa.RecordBatch]:
+    return change_log.rows_of(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot, columns)
+
+
+def _new_keys(plan: DecodePlan) -> list[str]:
+    return [f"c{i}" for i in plan.shape.key]
