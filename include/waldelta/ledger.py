@@ -230,7 +230,10 @@ _CUT = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class BatchCut:
-    """A consistent cut: every target as of the end of one batch."""
+    """A consistent cut: every target as of the end of one batch.
+
+    ``expired``: it is older than versions of targets are kept, so that it mayn't be readable any more.
+    """
 
     at: datetime
     run_id: str
@@ -238,12 +241,13 @@ class BatchCut:
     end_lsn: int
     commit_ts: datetime | None
     targets: list[TargetCut] = field(default_factory=list)
+    expired: bool = False
 
     table: ClassVar[str] = "batches"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
             ("at", _UTC), ("run_id", pa.string()), ("batch", pa.int64()), ("end_lsn", pa.int64()),
-            ("commit_ts", _UTC), ("targets", pa.list_(_CUT)),
+            ("commit_ts", _UTC), ("targets", pa.list_(_CUT)), ("expired", pa.bool_()),
         ]
     )  # fmt: skip
 
@@ -420,6 +424,10 @@ class Ledger:
         """The newest cut."""
         return self._newest(BatchCut)
 
+    def expire_cuts(self, before: datetime) -> int:
+        """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""
+        return self._table(BatchCut).mark("expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at))))
+
     def runs(self) -> list[Run]:
         """All events of runs, oldest first."""
         return self._read(Run)
@@ -460,6 +468,8 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
     for name in ("later_filters", "publishes", "unpublished", "unmended_leaves", "entries"):
         if name in values:
             values[name] = values[name] or []
+    if "expired" in values:
+        values["expired"] = bool(values["expired"])
     if (storage := values.get("storage")) is not None:
         values["storage"] = StorageState(
             [FileState(**item) for item in storage["files"]],
