@@ -139,6 +139,19 @@ _STORAGE = pa.struct(
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignCommit:
+    """A commit of somebody else's that changed a target's data; ``by`` is the writer as far as the commit says."""
+
+    version: int
+    operation: str
+    by: str
+    at: datetime | None = None
+
+
+_FOREIGN = pa.struct([("version", pa.int64()), ("operation", pa.string()), ("by", pa.string()), ("at", _UTC)])
+
+
+@dataclass(frozen=True, slots=True)
 class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
@@ -182,6 +195,10 @@ class TableState:
     unmended_leaves: list[int] = field(default_factory=list)
     # What in its publications published it when that was last looked at (see waldelta.catalog.PublishedTable).
     entries: list[str] = field(default_factory=list)
+    # The target's Delta version that the copy committed, or up to which its log was looked through when it was repaired.
+    version: int | None = None
+    # What others wrote to the target since the copy: the first such commit and the latest (see waldelta.foreign).
+    foreign_commits: list[ForeignCommit] = field(default_factory=list)
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -194,7 +211,8 @@ class TableState:
             ("incarnation", pa.string()), ("storage", _STORAGE), ("target_filter", pa.string()),
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
             ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
-            ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())),
+            ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())), ("version", pa.int64()),
+            ("foreign_commits", pa.list_(_FOREIGN)),
         ]
     )  # fmt: skip
 
@@ -457,7 +475,7 @@ class Ledger:
 
 
 def _build(kind: type[R], row: dict[str, Any]) -> R:
-    nested: dict[str, type[ColumnState] | type[TargetCut]] = {"columns": ColumnState, "targets": TargetCut}
+    nested: dict[str, type[Any]] = {"columns": ColumnState, "targets": TargetCut, "foreign_commits": ForeignCommit}
     # A table written by an earlier version may lack a column that has a default.
     values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
     for name, of in nested.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 from waldelta.cuts import readable_cut
 from waldelta.errors import StateError
+from waldelta.foreign import describe
 from waldelta.gap import open_gaps
 from waldelta.job import Job
 from waldelta.ledger import Gap, TableState, now
@@ -56,6 +57,7 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
         "rows_copied": state.rows if state is not None else 0,
         "reason": standing.why or (state.reason if state is not None else None),
         "quarantined": quarantined,
+        "foreign_commits": [describe(commit) for commit in state.foreign_commits] if state is not None else [],
         "drift_told": _drift_told(state) if state is not None else [],
     }
 
