@@ -33,7 +33,7 @@ from spark_jobs.stage import Staged, stage
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
-from spark_jobs.task_error import of_table, writing_error
+from spark_jobs.task_error import is_passing, of_table, writing_error
 from spark_jobs.tasks import run_tasks
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
@@ -41,6 +41,7 @@ from waldelta.emptied import with_emptied
 from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
 from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
+from waldelta.foreign import Watch
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.leaves import of_partition, record_leaves
@@ -63,6 +64,8 @@ log = logging.getLogger(__name__)
 
 # A full batch and the short one behind it are one step: every MERGE rewrites the files it touches.
 BATCHES_PER_STEP = 2
+# A MERGE that others' commits got ahead of is run again on what they left, so often in all.
+_ATTEMPTS = 3
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Applied:
     """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
 
     ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
-    targets meanwhile, ``removed`` those that left since.
+    targets meanwhile, ``removed`` those that left since, ``foreign`` those that others wrote to.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
@@ -80,6 +83,7 @@ class Applied:
     warnings: list[str] = field(default_factory=list)
     published: dict[str, Feed] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -96,6 +100,7 @@ class _Run:
     held: Watermarks
     stretches: Stretches
     present: dict[str, PresentTable]
+    watch: Watch
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -137,16 +142,16 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     held = Watermarks(job, identity)
     watermarks = _watermarks(held, states, applied.failures)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    run = _Run(spark, job, held, Stretches(change_log, sizes), present)
+    run = _Run(spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)))
+    for state in _to_be_fed(states, applied):
+        _look(run, state, held.versions[state.table_name], applied)
     untold = mended | _unreported(run, states, applied.failures)
     ends = _steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
     for upto in ends or [last] * bool(untold):
         cuts = []
         behind = all(watermark <= upto for watermark in watermarks.values())
-        for state in states:
+        for state in _to_be_fed(states, applied):
             name = state.table_name
-            if name in applied.failures or name in applied.outdated:
-                continue
             try:
                 cut = _apply_locked(run, state, (watermarks[name], upto))
                 if (before := untold.pop(name, None)) is not None:
@@ -156,8 +161,23 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
             else:
                 watermarks[name] = max(watermarks[name], upto)
                 cuts.append(cut)
+                # What was committed beside the run, before the cut says up to where all is told.
+                _look(run, state, cut.version, applied)
         applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
+    applied.foreign = sorted(set(run.watch.told))
     return applied
+
+
+def _to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
+    """Those that nothing was given up of, so far."""
+    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
+
+
+def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
+    try:
+        applied.warnings += run.watch.look(state, version)
+    except WaldeltaError as err:
+        _give_up(run.job, state, err, applied)
 
 
 def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied) -> list[TableState]:
@@ -292,7 +312,8 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         plan = plan_target(connection, stretch, state, run.present[state.table_name], policy, options)
     if not plan.volume.rows and not plan.truncated:
         return read_untouched(job, state)
-    tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated)
+    looked = run.watch.looked_upto(state)
+    tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, f"{job.run_id} {uuid.uuid4()}")
     try:
         check()
@@ -335,6 +356,18 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
         return done
     # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
     check()
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return _merge(run, changes.source, plan, tag)
+        except Exception as err:
+            if not is_passing(err):
+                raise
+            log.warning(
+                "table=%s somebody else committed to the target beside attempt %d: again",
+                plan.state.table_name,
+                attempt,
+            )
+            check()
     return _merge(run, changes.source, plan, tag)
 
 

@@ -88,6 +88,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         write_messages(spark, job)
     applied = apply(spark, job, result.landed_as_of)
     result.warnings += applied.warnings
+    result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
     for cut in applied.steps:
         result.add_cut(cut)
     for name, table in sorted(result.tables.items()):

@@ -11,7 +11,8 @@ from spark_jobs.flow import Stage, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
-from spark_jobs.target import has_deletion_vectors, set_deletion_vectors
+from spark_jobs.target import has_deletion_vectors, set_deletion_vectors, set_retention
+from waldelta.cuts import renew_cut
 from waldelta.errors import LockHeld
 from waldelta.fault import fault_point
 from waldelta.job import Job
@@ -65,12 +66,14 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
             with target_lock(job, state.table_name):
                 uri = uri_of(job, state.table_name)
                 _keep_as_chosen(spark, uri, job.pipeline.target.deletion_vectors_of(state.table_name))
+                set_retention(spark, uri, hours)
                 _compact(spark, uri, hours)
         except LockHeld as err:
             log.warning("table=%s left for the next time: %s", state.table_name, err)
             held[state.table_name] = err
         else:
             result.tables[state.table_name] = TableResult()
+    renew_cut(job)
     stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
     if held:
         stage.detail += f"; in use by other runs and left: {', '.join(held)}"
@@ -154,7 +157,9 @@ def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult
     kept = job.pipeline.maintenance
     oldest = now() - max(timedelta(days=kept.keep_changes_days), timedelta(hours=kept.keep_versions_hours))
     change_log = job.change_log(job.slot_identity())
-    stage.detail = f"{prune_ledger(job.ledger, oldest, change_log.lowest_batch())} rows removed"
+    removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
+    expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
+    stage.detail = f"{removed} rows removed, {expired} cuts expired"
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

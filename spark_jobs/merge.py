@@ -47,7 +47,8 @@ class CommitTag:
     """Delta's identity of one application of changes: repeated, it changes nothing.
 
     ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the commit did. Of a
-    replay, ``batch`` is no batch, but the version of the target that it set out from.
+    replay, ``batch`` is no batch, but the version of the target that it set out from. ``looked`` is the version up to which
+    other people's commits were told before this one.
     """
 
     app_id: str
@@ -56,6 +57,7 @@ class CommitTag:
     truncated: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     verb: str = "apply"
+    looked: int | None = None
 
     @property
     def metadata(self) -> str:

@@ -167,10 +167,12 @@ class Pipeline:
     def cut(self) -> dict[str, int]:
         """The newest consistent cut: each target's Delta version as of one batch, to be read together; empty before the first.
 
-        From the ledger alone, without Spark and the source.
+        From the lake alone, without Spark and the source. Raises StateError when no cut can be read any more.
         """
-        newest = Job(self.file, "", "cut").ledger.last_cut()
-        return {} if newest is None else {target.table_name: target.version for target in newest.targets}
+        from waldelta.cuts import readable_cut
+
+        cut = readable_cut(Job(self.file, "", "cut"))
+        return {} if cut is None else {target.table_name: target.version for target in cut.targets}
 
     def teardown(self, run_id: str | None = None) -> list[str]:
         """Drop the slot and the publications that this pipeline made; the lake stays. Says what was dropped."""

@@ -46,6 +46,7 @@ from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, StandbyAway, WaldeltaError
 from waldelta.fault import fault_point
+from waldelta.foreign import looked_upto
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
@@ -63,7 +64,7 @@ from waldelta.snapshot import SnapshotHolder
 from waldelta.standing import COPYING, NEEDS_SYNC, SYNCED
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.targets import Target
-from waldelta.watermark import Watermarks, check_same_copy, uri_of
+from waldelta.watermark import Watermarks, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -271,6 +272,7 @@ def _synced_state(
         entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, storage),
         unmended_leaves=[],
+        version=looked_upto(last_cut(job), state),
     )
 
 

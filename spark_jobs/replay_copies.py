@@ -17,8 +17,8 @@ from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES
 from spark_jobs.merge_copies import CopiedColumn, different_rows, rewritten_rows
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.stage import stage
-from spark_jobs.target_commit import read_metadata
 from waldelta.change_log import ChangeLog
+from waldelta.delta_log import read_metadata
 from waldelta.errors import SchemaChanged
 from waldelta.job import Job
 from waldelta.ledger import TableState

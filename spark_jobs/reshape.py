@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import path, quote
 from spark_jobs.target import VARIANT, TargetColumn, prepare_target, replace_target
-from spark_jobs.target_commit import read_metadata
 from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.delta_log import read_metadata
 from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
 from waldelta.fault import fault_point

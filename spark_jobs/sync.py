@@ -310,6 +310,7 @@ def _sync_locked(
             publishes=sorted(table.publishes),
             entries=to_texts(table.entries),
             unpublished=unpublished_columns(table, result.storage),
+            version=result.version,
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,
         )

@@ -34,6 +34,8 @@ _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
 _GENERATION = "waldelta.generation"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
+_FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
 _ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
 
 
@@ -117,13 +119,25 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
 
 def has_deletion_vectors(spark: SparkSession, uri: str) -> bool:
     """Whether commits mark rows as gone instead of writing their files anew; a new target's don't."""
-    kept = {row["key"]: row["value"] for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
-    return str(kept.get(_DELETION_VECTORS, "false")).lower() == "true"
+    return _properties(spark, uri).get(_DELETION_VECTORS, "false").lower() == "true"
 
 
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
     """Have later commits mark rows as gone, or no longer; marks that are there stay readable either way."""
     spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
+
+
+def set_retention(spark: SparkSession, uri: str, hours: int) -> None:
+    """Have Delta keep for so long what an earlier version needs: the log, and files, which a VACUUM without RETAIN goes by.
+
+    Delta forgets after this time that a file was removed, and a VACUUM takes it for nobody's then, whatever it is told to retain.
+    """
+    files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
+    wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
+    usual = {_FILE_RETENTION: f"interval {_FILE_HOURS} hours", _LOG_RETENTION: f"interval {_LOG_HOURS} hours"}
+    kept = usual | _properties(spark, uri)
+    if any(kept[name] != value for name, value in wanted.items()):
+        spark.sql(f"alter table {path(uri)} set{_tblproperties(wanted)}")
 
 
 def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
@@ -222,6 +236,10 @@ def _schema_option(existing: StructType | None, wanted: StructType) -> str | Non
 
 def _needs_mapping(columns: Sequence[Any]) -> bool:
     return any(_UNMAPPABLE.search(column.name) for column in columns)
+
+
+def _properties(spark: SparkSession, uri: str) -> dict[str, str]:
+    return {row["key"]: str(row["value"]) for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
 
 
 def _tblproperties(properties: Mapping[str, str]) -> str:

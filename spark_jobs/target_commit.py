@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from spark_jobs.merge import (
 from spark_jobs.result import RunResult
 from spark_jobs.target import set_generation
 from waldelta.consume import SlotIdentity
+from waldelta.delta_log import read_metadata
 from waldelta.errors import LateWriter
 from waldelta.job import Job
 from waldelta.lake import sync_commit
@@ -137,15 +137,6 @@ def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
                 yield entry | {"waldelta": written}
             elif written and written.get("verb") not in ("reshape", "replay", "void"):
                 return
-
-
-def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What waldelta wrote about one of its commits; nothing for somebody else's."""
-    try:
-        found = json.loads(entry.get("userMetadata") or "{}").get("waldelta", {})
-    except (ValueError, AttributeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _told(job: Job, run_id: str, table: str, version: int, committed_at: datetime) -> bool:

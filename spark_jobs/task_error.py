@@ -15,6 +15,15 @@ _CONFLICT = re.compile(
 )
 
 
+# Files that a VACUUM deleted, which kept too little, or that nobody has: Hadoop's and Spark's words.
+_FILE_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException|DELTA_FILE_NOT_FOUND")
+# Who had to be told that the table is another one now: no rows were written under what was read.
+_FENCED = re.compile(
+    r"DELTA_CONCURRENT_TRANSACTION|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
+    r"|ConcurrentTransactionException|(?:Metadata|Protocol)ChangedException"
+)
+
+
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
     """The error that a task raised, if it is one of ours."""
     for name, message in _NAMED.findall(str(err)):
@@ -32,6 +41,11 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
 def is_conflict(err: BaseException) -> bool:
     """Whether somebody else committed to a Delta table meanwhile; the classes' names are all that Connect hands over."""
     return _CONFLICT.search(str(err)) is not None
+
+
+def is_passing(err: BaseException) -> bool:
+    """Whether the same statement may well succeed on the table as others have left it: its rows or files changed, and nothing fences us."""
+    return (is_conflict(err) or _FILE_GONE.search(str(err)) is not None) and _FENCED.search(str(err)) is None
 
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:

@@ -64,9 +64,7 @@ def sync_commit(uri: str, version: int) -> None:
     entry = folder / "_delta_log" / f"{version:020d}.json"
     added = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
     files = [folder / unquote(add["path"]) for add in added]
-    files += [
-        folder / marks for add in added if (marks := _deletion_vector_path(add.get("deletionVector"))) is not None
-    ]
+    files += [folder / marks for add in added if (marks := deletion_vector_path(add.get("deletionVector"))) is not None]
     # Every table lies two folders below the lake's root, which may be as new as the table.
     folders = {f.parent for f in files} | {folder, *folder.parents[:2], entry.parent}
     # A commit that only changed properties or columns has nobody else who cares for it, and a table with a gap can't be opened.
@@ -111,7 +109,7 @@ def checkpoint(table: DeltaTable, interval: int) -> None:
         log.info("%s has no checkpoint of version %d: %s", table.table_uri, table.version(), err)
 
 
-def _deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
+def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
     """The file, relative to the table, that marks rows of a data file as gone; None for marks within the commit itself.
 
     Delta's protocol, "Deletion Vector Descriptor Schema": an optional folder, then a UUID in 20 characters of Z85.

@@ -139,6 +139,19 @@ _STORAGE = pa.struct(
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignCommit:
+    """A commit of somebody else's that changed a target's data; ``by`` is the writer as far as the commit says."""
+
+    version: int
+    operation: str
+    by: str
+    at: datetime | None = None
+
+
+_FOREIGN = pa.struct([("version", pa.int64()), ("operation", pa.string()), ("by", pa.string()), ("at", _UTC)])
+
+
+@dataclass(frozen=True, slots=True)
 class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
@@ -182,6 +195,10 @@ class TableState:
     unmended_leaves: list[int] = field(default_factory=list)
     # What in its publications published it when that was last looked at (see waldelta.catalog.PublishedTable).
     entries: list[str] = field(default_factory=list)
+    # The target's Delta version that the copy committed, or up to which its log was looked through when it was repaired.
+    version: int | None = None
+    # What others wrote to the target since the copy: the first such commit and the latest (see waldelta.foreign).
+    foreign_commits: list[ForeignCommit] = field(default_factory=list)
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -194,7 +211,8 @@ class TableState:
             ("incarnation", pa.string()), ("storage", _STORAGE), ("target_filter", pa.string()),
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
             ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
-            ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())),
+            ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())), ("version", pa.int64()),
+            ("foreign_commits", pa.list_(_FOREIGN)),
         ]
     )  # fmt: skip
 
@@ -230,7 +248,10 @@ _CUT = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class BatchCut:
-    """A consistent cut: every target as of the end of one batch."""
+    """A consistent cut: every target as of the end of one batch.
+
+    ``expired``: it is older than versions of targets are kept, so that it mayn't be readable any more.
+    """
 
     at: datetime
     run_id: str
@@ -238,12 +259,13 @@ class BatchCut:
     end_lsn: int
     commit_ts: datetime | None
     targets: list[TargetCut] = field(default_factory=list)
+    expired: bool = False
 
     table: ClassVar[str] = "batches"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
             ("at", _UTC), ("run_id", pa.string()), ("batch", pa.int64()), ("end_lsn", pa.int64()),
-            ("commit_ts", _UTC), ("targets", pa.list_(_CUT)),
+            ("commit_ts", _UTC), ("targets", pa.list_(_CUT)), ("expired", pa.bool_()),
         ]
     )  # fmt: skip
 
@@ -420,6 +442,10 @@ class Ledger:
         """The newest cut."""
         return self._newest(BatchCut)
 
+    def expire_cuts(self, before: datetime) -> int:
+        """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""
+        return self._table(BatchCut).mark("expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at))))
+
     def runs(self) -> list[Run]:
         """All events of runs, oldest first."""
         return self._read(Run)
@@ -449,7 +475,7 @@ class Ledger:
 
 
 def _build(kind: type[R], row: dict[str, Any]) -> R:
-    nested: dict[str, type[ColumnState] | type[TargetCut]] = {"columns": ColumnState, "targets": TargetCut}
+    nested: dict[str, type[Any]] = {"columns": ColumnState, "targets": TargetCut, "foreign_commits": ForeignCommit}
     # A table written by an earlier version may lack a column that has a default.
     values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
     for name, of in nested.items():
@@ -460,6 +486,8 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
     for name in ("later_filters", "publishes", "unpublished", "unmended_leaves", "entries"):
         if name in values:
             values[name] = values[name] or []
+    if "expired" in values:
+        values["expired"] = bool(values["expired"])
     if (storage := values.get("storage")) is not None:
         values["storage"] = StorageState(
             [FileState(**item) for item in storage["files"]],

@@ -133,6 +133,29 @@ class LedgerTable:
             sync_commit(self.uri, table.version())
 
     @_again_when_changed
+    def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
+        """Set a flag in the rows that ``chosen`` picks by their ``at``, in one commit; returns how many didn't have it yet."""
+        table = self._open()
+        if table is None:
+            return 0
+        rows = read_sorted(table, storage_options=self._options)
+        known = rows[flag] if flag in rows.column_names else pa.chunked_array([pa.nulls(len(rows), pa.bool_())])
+        fresh = pc.and_not(chosen(rows["at"]), known.fill_null(False))
+        if not (marked := pc.sum(fresh).as_py()):
+            return 0
+        columns = {name: rows[name] for name in rows.column_names} | {flag: pc.or_(fresh, known.fill_null(False))}
+        with self._named_errors():
+            write_deltalake(
+                table,
+                pa.table(columns),
+                mode="overwrite",
+                schema_mode="merge",
+                commit_properties=_ONLY_IF_UNCHANGED,
+            )
+            sync_commit(self.uri, table.version())
+        return int(marked)
+
+    @_again_when_changed
     def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
         """Drop the rows that ``keep`` says no to, and leave one file; returns how many were dropped.
 

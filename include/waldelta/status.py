@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from waldelta.cuts import readable_cut
+from waldelta.errors import StateError
+from waldelta.foreign import describe
 from waldelta.gap import open_gaps
 from waldelta.job import Job
 from waldelta.ledger import Gap, TableState, now
@@ -16,7 +19,6 @@ from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings
 from waldelta.standing import Standing, read_published, read_standings
-from waldelta.watermark import last_cut
 
 
 def read_status(job: Job) -> dict[str, Any]:
@@ -31,14 +33,13 @@ def read_status(job: Job) -> dict[str, Any]:
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     lacking = quarantine.open_counts({s.table_name: s.state.generation for s in standings if s.state is not None})
-    cut = last_cut(job)
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server, elsewhere),
         "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
-        "last_cut": None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn},
+        "last_cut": _cut(job),
         "last_run": None if run is None else {
             "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
             "source": json.loads(run.result or "{}").get("source"),
@@ -56,8 +57,18 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
         "rows_copied": state.rows if state is not None else 0,
         "reason": standing.why or (state.reason if state is not None else None),
         "quarantined": quarantined,
+        "foreign_commits": [describe(commit) for commit in state.foreign_commits] if state is not None else [],
         "drift_told": _drift_told(state) if state is not None else [],
     }
+
+
+def _cut(job: Job) -> dict[str, Any] | None:
+    """The newest cut that can be read; where there is none any more, ``problem`` says so."""
+    try:
+        cut = readable_cut(job)
+    except StateError as err:
+        return {"problem": str(err)}
+    return None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn}
 
 
 def _drift_told(state: TableState) -> list[str]:

@@ -51,6 +51,7 @@ class Watermarks:
         self._job, self.identity = job, identity
         self._cut = last_cut(job)
         self._floor = job.first_batch()
+        self.versions: dict[str, int] = {}  # of each target's table, when it was asked for last
 
     def of(self, state: TableState) -> int:
         """One target's, from its own Delta log as it is now; raises StateError when the target is gone."""
@@ -61,6 +62,7 @@ class Watermarks:
             raise StateError(
                 f"{state.table_name}: its target {uri} is gone: run the initial sync for it again"
             ) from err
+        self.versions[state.table_name] = table.version()
         committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
         applied = max(committed, self._in_cut(state), self._floor)
         if applied > self._floor or not state.snapshot:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.pipeline import Pipeline
 from waldelta import ledger_files, ledger_table
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.gap import CLOSED, OPEN, open_gaps
@@ -32,7 +31,6 @@ from waldelta.ledger import (
     now,
 )
 from waldelta.ledger_upkeep import keep_cuts, keep_gaps, keep_moves, keep_states, prune_ledger
-from waldelta.pipeline_file import PipelineFile
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -232,6 +230,22 @@ def test_the_latest_state_and_copy_of_each_target_are_kept():
     assert keep_states([states[0], added, states[2], states[3]], NOON - DAY) == [True, True, True, True]
 
 
+def test_cuts_expire_but_for_the_newest(ledger):
+    """Marked in rows that an earlier version wrote too; repeated, it writes nothing."""
+    write_deltalake(
+        bookkeeping_uri(ledger.root, BatchCut.table),
+        pa.Table.from_pylist([asdict(cut(1, OLD))], schema=BatchCut.schema).drop_columns("expired"),
+    )
+    ledger.append(cut(2, OLD + DAY))
+    assert [row.expired for row in ledger.batches()] == [False, False]
+    assert [ledger.expire_cuts(before) for before in (OLD, NOON, NOON)] == [0, 1, 0]
+    assert [(row.batch, row.expired) for row in ledger.batches()] == [(1, True), (2, False)]
+    ledger.append(cut(3))
+    assert ledger.expire_cuts(NOON + DAY) == 1
+    assert [(row.batch, row.expired) for row in ledger.batches()] == [(1, True), (2, True), (3, False)]
+    assert ledger.batches()[0].targets == cut(1, OLD).targets
+
+
 def test_cuts_are_kept_as_long_as_the_change_log_needs_them():
     """Maintenance tells by old cuts which batches may go, so they outlive those batches; the newest always stays."""
     cuts = [cut(1, OLD), cut(2, OLD), cut(3, OLD), cut(4)]
@@ -293,18 +307,6 @@ def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
     assert keep_gaps(rows, NOON) == [False, True, True]
     assert keep_gaps(rows, OLD + DAY) == [False, True, True]
     assert prune_ledger(ledger, NOON, None) == 1
-
-
-def test_the_newest_cut_is_read_by_one_call(ledger):
-    """By whoever has the pipeline file, where neither Spark nor the source is at hand."""
-    source = {"conn_id": "nowhere", "slot": "s", "publications": [{"name": "p", "all_tables": True}]}
-    file = {"pipeline": "shop", "source": source, "target": {"root": ledger.root}}
-    pipeline = Pipeline(PipelineFile.model_validate(file))
-    assert pipeline.cut() == {}
-    for batch in (1, 2):
-        versions = [TargetCut("public.t", 1, batch + 5), TargetCut("public.u", 1, 3)]
-        ledger.append_cut(BatchCut(now(), "r", batch, batch, None, versions), ledger.last_cut())
-    assert pipeline.cut() == {"public.t": 7, "public.u": 3}
 
 
 def test_a_limit_on_files_has_a_name(ledger):

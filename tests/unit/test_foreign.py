@@ -1,0 +1,120 @@
+"""What a target's Delta log tells: whose commits change data, which versions can be read, how far runs have looked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import PyFileSystem
+
+from waldelta.delta_log import DeltaLog
+from waldelta.foreign import look, looked_upto
+from waldelta.lake import rooted
+from waldelta.ledger import BatchCut, TableState, TargetCut, now
+
+ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
+OURS = '{"waldelta": {"verb": "apply"}}'
+
+
+def as_ours(metadata=OURS):
+    return CommitProperties(custom_metadata={"userMetadata": metadata})
+
+
+@pytest.fixture
+def uri(lake):
+    """A table of two files, committed by us up to version 1."""
+    for mode in ("error", "append"):
+        write_deltalake(f"{lake}/t", ROWS, mode=mode, commit_properties=as_ours())
+    return f"{lake}/t"
+
+
+def merge(uri):
+    found = DeltaTable(uri).merge(ROWS, "t.id = s.id", source_alias="s", target_alias="t")
+    found.when_matched_update_all().execute()
+
+
+def vacuum(uri):
+    DeltaTable(uri).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
+CASES = {
+    "append": (lambda uri: write_deltalake(uri, ROWS, mode="append"), ["WRITE"]),
+    "overwrite": (lambda uri: write_deltalake(uri, ROWS, mode="overwrite"), ["WRITE"]),
+    "update": (lambda uri: DeltaTable(uri).update({"v": "'x'"}, predicate="id = 1"), ["UPDATE"]),
+    "delete": (lambda uri: DeltaTable(uri).delete("id = 1"), ["DELETE"]),
+    "merge": (merge, ["MERGE"]),
+    "restore": (lambda uri: DeltaTable(uri).restore(0), ["RESTORE"]),
+    "other metadata": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours('["x"]')), ["WRITE"]),
+    "our own": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours()), []),
+    "optimize": (lambda uri: DeltaTable(uri).optimize.compact(), []),
+    "vacuum": (vacuum, []),
+    "property": (lambda uri: DeltaTable(uri).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"}), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("act, told", CASES.values(), ids=CASES)
+def test_commits_of_others_that_change_data_are_found(uri, act, told):
+    act(uri)
+    seen = look(DeltaLog(uri), 1, DeltaTable(uri).version())
+    assert [commit.operation for commit in seen.commits] == told
+    assert all("delta-rs" in commit.by and now() - commit.at < timedelta(minutes=1) for commit in seen.commits)
+
+
+def test_our_own_commits_say_how_far_was_looked(uri):
+    """What lies beside them is looked at again, what lies before isn't even read."""
+    write_deltalake(uri, ROWS, mode="append")
+    write_deltalake(uri, ROWS, mode="append")
+    ours = '{"waldelta": {"verb": "apply", "looked": 2}}'
+    write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours(ours))
+    assert [commit.version for commit in look(DeltaLog(uri), 1, 4).commits] == [3]
+
+
+def test_a_log_that_does_not_reach_back_is_told(uri, tmp_path):
+    for _ in range(3):
+        write_deltalake(uri, ROWS, mode="append")
+    (tmp_path / "lake/t/_delta_log" / f"{3:020d}.json").unlink()
+    seen = look(DeltaLog(uri), 1, 4)
+    assert ([commit.version for commit in seen.commits], seen.lacks) == ([4], 3)
+
+
+def test_a_vacuum_says_what_it_kept(uri):
+    DeltaTable(uri).optimize.compact()
+    vacuum(uri)
+    kept = now() - look(DeltaLog(uri), 1, DeltaTable(uri).version()).vacuumed
+    assert timedelta(0) <= kept < timedelta(minutes=1)
+
+
+def test_what_was_looked_through(lake):
+    """Of the copy's version and the newest cut's the later one; a cut of another copy says nothing."""
+    cut = BatchCut(now(), "r", 1, 1, None, [TargetCut("t", 2, 7)])
+    cases = {(2, 5): 7, (2, 9): 9, (2, None): 7, (3, 5): 5, (3, None): None}
+    states = {case: TableState(now(), "r", "t", case[0], "synced", version=case[1]) for case in cases}
+    assert {case: looked_upto(cut, state) for case, state in states.items()} == cases
+
+
+@pytest.mark.parametrize("files", [rooted, lambda uri, options: PyFileSystem(DeltaStorageHandler(uri, options))])
+def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, monkeypatch, files):
+    """On a disk, and as an object store's files are asked for."""
+    monkeypatch.setattr("waldelta.delta_log.rooted", files)
+    log = DeltaLog(uri)
+    write_deltalake(uri, ROWS, mode="append")  # 2
+    assert all(log.can_be_read_at(version) for version in (0, 1, 2))
+    assert not log.can_be_read_at(3)
+    DeltaTable(uri).optimize.compact()  # 3
+    assert log.same_rows_as(2) == 3
+    assert log.can_be_read_at(2)
+    vacuum(uri)  # 4, 5
+    assert [log.can_be_read_at(version) for version in (0, 1, 2, 3)] == [False, False, False, True]
+    assert log.same_rows_as(2) == 5
+    write_deltalake(uri, ROWS, mode="overwrite")  # 6
+    assert log.same_rows_as(2) == 5
+    assert log.can_be_read_at(5)
+    (tmp_path / "lake/t/_delta_log" / f"{0:020d}.json").unlink()
+    assert [log.can_be_read_at(version) for version in (5, 6)] == [False, True]
+
+
+def test_a_table_that_is_gone_cannot_be_read(lake):
+    assert not DeltaLog(f"{lake}/nothing").can_be_read_at(0)
