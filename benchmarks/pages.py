@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
-from deltalake import write_deltalake
 
 from waldelta.expectation_results import ExpectationResult
 from waldelta.lake import bookkeeping_uri
@@ -34,7 +26,9 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
     names = [f"public.table_{n:03}" for n in range(tables)]
     ledger = Ledger(root)
     for name in names:
-        ledger.append(TableState(end - EVERY * (runs + 1), "manual__sync", name, 1, "synced", key_columns=["id"], rows=1000))
+        ledger.append(
+            TableState(end - EVERY * (runs + 1), "manual__sync", name, 1, "synced", key_columns=["id"], rows=1000)
+        )
     for kind, made in ((Run, _runs), (BatchCut, _cuts), (ExpectationResult, _results)):
         table = LedgerTable(bookkeeping_uri(root, kind.table), kind.schema)
         for first in range(0, runs, _PART):
@@ -102,6 +96,6 @@ def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict
                 yield {
                     "at": began + timedelta(seconds=24), "run_id": run_id(began), "table_name": name, "expectation": kind,
                     "meaning": f"{kind} of {name}", "severity": "warning" if n == 3 else "critical", "origin": "key",
-                    "success": not (n == 3 and number % 11 == 0 or n == 0 and number % 400 == 0), "observed": "1,000",
+                    "success": not ((n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)), "observed": "1,000",
                     "unexpected_count": 0, "version": number,
                 }  # fmt: skip

@@ -102,7 +102,9 @@ class RunResult:
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
-    slot_before: SlotReading | None = None  # when the run began to read it; None of verbs that don't, and of earlier versions
+    slot_before: SlotReading | None = (
+        None  # when the run began to read it; None of verbs that don't, and of earlier versions
+    )
     slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +22,8 @@ from waldelta.pipeline_file import PipelineFile
 class _Kind(Protocol):
     """A class of rows."""
 
-    table: str
-    schema: pa.Schema
+    table: ClassVar[str]
+    schema: ClassVar[pa.Schema]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,11 @@ class Bookkeeping:
         return Ledger(self.root, self.storage_options)
 
     def scan(
-        self, kind: type[_Kind], columns: Sequence[str], since: datetime | None = None, chosen: pc.Expression | None = None
+        self,
+        kind: type[_Kind],
+        columns: Sequence[str],
+        since: datetime | None = None,
+        chosen: pc.Expression | None = None,
     ) -> pa.Table:
         """Some columns of a table's rows from ``since`` on, oldest first; raises what the store raises."""
         if kind.table == ExpectationResult.table:

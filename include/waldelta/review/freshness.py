@@ -115,7 +115,10 @@ def read_changed(lake: Bookkeeping, since: datetime | None, run_id: str | None =
     )
     return {
         row["table_name"]: Changed(
-            row["at_last"], row["commit_ts_last"], row["batch_last"], Operations(**{n: row[f"{n}_sum"] for n in numbers})
+            row["at_last"],
+            row["commit_ts_last"],
+            row["batch_last"],
+            Operations(**{n: row[f"{n}_sum"] for n in numbers}),
         )
         for row in summed.to_pylist()
     }
@@ -131,7 +134,9 @@ def _numbers(targets: pa.StructArray, name: str, held: set[str]) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class CopyState:
+    """What the ledger says of a table's copy and columns."""
+
     table_name: str
     at: datetime
     run_id: str
@@ -139,6 +144,23 @@ class _State:
     status: str
     reason: str | None
     rows: int
+
+
+_STATE = tuple(CopyState.__dataclass_fields__)
+
+
+def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopyState]:
+    """All states of the targets, or of one, oldest first."""
+    chosen = None if table_name is None else pc.field("table_name") == table_name
+    rows = lake.scan(TableState, _STATE, None, chosen)
+    return [CopyState(**row) for row in rows.to_pylist()]
+
+
+def latest_states(lake: Bookkeeping) -> list[CopyState]:
+    """The latest state of each target."""
+    rows = lake.scan(TableState, _STATE).group_by("table_name", use_threads=False)
+    latest = rows.aggregate([(name, "last") for name in _STATE if name != "table_name"])
+    return [CopyState(**{k.removesuffix("_last"): v for k, v in row.items()}) for row in latest.to_pylist()]
 
 
 def read_tables(
@@ -152,7 +174,7 @@ def read_tables(
 
     ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep.
     """
-    states = _states(lake)
+    states = latest_states(lake)
     lacking = Quarantine(lake.root, lake.storage_options).open_counts({s.table_name: s.generation for s in states})
     landing = [run for run in runs if run.verb in LANDING and run.as_of is not None]
     behind = _behind(lake, landing)
@@ -172,13 +194,6 @@ def read_tables(
     return sorted(lines, key=lambda line: (line.status == SYNCED, line.status == REMOVED, line.table_name))
 
 
-def _states(lake: Bookkeeping) -> list[_State]:
-    columns = [f.name for f in fields(_State)]
-    rows = lake.scan(TableState, columns).group_by("table_name", use_threads=False)
-    latest = rows.aggregate([(name, "last") for name in columns if name != "table_name"])
-    return [_State(**{k.removesuffix("_last"): v for k, v in row.items()}) for row in latest.to_pylist()]
-
-
 def _applied(landing: list[RunLine]) -> bool:
     return bool(landing) and landing[0].applied
 
@@ -192,7 +207,7 @@ def _behind(lake: Bookkeeping, landing: list[RunLine]) -> dict[str, datetime | N
     ended = [run for run in landing if run.status != "running"]
     if not ended or ended[0].applied:
         return {}
-    left = {name: None for name in _not_applied(lake, ended[0])}
+    left = dict.fromkeys(_not_applied(lake, ended[0]))
     found: dict[str, datetime | None] = dict(left)
     for run in ended[1:_MOST_RESULTS]:
         held = set(left) if run.applied else set(left) - set(_not_applied(lake, run))

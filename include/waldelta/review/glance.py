@@ -13,7 +13,6 @@ from waldelta.ledger import Gap
 from waldelta.pipeline_file import PipelineFile
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import (
-    Changed,
     LastCut,
     Operations,
     TableLine,
@@ -29,7 +28,7 @@ from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
 Severity = Literal["failed", "warning"]
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
-_REACH = timedelta(days=7)
+REACH = timedelta(days=7)
 _MOST_NAMED = 3
 
 
@@ -44,7 +43,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """A pipeline as its ledger tells it. ``upto``: the lake holds all that the source had committed by then."""
+    """A pipeline as its ledger tells it. ``upto``: the lake holds all that the source had committed by then.
+
+    ``runs``, ``lag``, ``operations`` and ``changed_tables`` are the window's, what the tables' lines say of changes may be
+    of more.
+    """
 
     is_set_up: bool
     upto: datetime | None
@@ -53,6 +56,7 @@ class Glance:
     lag: tuple[LagPoint, ...]
     cut: LastCut | None
     operations: Operations
+    changed_tables: int
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]
     attention: tuple[Attention, ...]
@@ -61,11 +65,6 @@ class Glance:
     def landing(self) -> RunLine | None:
         """The latest run that read the slot, and so knows of it."""
         return next((run for run in self.runs if run.wal_status is not None), None) or self.latest
-
-    @property
-    def changed(self) -> list[tuple[str, Changed]]:
-        """Tables that changed, by name."""
-        return [(line.table_name, line.changed) for line in self.tables if line.changed is not None]
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -78,17 +77,25 @@ class Glance:
 
 
 def read_glance(
-    pipeline: PipelineFile, lake: Bookkeeping, now: datetime, hours: int, looked: datetime | None = None
+    pipeline: PipelineFile,
+    lake: Bookkeeping,
+    now: datetime,
+    hours: int,
+    looked: datetime | None = None,
+    reach: timedelta = REACH,
 ) -> Glance:
-    """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises what the store raises."""
+    """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises what the store raises.
+
+    For the latest run, and tables' latest changes and checks, it looks back as far as ``reach``.
+    """
     since = now - timedelta(hours=hours)
-    reach = min(since, now - _REACH)
-    runs = read_runs(lake, reach) or read_runs(lake)
+    start = min(since, now - reach)
+    runs = read_runs(lake, start) or read_runs(lake)
     landing = [run for run in runs if run.verb in LANDING]
     shown = [point for point in lag_points(runs) if point.at >= since]
     recent = read_changed(lake, since)
-    latest_changes = recent if reach == since else read_changed(lake, reach)
-    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, reach), looked)
+    latest_changes = recent if start == since else read_changed(lake, start)
+    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach), looked)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     upto = brought_up_to(landing)
     if looked is not None and landing and landing[0].applied:
@@ -102,6 +109,7 @@ def read_glance(
         lag=tuple(shown),
         cut=read_last_cut(lake),
         operations=total(recent.values()),
+        changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
         attention=tuple(_attention(pipeline, latest, tables, gaps)),

@@ -98,7 +98,8 @@ def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:
 
 def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
     """How far the lake was behind, run by run, oldest first; ``runs`` are newest first."""
-    points, upto = [], None
+    points: list[LagPoint] = []
+    upto: datetime | None = None
     for run in reversed([run for run in runs if run.verb in LANDING]):
         seconds = (run.at - upto).total_seconds() if upto is not None else None
         points.append(LagPoint(run.at, run.run_id, run.status, seconds, run.lag_before_bytes))

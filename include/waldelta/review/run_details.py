@@ -115,7 +115,11 @@ def _lines(lake: Bookkeeping, run_id: str) -> list[RunLine]:
 def _stage(name: str, stage: dict[str, Any]) -> StageLine:
     error = stage.get("error") or {}
     return StageLine(
-        name, str(stage.get("status")), float(stage.get("seconds") or 0), stage.get("detail") or "", error.get("message")
+        name,
+        str(stage.get("status")),
+        float(stage.get("seconds") or 0),
+        stage.get("detail") or "",
+        error.get("message"),
     )
 
 
@@ -161,4 +165,3 @@ def _slot(seen: Any) -> SlotReading | None:
 
 def _known(values: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values} if isinstance(values, dict) else {}
-

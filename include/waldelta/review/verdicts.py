@@ -68,12 +68,12 @@ class HeatMap:
 
 def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:
     """The checks since then, or of one run, oldest first."""
-    return _checks(_counted(lake, since, None if run_id is None else pc.field("run_id") == run_id))
+    chosen = None if run_id is None else pc.field("run_id") == run_id
+    return _checks(_counted(_read(lake, since, ("severity",), chosen)))
 
 
-def _counted(lake: Bookkeeping, since: datetime | None, chosen: pc.Expression | None = None) -> pa.Table:
+def _counted(rows: pa.Table) -> pa.Table:
     """A row per table and run, oldest first, with the fields of a Check."""
-    rows = _read(lake, since, ("severity",), chosen)
     missed = pc.fill_null(pc.invert(rows["success"]), False)
     is_warning = pc.fill_null(pc.equal(rows["severity"], "warning"), False)
     counts = {
@@ -100,9 +100,12 @@ def _checks(rows: pa.Table) -> list[Check]:
 
 def read_latest_checks(lake: Bookkeeping, since: datetime | None) -> dict[str, Check]:
     """The last check of each table since then, by table."""
-    rows = _counted(lake, since)
-    latest = rows.group_by("table_name", use_threads=False).aggregate([(n, "last") for n in _CHECK if n != "table_name"])
-    return {check.table_name: check for check in _checks(latest.rename_columns(_without_suffix(latest)))}
+    rows = _read(lake, since, ("severity",))
+    # A check enters all that it found of a table with one time.
+    latest = rows.group_by("table_name").aggregate([("at", "max")])
+    ends = latest["at_max"].take(pc.index_in(rows["table_name"], value_set=latest["table_name"].combine_chunks()))
+    found = _checks(_counted(rows.filter(pc.equal(rows["at"], ends))))
+    return {check.table_name: check for check in found}
 
 
 def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
@@ -117,7 +120,9 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
     chosen = pc.field("table_name") == table_name
 
     def read(since: datetime | None) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = _read(lake, since, ("severity", "meaning", "unexpected_count"), chosen).to_pylist()
+        rows: list[dict[str, object]] = _read(
+            lake, since, ("severity", "meaning", "unexpected_count"), chosen
+        ).to_pylist()
         return rows
 
     found = _widening(read, now, most)
