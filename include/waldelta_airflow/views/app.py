@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from waldelta.ledger import now
 from waldelta.pipeline_file import PipelineFile
@@ -65,7 +64,8 @@ def create_app() -> FastAPI:
         redoc_url=None,
         dependencies=[Depends(requires_authenticated())],
     )
-    app.add_exception_handler(StarletteHTTPException, _failed)
+    for kind in (HTTPException, 404, 405):  # addresses that no route has raise another class
+        app.add_exception_handler(kind, _failed)
     _add_pages(app)
     _add_reports(app)
     _add_entrances(app)
