@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from waldelta.expectation_results import ExpectationResult
+from rich.console import Console
+from rich.table import Table
+
+from waldelta.expectation_results import ExpectationResult, prune_expectation_results
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, Ledger, Run, TableState
+from waldelta.ledger import BatchCut, Ledger, Run, TableState, now
 from waldelta.ledger_table import LedgerTable
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
 
 EVERY = timedelta(minutes=5)
 _PART = 500
@@ -99,3 +111,63 @@ def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict
                     "success": not ((n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)), "observed": "1,000",
                     "unexpected_count": 0, "version": number,
                 }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a history, ask for each page a few times, and print what the best of them took."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--tables", type=int, default=100)
+    options.add_argument("--runs", type=int, default=10_000)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--uncompacted", action="store_true", help="without the maintenance that runs every night")
+    asked = options.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="waldelta-pages-") as folder:
+        root = f"file://{folder}/lake"
+        write_history(root, asked.tables, asked.runs, now())
+        if not asked.uncompacted:
+            ledger = Ledger(root)
+            for kind in (Run, BatchCut):
+                ledger.prune(kind, lambda rows: [True] * len(rows))  # type: ignore[arg-type, misc]
+            prune_expectation_results(root, now() - EVERY * asked.runs * 2)
+        table = Table("page", "kB", "CPU ms", "wall ms", title=f"{asked.tables} tables, {asked.runs:,} runs")
+        client = _client(Path(folder), root)
+        for path in _paths(client):
+            cpu, wall, size = min(_ask(client, path) for _ in range(asked.rounds))
+            table.add_row(path, f"{size >> 10:,}", f"{cpu * 1000:,.0f}", f"{wall * 1000:,.0f}")
+        Console().print(table)
+
+
+def _client(folder: Path, root: str) -> TestClient:
+    os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
+    (folder / "shop.yml").write_text(
+        "pipeline: shop\nsource: {conn_id: shop, slot: shop, publications: [{name: p, tables: [{name: public.table_000}]}]}\n"
+        f"target: {{root: '{root}'}}\n"
+    )
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+    from fastapi.testclient import TestClient
+
+    from waldelta_airflow.views.app import create_app
+
+    create_auth_manager()
+    app = create_app()
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="bench", role="viewer")
+    return TestClient(app)
+
+
+def _paths(client: TestClient) -> list[str]:
+    run = re.search(r'href="(/p/shop/run/consume/[^"]+)"', client.get("/p/shop/runs?page=40").text)
+    names = ("", "?hours=168", "/runs", "/expectations", "/table/public.table_003", "/quarantine")
+    return ["/", *(f"/p/shop{name}" for name in names), *([run[1]] if run else [])]
+
+
+def _ask(client: TestClient, path: str) -> tuple[float, float, int]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    answer = client.get(path)
+    answer.raise_for_status()
+    return time.process_time() - cpu, time.perf_counter() - wall, len(answer.content)
+
+
+if __name__ == "__main__":
+    main()
