@@ -39,7 +39,7 @@ def book(lake):
 def run(run_id: str, at: datetime, status="succeeded", **more) -> Run:
     """A run that ended two minutes after it had read the slot."""
     facts = {
-        "seconds": 90.0,
+        "seconds": 90.1234567,
         "as_of": at - timedelta(minutes=2),
         "lag_before_bytes": 1000,
         "lag_bytes": 10,
@@ -237,15 +237,26 @@ def test_what_deserves_attention(book):
         book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     gap = Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", "slot 's' is lost", "run resync")
     book.ledger.append(gap)
-    book.ledger.append(run("r", minutes(2), "failed", retained_bytes=6000 << 20, wal_status="unreserved", applied=True))
+    why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
+    book.ledger.append(
+        run("r", minutes(2), "failed", retained_bytes=6000 << 20, wal_status="unreserved", applied=True, result=why)
+    )
     append_expectation_results(book.root, [result(minutes(2), "r", "public.a", False)])
     Quarantine(book.root).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])])
     glance = read_glance(pipeline(book.root), book, minutes(5), 24)
-    assert [(item.severity, item.page) for item in glance.attention] == [
-        ("failed", ""), ("failed", "runs"), ("failed", "tables"), ("failed", "expectations"), ("failed", ""),
-        ("warning", ""), ("warning", "quarantine"),
+    assert [(item.severity, *item.page[:1]) for item in glance.attention] == [
+        ("failed",), ("failed", "run"), ("failed", "tables"), ("failed", "expectations"), ("failed",), ("warning",),
+        ("warning", "quarantine"),
     ]  # fmt: skip
     texts = " | ".join(item.text for item in glance.attention)
-    for part in ("0/10..0/20", "run resync", "public.b", "unreserved", "6 GB", "1 row in quarantine"):
+    for part in (
+        "0/10..0/20",
+        "run resync",
+        "public.b",
+        "unreserved",
+        "failed: ApplyError: no room |",
+        "6 GB",
+        "1 row in quarantine",
+    ):
         assert part in texts
     assert glance.verdicts == {"failed": 1}

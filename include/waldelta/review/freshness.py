@@ -149,6 +149,17 @@ class CopyState:
 _STATE = tuple(CopyState.__dataclass_fields__)
 
 
+def _rank(line: TableLine) -> int:
+    """What needs attention comes first, what left the publications last."""
+    if line.status == REMOVED:
+        return 4
+    if line.status != SYNCED:
+        return 0
+    if line.check is not None and line.check.verdict in ("failed", "unknown"):
+        return 1
+    return 2 if line.in_quarantine else 3
+
+
 def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopyState]:
     """All states of the targets, or of one, oldest first."""
     chosen = None if table_name is None else pc.field("table_name") == table_name
@@ -191,7 +202,7 @@ def read_tables(
                 changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name),
             )
         )  # fmt: skip
-    return sorted(lines, key=lambda line: (line.status == SYNCED, line.status == REMOVED, line.table_name))
+    return sorted(lines, key=lambda line: (_rank(line), line.table_name))
 
 
 def _applied(landing: list[RunLine]) -> bool:

@@ -22,6 +22,7 @@ from waldelta.review.freshness import (
     total,
 )
 from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, read_runs
+from waldelta.review.results import read_result
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
 
@@ -30,15 +31,19 @@ Severity = Literal["failed", "warning"]
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
 _MOST_NAMED = 3
+_MOST_TOLD = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One thing that somebody should look at; ``page`` is where: runs, tables, expectations, quarantine or none."""
+    """One thing that somebody should look at; ``page`` is where, as parts of an address below the pipeline's, if anywhere.
+
+    "tables" is a part of the pipeline's own page.
+    """
 
     severity: Severity
     text: str
-    page: str = ""
+    page: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +117,43 @@ def read_glance(
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
-        attention=tuple(_attention(pipeline, latest, tables, gaps)),
+        attention=tuple(_attention(pipeline, lake, latest, tables, gaps)),
     )
 
 
 def _attention(
-    pipeline: PipelineFile, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
+    pipeline: PipelineFile, lake: Bookkeeping, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
 ) -> Iterator[Attention]:
     """What is wrong first, then what may become so."""
     for gap in gaps:
         yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
     if latest is not None and latest.status == "failed":
-        what = "its latest run failed" if latest.applied else "its latest run failed before all changes were applied"
-        yield Attention("failed", what, "runs")
+        yield Attention("failed", _failure(lake, latest), ("run", latest.verb, latest.run_id))
     for status, what in (
         ("behind", "couldn't be brought up to date"),
         (FAILED, "couldn't be copied"),
         (NEEDS_SYNC, "to be copied again"),
     ):
         if named := [line.table_name for line in tables if line.status == status]:
-            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{_names(named)}: {what}", "tables")
+            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{_names(named)}: {what}", ("tables",))
     failed = [line.table_name for line in tables if line.check is not None and line.check.failed]
     if failed:
-        yield Attention("failed", f"{_names(failed)}: expectations not met", "expectations")
+        yield Attention("failed", f"{_names(failed)}: expectations not met", ("expectations",))
     if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
-        yield Attention("warning", f"{_names(unknown)}: expectations couldn't be evaluated", "expectations")
+        yield Attention("warning", f"{_names(unknown)}: expectations couldn't be evaluated", ("expectations",))
     yield from _slot_attention(pipeline, latest)
     if lacking := sum(line.in_quarantine for line in tables):
-        yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", "quarantine")
+        yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
     if copying := [line.table_name for line in tables if line.status == COPYING]:
-        yield Attention("warning", f"{_names(copying)}: being copied, or the copy was killed", "tables")
+        yield Attention("warning", f"{_names(copying)}: being copied, or the copy was killed", ("tables",))
+
+
+def _failure(lake: Bookkeeping, run: RunLine) -> str:
+    error = (read_result(lake, run.verb, run.run_id, run.at) or {}).get("error") or {}
+    lines = str(error.get("message") or "").partition("\n")[0]
+    told = f": {error.get('class')}: {lines}" if lines else ""
+    short = told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
+    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{short}"
 
 
 def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[Attention]:

@@ -70,7 +70,9 @@ def read_runs(lake: Bookkeeping, since: datetime | None = None, run_id: str | No
     rows = lake.scan(Run, _COLUMNS, since, chosen)
     if not rows.num_rows:
         return []
-    began = pc.subtract(rows["at"], pc.cast(pc.multiply(rows["seconds"], 1e6), pa.int64()).cast(pa.duration("us")))
+    began = pc.subtract(
+        rows["at"], pc.cast(pc.round(pc.multiply(rows["seconds"], 1e6)), pa.int64()).cast(pa.duration("us"))
+    )
     rows = rows.append_column("began", began)
     # In order, so that "last" is the latest event's.
     grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(

@@ -58,6 +58,7 @@ class Card:
     attention: tuple[Attention, ...] = ()
     problem: str | None = None
     spark: Markup | None = None
+    worst: float | None = None
 
     @property
     def state(self) -> str:
@@ -98,7 +99,9 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     values = [point.seconds for point in glance.lag]
     worst = max((v for v in values if v is not None), default=None)
     spark = sparkline(values, f"last 24 hours: behind by {duration(worst)} at most")
-    return Card(name, glance, schedule, (*_of_schedule(glance, schedule, at), *glance.attention), spark=spark)
+    return Card(
+        name, glance, schedule, (*_of_schedule(glance, schedule, at), *glance.attention), spark=spark, worst=worst
+    )
 
 
 def _of_schedule(glance: Glance, schedule: Schedule | None, at: datetime) -> tuple[Attention, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import median
 
 from markupsafe import Markup
 
@@ -54,7 +55,9 @@ def sparkline(values: Sequence[float | None], told: str, width: int = 110, heigh
     known = [(n, v) for n, v in enumerate(values) if v is not None]
     if len(known) < 2:
         return Markup("")
-    top, last = max(v for _, v in known) or 1.0, len(values) - 1
+    # A steady line lies in the middle.
+    top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
+    last = len(values) - 1
     line = " ".join(f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}" for n, v in known)
     return Markup(
         '<svg class="spark" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" aria-label="{told}">'
