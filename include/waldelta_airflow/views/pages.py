@@ -236,6 +236,7 @@ def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number:
         turn=turn,
         only_failed=only_failed,
         elsewhere=elsewhere,
+        without=[name for name, found in runs.items() if not found and name not in elsewhere],
     )
 
 
