@@ -20,6 +20,7 @@ from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
 from waldelta.review.glance import read_glance
 from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
+from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
 from waldelta.review.run_details import read_run
 from waldelta.review.verdicts import expectations_map, read_checks, read_latest_checks, tables_map
 from waldelta.slot_health import SlotReading
@@ -229,6 +230,30 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     assert (seen.tables[1].reread, seen.error_class, seen.warnings) == (4, "ApplyError", ("look",))
     assert [row.key for row in seen.quarantined] == ['{"id": "1"}']
     assert seen.slot_after.safe_wal_size == 77
+
+
+def test_rows_that_targets_lack(book):
+    """What was resolved, read again or of an earlier copy isn't lacking any more; nor is one that came back counted twice."""
+
+    def row(n, status, key, table="public.a", generation=2):
+        return IncompleteRow(minutes(n), "r", status, table, generation, 1, key, ["body"], reason="gone")
+
+    for told in (
+        row(1, "quarantined", "old copy", generation=1), row(2, "quarantined", "resolved"), row(3, "quarantined", "twice"),
+        row(4, "resolved", "resolved"), row(5, "resolved", "twice"), row(6, "quarantined", "twice"),
+        row(7, "reread", "reread"), row(8, "quarantined", "b", "public.b"), row(9, "quarantined", "gone table", "public.x"),
+    ):  # fmt: skip
+        Quarantine(book.root).add([told])
+    generations = {"public.a": 2, "public.b": 2, "public.c": 1}
+    assert count_open(book, generations) == {"public.a": 1, "public.b": 1}
+    assert [(row.key, row.reason) for row in read_open(book, open_keys(book, generations))] == [
+        ("twice", "gone"),
+        ("b", "gone"),
+    ]
+    assert count_open(book, generations) == Quarantine(book.root).open_counts(generations)
+    first, count = read_of_run(book, "r", 2)
+    assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
+    assert count_open(Bookkeeping(book.root + "x"), generations) == {}
 
 
 def test_what_deserves_attention(book):

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.ledger import BatchCut, TableState
-from waldelta.quarantine import Quarantine
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import LANDING, RunLine
+from waldelta.review.lacking import count_open
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check
 from waldelta.standing import REMOVED, SYNCED
@@ -186,7 +186,7 @@ def read_tables(
     ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep.
     """
     states = latest_states(lake)
-    lacking = Quarantine(lake.root, lake.storage_options).open_counts({s.table_name: s.generation for s in states})
+    lacking = count_open(lake, {state.table_name: state.generation for state in states})
     landing = [run for run in runs if run.verb in LANDING and run.as_of is not None]
     behind = _behind(lake, landing)
     upto = max((run.as_of for run in landing if run.as_of is not None and run.status != "running"), default=None)

@@ -103,7 +103,7 @@ def read_glance(
     tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach), looked)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     upto = brought_up_to(landing)
-    if looked is not None and landing and landing[0].applied:
+    if looked is not None and (not landing or landing[0].applied):
         upto = max(filter(None, (upto, looked)))
     latest = landing[0] if landing else None
     return Glance(

@@ -11,11 +11,13 @@ from waldelta.ledger import TableState
 from waldelta.quarantine import IncompleteRow
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import RunLine, read_runs
+from waldelta.review.lacking import read_of_run
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check, read_checks
 from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
 
+_MOST_ROWS = 200
 _NUMBERS = ("inserted", "updated", "deleted", "skipped", "reread", "quarantined", "verbatim")
 _SLOT_FIELDS = tuple(SlotReading.__dataclass_fields__)
 _BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
@@ -60,12 +62,13 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """A run as its page shows it."""
+    """A run as its page shows it; ``quarantined`` are the first rows that came without values, ``quarantined_count`` all."""
 
     line: RunLine
     stages: tuple[StageLine, ...]
     tables: tuple[TableChange, ...]
     quarantined: tuple[IncompleteRow, ...]
+    quarantined_count: int
     warnings: tuple[str, ...]
     error_class: str | None
     error: str | None
@@ -82,11 +85,13 @@ def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
     line = lines[0]
     result = read_result(lake, verb, run_id, line.at) or {}
     error = result.get("error") or {}
+    lacking, count = read_of_run(lake, run_id, _MOST_ROWS)
     return RunDetails(
         line=line,
         stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
         tables=_tables(lake, run_id, result),
-        quarantined=tuple(read_quarantined(lake, run_id)),
+        quarantined=tuple(lacking),
+        quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),
         error_class=error.get("class"),
         error=error.get("message"),
@@ -99,13 +104,6 @@ def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
 def verbs_of(lake: Bookkeeping, run_id: str) -> list[str]:
     """The verbs that a run id stands for in this lake, the latest first: DAGs that start at once share ids."""
     return [line.verb for line in _lines(lake, run_id)]
-
-
-def read_quarantined(lake: Bookkeeping, run_id: str | None = None) -> list[IncompleteRow]:
-    """The rows that came without all of their values, of one run or of all, oldest first."""
-    chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = lake.scan(IncompleteRow, IncompleteRow.schema.names, None, chosen)
-    return [IncompleteRow(**{**row, "columns": row["columns"] or []}) for row in rows.to_pylist()]
 
 
 def _lines(lake: Bookkeeping, run_id: str) -> list[RunLine]:

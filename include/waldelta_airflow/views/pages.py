@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from markupsafe import Markup
 
 from waldelta.ledger import now
 from waldelta.pipeline_file import PipelineFile
-from waldelta.quarantine import QUARANTINED, Quarantine
+from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta.review.freshness import latest_states, read_changed, read_states
 from waldelta.review.glance import Attention, Glance, read_glance
 from waldelta.review.history import LagPoint, lag_points, read_runs
+from waldelta.review.lacking import open_keys, read_open
 from waldelta.review.run_details import read_run, verbs_of
 from waldelta.review.verdicts import expectations_map, tables_map
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
@@ -29,9 +31,13 @@ from waldelta_airflow.views.render import render, url
 from waldelta_airflow.views.reports import data_docs_folder, read_reports, reports_of
 from waldelta_airflow.views.words import bytes_of, duration
 
+log = logging.getLogger(__name__)
+
 # What a store, a file or a table that isn't one of ours raises.
 UNREADABLE = (DeltaError, OSError, pa.ArrowException)
 HOURS = (24, 168)
+# In addresses, where only the run's id is known.
+ANY = "any"
 _RUNS_PER_PAGE = 50
 _ROWS_PER_PAGE = 100
 _REPORTS_PER_PAGE = 30
@@ -94,7 +100,9 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     try:
         looked = schedule.looked if schedule else None
         glance = read_glance(pipeline, bookkeeping_of(pipeline), at, HOURS[0], looked, _REACH)
-    except UNREADABLE as err:
+    except Exception as err:  # whatever is wrong with one lake, the others' lines are still worth showing
+        if not isinstance(err, UNREADABLE):
+            log.exception("the overview can't show pipeline %s", name)
         return Card(name, problem=f"its lake can't be read from here: {reason(err)}", schedule=schedule)
     values = [point.seconds for point in glance.lag]
     worst = max((v for v in values if v is not None), default=None)
@@ -173,8 +181,10 @@ def runs_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int,
 
 
 def run_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, verb: str, run_id: str) -> tuple[str, bool]:
-    """A run, and whether the ledger knows it."""
+    """A run, and whether the ledger knows it; of the verb ANY, what the run did last."""
     name = pipeline.pipeline
+    if verb == ANY:
+        verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)
     if details is None:
         return render("run_unknown.html", base, name=name, here="runs", verb=verb, run_id=run_id), False
@@ -210,9 +220,9 @@ def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str)
 def quarantine_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int) -> str:
     """The rows that targets lack, by key."""
     generations = {state.table_name: state.generation for state in latest_states(lake)}
-    rows = Quarantine(lake.root, lake.storage_options).open_rows(generations)
-    turn = Turning.of(number, len(rows), _ROWS_PER_PAGE)
-    shown = rows[turn.first : turn.first + _ROWS_PER_PAGE]
+    keys = open_keys(lake, generations)
+    turn = Turning.of(number, keys.num_rows, _ROWS_PER_PAGE)
+    shown = read_open(lake, keys.slice(turn.first, _ROWS_PER_PAGE))
     return render("quarantine.html", base, name=pipeline.pipeline, here="quarantine", rows=shown, turn=turn)
 
 
