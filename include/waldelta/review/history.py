@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -110,15 +110,17 @@ def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
     return points
 
 
-def thin_out(points: Sequence[LagPoint], most: int) -> list[LagPoint]:
-    """At most so many points, of neighbours the worst: no peak gets lost."""
+def thin_out(
+    points: Sequence[LagPoint], most: int, value: Callable[[LagPoint], float | None] = lambda point: point.seconds
+) -> list[LagPoint]:
+    """At most so many points: of neighbours the one with the highest value, and a failed one. No peak gets lost."""
     if len(points) <= most:
         return list(points)
-    size = -(-len(points) // most)
-    chunks = [points[n : n + size] for n in range(0, len(points), size)]
-    return [max(chunk, key=lambda p: (p.status == "failed", p.seconds or 0, p.lag_bytes or 0)) for chunk in chunks]
-
-
-def window(hours: int, now: datetime) -> datetime:
-    """Where a window that ends now begins."""
-    return now - timedelta(hours=hours)
+    size = -(-len(points) // (most // 2))
+    kept = []
+    for n in range(0, len(points), size):
+        chunk = points[n : n + size]
+        highest = max(chunk, key=lambda point: value(point) or 0)
+        failed = next((point for point in chunk if point.status == "failed"), highest)
+        kept += sorted({id(p): p for p in (highest, failed)}.values(), key=lambda point: point.at)
+    return kept

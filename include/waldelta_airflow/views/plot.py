@@ -30,7 +30,7 @@ class Measure:
 def lag_plot(points: Sequence[LagPoint], measure: Measure, link: Callable[[LagPoint], str]) -> Markup:
     """One measure over time; failed runs are crosses that lead to the run. Empty when there is nothing to draw."""
     tell = measure.tell
-    drawn = [(p, v) for p in thin_out(points, _MOST_POINTS) if (v := measure.value(p)) is not None]
+    drawn = [(p, v) for p in thin_out(points, _MOST_POINTS, measure.value) if (v := measure.value(p)) is not None]
     if len(drawn) < 2:
         return Markup("")
     first, last = drawn[0][0].at, drawn[-1][0].at
