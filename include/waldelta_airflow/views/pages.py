@@ -105,6 +105,8 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
             log.exception("the overview can't show pipeline %s", name)
         return Card(name, problem=f"its lake can't be read from here: {reason(err)}", schedule=schedule)
     values = [point.seconds for point in glance.lag]
+    if glance.upto is not None:
+        values.append((at - glance.upto).total_seconds())
     worst = max((v for v in values if v is not None), default=None)
     spark = sparkline(values, f"last 24 hours: behind by {duration(worst)} at most")
     return Card(
