@@ -36,7 +36,7 @@ from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
 from waldelta.slot_health import reading, slot_warnings, tell
-from waldelta.standby import check_slot, left_on_primary, slot_position, standby_warnings
+from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -58,13 +58,15 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
     with gaps_recorded(job), slot_lock(job) as lock:
         with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
+            asked = now()
             # Where the slot's state tells nothing: a standby, another cluster.
             server = slot_position(connection, job, primary)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
             slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
-        result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), now())
+            result.as_of = committed_upto(connection, server, asked).isoformat()
+        result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
         found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)

@@ -102,9 +102,9 @@ class RunResult:
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
-    slot_before: SlotReading | None = (
-        None  # when the run began to read it; None of verbs that don't, and of earlier versions
-    )
+    as_of: str | None = None  # all that the source had committed by then is part of what the run lands
+    # None of verbs that don't read it, and of runs recorded earlier.
+    slot_before: SlotReading | None = None
     slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
 
@@ -166,7 +166,7 @@ class RunResult:
             Run(
                 now(), self.run_id, self.verb, self.status, job.run_type, job.interval_start, job.interval_end,
                 _lsn(self.start_lsn), _lsn(self.end_lsn), self.changes, seconds, self.to_json(),
-                datetime.fromisoformat(before.at) if before is not None else None,
+                datetime.fromisoformat(self.as_of) if self.as_of is not None else None,
                 before.lag_bytes if before is not None else None,
                 self.lag_bytes if after is not None else None,
                 latest.retained_bytes if latest is not None else None,

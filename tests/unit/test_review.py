@@ -210,6 +210,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     done.tables = {"public.a": TableResult(1, 2, reread=4, version=7)}
     done.not_applied, done.warnings = ["public.b"], ["look"]
     done.error = {"class": "ApplyError", "message": "no", "retryable": False}
+    done.as_of = minutes(0).isoformat()
     done.slot_before = SlotReading(minutes(0).isoformat(), "reserved", 900, 1 << 20)
     done.slot_after = SlotReading(minutes(1).isoformat(), "extended", 5, 2 << 20, 77)
     read_back = RunResult.from_json(done.to_json())

@@ -98,8 +98,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     if isinstance(pipeline, str):
         return Card(name, problem=pipeline)
     try:
-        looked = schedule.looked if schedule else None
-        glance = read_glance(pipeline, bookkeeping_of(pipeline), at, HOURS[0], looked, _REACH)
+        glance = read_glance(pipeline, bookkeeping_of(pipeline), at, HOURS[0], _looked(pipeline, schedule), _REACH)
     except Exception as err:  # whatever is wrong with one lake, the others' lines are still worth showing
         if not isinstance(err, UNREADABLE):
             log.exception("the overview can't show pipeline %s", name)
@@ -112,6 +111,11 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     return Card(
         name, glance, schedule, (*_of_schedule(glance, schedule, at), *glance.attention), spark=spark, worst=worst
     )
+
+
+def _looked(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
+    """When a run last found nothing to do; that a standby has nothing tells less: it may have been behind."""
+    return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
 
 
 def _of_schedule(glance: Glance, schedule: Schedule | None, at: datetime) -> tuple[Attention, ...]:
@@ -139,7 +143,7 @@ def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: i
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([name]).get(name)
-    glance = read_glance(pipeline, lake, at, hours, schedule.looked if schedule else None)
+    glance = read_glance(pipeline, lake, at, hours, _looked(pipeline, schedule))
     link = partial(_link_to_run, base, name)
     return render(
         "pipeline.html",
