@@ -290,3 +290,12 @@ def test_what_deserves_attention(book):
     ):
         assert part in texts
     assert glance.verdicts == {"failed": 1}
+
+
+def test_a_run_that_was_killed_is_told_by_its_silence(book):
+    """It is the latest, and still running for the ledger."""
+    book.ledger.append(run("r", minutes(2), "running"))
+    assert read_glance(pipeline(book.root), book, minutes(30), 24).attention == ()
+    (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
+    assert "nothing for 5.0 hours" in silent.text
+    assert silent.page == ("run", "consume", "r")

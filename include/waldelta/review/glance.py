@@ -24,6 +24,7 @@ from waldelta.review.freshness import (
 from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, read_runs
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import read_latest_checks
+from waldelta.slot_health import duration
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
 
 Severity = Literal["failed", "warning"]
@@ -31,6 +32,8 @@ Severity = Literal["failed", "warning"]
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
 _MOST_NAMED = 3
+# Most stages take minutes.
+_SILENT = timedelta(hours=1)
 _MOST_TOLD = 300
 
 
@@ -117,8 +120,16 @@ def read_glance(
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
-        attention=tuple(_attention(pipeline, lake, latest, tables, gaps)),
+        attention=(*_silent(latest, now), *_attention(pipeline, lake, latest, tables, gaps)),
     )
+
+
+def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
+    """A run that was killed records no end."""
+    if latest is None or latest.status != "running" or now - latest.at < _SILENT:
+        return []
+    told = f"the latest run has recorded nothing for {duration((now - latest.at) / timedelta(hours=1))}: it was killed, or a stage takes long"
+    return [Attention("warning", told, ("run", latest.verb, latest.run_id))]
 
 
 def _attention(
