@@ -35,8 +35,9 @@ from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
-from waldelta.slot_health import slot_warnings, tell
-from waldelta.standby import check_slot, left_on_primary, slot_position, standby_warnings
+from waldelta.slot import read_slot
+from waldelta.slot_health import reading, slot_warnings, tell
+from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -58,12 +59,15 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
     with gaps_recorded(job), slot_lock(job) as lock:
         with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
+            asked = now()
             # Where the slot's state tells nothing: a standby, another cluster.
             server = slot_position(connection, job, primary)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
             slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
+            result.as_of = committed_upto(connection, server, asked).isoformat()
+        result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
         found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
@@ -139,9 +143,11 @@ def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResul
     with job.connect_slot("report") as connection:
         position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
+        slot = read_slot(connection, job.pipeline.source.slot)
     # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
     read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
     result.lag_bytes = position.lag_of(read)
+    result.slot_after = None if slot is None else reading(slot, result.lag_bytes, now())
     stage.detail = f"lag {result.lag_bytes} bytes"
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.job import Job
 from waldelta.ledger import BatchCut, Run, now
 from waldelta.lsn import Lsn
+from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
@@ -38,6 +40,8 @@ _COLUMNS: dict[str, dict[str, str]] = {
     },
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
+
+_SLOTS = ("slot_before", "slot_after")
 
 
 @dataclass
@@ -99,6 +103,10 @@ class RunResult:
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
+    as_of: str | None = None  # all that the source had committed by then is part of what the run lands
+    # None of verbs that don't read it, and of runs recorded earlier.
+    slot_before: SlotReading | None = None
+    slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
 
     @classmethod
@@ -108,7 +116,8 @@ class RunResult:
         stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
         tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
         source = SourceBill(**document.pop("source", {}))  # absent from runs recorded earlier
-        return cls(**document, stages=stages, tables=tables, source=source)
+        slots = {name: SlotReading(**seen) for name in _SLOTS if (seen := document.pop(name, None)) is not None}
+        return cls(**document, **slots, stages=stages, tables=tables, source=source)
 
     def to_json(self) -> str:
         """The result as JSON, the shape that Airflow's operator reads."""
@@ -152,12 +161,25 @@ class RunResult:
     def record(self, job: Job) -> None:
         """Append the result to the ledger."""
         seconds = sum(stage.seconds for stage in self.stages.values())
+        before, after = self.slot_before, self.slot_after
+        latest = after or before
         job.ledger.append(
             Run(
                 now(), self.run_id, self.verb, self.status, job.run_type, job.interval_start, job.interval_end,
                 _lsn(self.start_lsn), _lsn(self.end_lsn), self.changes, seconds, self.to_json(),
+                datetime.fromisoformat(self.as_of) if self.as_of is not None else None,
+                before.lag_bytes if before is not None else None,
+                self.lag_bytes if after is not None else None,
+                latest.retained_bytes if latest is not None else None,
+                latest.wal_status if latest is not None else None,
+                self._applied(),
             )
         )  # fmt: skip
+
+    def _applied(self) -> bool | None:
+        """Whether every target holds all that was landed; None of a run that hasn't come so far, or isn't to apply anything."""
+        stage = self.stages.get("apply")
+        return None if stage is None else stage.status == "succeeded" and not self.not_applied
 
     def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
         """What the run, or its one ``stage``, did to each table, LSN range, lag and seconds, for people."""

@@ -14,6 +14,8 @@ from deltalake.exceptions import TableNotFoundError
 from waldelta.lake import bookkeeping_uri, sync_commit
 from waldelta.ledger_table import LedgerTable
 
+# A check leaves hundreds of short rows, which are read by days.
+_GROUP_ROWS = 20_000
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("at", pa.timestamp("us", tz="UTC")),
     pa.field("run_id", pa.string()),
@@ -70,7 +72,12 @@ def read_expectation_results(root: str, storage_options: dict[str, str] | None =
     return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
 
 
+def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:
+    """The table of results, for those who read or drop a part of it."""
+    uri = bookkeeping_uri(root, ExpectationResult.table)
+    return LedgerTable(uri, ExpectationResult.schema, storage_options, _GROUP_ROWS)
+
+
 def prune_expectation_results(root: str, oldest: datetime, storage_options: dict[str, str] | None = None) -> int:
     """Drop results older than ``oldest``, and leave one file; returns how many were dropped."""
-    table = LedgerTable(bookkeeping_uri(root, ExpectationResult.table), ExpectationResult.schema, storage_options)
-    return table.prune(lambda rows: [row["at"] >= oldest for row in rows])
+    return expectations_table(root, storage_options).prune(lambda rows: [row["at"] >= oldest for row in rows])

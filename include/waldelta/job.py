@@ -25,7 +25,7 @@ from waldelta.ledger import Ledger, SlotMove, TableState, now
 from waldelta.pipeline_file import PipelineFile
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
-_STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Job:
         """Credentials of the object store, from the environment."""
         if self.pipeline.target.root.startswith("file://"):
             return None
-        return {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)}
+        return {k: v for k, v in os.environ.items() if k.startswith(STORAGE_PREFIXES)}
 
     @property
     def ledger(self) -> Ledger:

@@ -286,6 +286,15 @@ class Run:
     changes: int = 0
     seconds: float = 0.0
     result: str = "{}"
+    # What pages show of thousands of runs without reading their results; None where a run, or its version, didn't record it.
+    # All that the source had committed at ``as_of`` is part of what the run landed.
+    as_of: datetime | None = None
+    lag_before_bytes: int | None = None
+    lag_bytes: int | None = None
+    retained_bytes: int | None = None
+    wal_status: str | None = None
+    # Whether every target held all of it afterwards, whatever the run's checks found.
+    applied: bool | None = None
 
     table: ClassVar[str] = "runs"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -293,7 +302,9 @@ class Run:
             ("at", _UTC), ("run_id", pa.string()), ("verb", pa.string()), ("status", pa.string()),
             ("run_type", pa.string()), ("interval_start", _UTC), ("interval_end", _UTC),
             ("start_lsn", pa.int64()), ("end_lsn", pa.int64()), ("changes", pa.int64()),
-            ("seconds", pa.float64()), ("result", pa.string()),
+            ("seconds", pa.float64()), ("result", pa.string()), ("as_of", _UTC), ("lag_before_bytes", pa.int64()),
+            ("lag_bytes", pa.int64()), ("retained_bytes", pa.int64()), ("wal_status", pa.string()),
+            ("applied", pa.bool_()),
         ]
     )  # fmt: skip
 

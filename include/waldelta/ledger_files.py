@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from threading import Lock
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from deltalake.fs import DeltaStorageHandler
 # Larger files come of compaction, and are few.
 _SMALL_ROWS = 2_000
 _MOST_FILES = 512
+# File statistics hold timestamps in milliseconds, rounded down.
+STATISTIC = timedelta(milliseconds=1)
 
 _held: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
 _lock = Lock()
@@ -31,6 +34,34 @@ def read_sorted(
     parts = [reader.read(file["path"], file["num_records"], chosen) for file in files]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
     return (rows if chosen is None else rows.filter(chosen)).sort_by("at")
+
+
+def scan_sorted(
+    table: DeltaTable,
+    columns: Sequence[str],
+    since: datetime | None = None,
+    chosen: pc.Expression | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Some columns of the rows from ``since`` on that a filter chooses, oldest first.
+
+    Of files written before a column existed its values are null, and so of tables. Files whose rows are all older aren't
+    opened, and of large ones only the row groups and columns that are asked for are read.
+    """
+    schema = pa.schema(table.schema().to_arrow())
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if since is not None:
+        recent = pc.field("at") >= since
+        chosen = recent if chosen is None else recent & chosen
+        if "max.at" in actions.column_names:  # in milliseconds, rounded down
+            ends = pc.field("max.at")
+            actions = actions.filter(ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC"))))
+    reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
+    held = [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
+    files = actions.select(["path", "num_records"]).to_pylist()
+    parts = [reader.scan(file["path"], file["num_records"], held, chosen) for file in files]
+    empty = pa.schema([schema.field(name) for name in held]).empty_table()
+    return pa.concat_tables(parts or [empty]).sort_by("at")
 
 
 class _Reader:
@@ -55,6 +86,13 @@ class _Reader:
             if len(_held) > _MOST_FILES:
                 _held.popitem(last=False)
         return rows
+
+    def scan(self, path: str, row_count: int, columns: list[str], chosen: pc.Expression | None) -> pa.Table:
+        """Some columns of the rows that the filter chooses."""
+        if row_count > _SMALL_ROWS:
+            return self._open(path).to_table(columns, filter=chosen)
+        rows = self.read(path, row_count, None)
+        return (rows if chosen is None else rows.filter(chosen)).select(columns)
 
     def _open(self, path: str) -> ds.Dataset:
         if self._files is None:

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter
 from waldelta.fault import fault_point
 from waldelta.lake import sync_commit
-from waldelta.ledger_files import read_sorted
+from waldelta.ledger_files import STATISTIC, read_sorted, scan_sorted
 from waldelta.unwritable import unwritable
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 # A read opens every file that may hold what it looks for, at about a millisecond each.
 MOST_FILES = 64
 _ATTEMPTS = 20
-# File statistics hold timestamps in milliseconds, rounded down.
-_STATISTIC = timedelta(milliseconds=1)
+# One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading the others'.
+_GROUP_ROWS = 500
 _ONLY_IF_UNCHANGED = CommitProperties(max_commit_retries=0)
 # A reader that opened the table before a rewrite still finds its files.
 _KEEP_FILES_HOURS = 24
@@ -55,9 +55,16 @@ class Newest:
 class LedgerTable:
     """A small Delta table whose rows have an ``at``; written and read without a JVM."""
 
-    def __init__(self, uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        schema: pa.Schema,
+        storage_options: dict[str, str] | None = None,
+        group_rows: int = _GROUP_ROWS,
+    ) -> None:
         self.uri, self.schema = uri, schema
         self._options = storage_options
+        self._groups = WriterProperties(max_row_group_size=group_rows)
 
     def append(self, row: dict[str, Any], after: Newest | None = None) -> dict[str, Any]:
         """Add a row behind all others, creating the table with the first; durable when it returns, as it was written.
@@ -81,7 +88,7 @@ class LedgerTable:
             self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
             return list(rows)
         newest = self._newest_at(table)
-        if newest is not None and (early := newest + _STATISTIC - rows[0]["at"]) > timedelta(0):
+        if newest is not None and (early := newest + STATISTIC - rows[0]["at"]) > timedelta(0):
             rows = [row | {"at": row["at"] + early} for row in rows]
         write_deltalake(
             table,
@@ -96,9 +103,26 @@ class LedgerTable:
         return list(rows)
 
     def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
-        """The rows that a filter chooses, oldest first; files that can't hold any aren't opened."""
+        """The rows that a filter chooses, oldest first."""
         table = self._open()
         return [] if table is None else read_sorted(table, chosen, self._options).to_pylist()
+
+    def scan(
+        self, columns: Sequence[str], since: datetime | None = None, chosen: pc.Expression | None = None
+    ) -> pa.Table:
+        """Some columns of the rows from ``since`` on that a filter chooses, oldest first; no rows while there is no table.
+
+        It reads little of a long history. A column that the table hasn't got yet is null.
+        """
+        table = self._open()
+        fields = [self.schema.field(name) for name in columns]
+        if table is None:
+            return pa.schema(fields).empty_table()
+        rows = scan_sorted(table, columns, since, chosen, self._options)
+        for field in fields:
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        return rows.select(list(columns))
 
     def newest(self) -> dict[str, Any] | None:
         """The row appended last."""
@@ -168,7 +192,9 @@ class LedgerTable:
         kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
-            write_deltalake(table, kept, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED)
+            write_deltalake(
+                table, kept, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED, writer_properties=self._groups
+            )
             fault_point("maintain.pruned")
             sync_commit(self.uri, table.version())
         elif len(table.file_uris()) > 1:
@@ -200,7 +226,7 @@ class LedgerTable:
 
     def _compact(self, table: DeltaTable) -> None:
         try:
-            table.optimize.compact(commit_properties=_ONLY_IF_UNCHANGED)
+            table.optimize.compact(commit_properties=_ONLY_IF_UNCHANGED, writer_properties=self._groups)
         except DeltaError as err:
             # Somebody else compacts, or appends: there will be a next time, and no row depends on it.
             log.info("%s not compacted: %s", self.uri, err)

@@ -31,7 +31,11 @@ _PAGE = """<!doctype html>
 <title>{title}</title><style>{style}</style></head>
 <body><h1>{title}</h1>{body}</body></html>
 """
-_HEAD = "<thead><tr><th>run</th><th>result</th><th>table</th><th>expectations</th></tr></thead>"
+_HEAD = (
+    "<thead><tr>"
+    + "".join(f'<th scope="col">{n}</th>' for n in ("run", "result", "table", "expectations"))
+    + "</tr></thead>"
+)
 
 
 def page(title: str, body: str) -> str:

@@ -37,6 +37,26 @@ class SlotWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotReading:
+    """The slot as a run saw it, for whoever can't ask the source; ``at`` is an ISO timestamp.
+
+    ``lag_bytes`` is the WAL between what the slot gave away and the server's position, ``safe_wal_size`` what may still be
+    written before the slot is in danger; None where the server sets no limit.
+    """
+
+    at: str
+    wal_status: str | None
+    lag_bytes: int
+    retained_bytes: int
+    safe_wal_size: int | None = None
+
+
+def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
+    """What a run records of the slot."""
+    return SlotReading(at.isoformat(), slot.wal_status, lag_bytes, slot.retained_bytes, slot.safe_wal_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """When the slot's limit is reached, should nothing move it.
 

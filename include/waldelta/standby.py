@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from datetime import datetime
 from threading import Event
 from typing import Any
 
@@ -61,6 +62,20 @@ def slot_position(connection: Connection, job: Job, primary: Connection | None =
     standby = replace(standby, timeline=_timeline(job), primary_lsn=ahead.flush_lsn)
     _check_follows(connection, standby, ahead)
     return standby
+
+
+def committed_upto(connection: Connection, server: ServerPosition, asked: datetime) -> datetime:
+    """A moment up to which all that was committed on the primary can be read where ``connection`` leads to.
+
+    That is when the position was ``asked`` for; on a standby that was behind then, the commit time of the last transaction that
+    it has replayed.
+    """
+    if server.replay_lag:
+        row = connection.execute("select pg_last_xact_replay_timestamp()").fetchone()
+        if row is not None and row[0] is not None:
+            at: datetime = row[0]
+            return at
+    return asked
 
 
 def check_slot(connection: Connection, job: Job) -> SlotState:

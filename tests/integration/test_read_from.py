@@ -27,7 +27,9 @@ from waldelta.beside import beside
 from waldelta.connection import connect
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.idle import look
+from waldelta.ledger import now
 from waldelta.orphans import drop_orphans, find_orphans
+from waldelta.standby import committed_upto, slot_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -94,6 +96,9 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         assert not look(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
+        with pipeline.job().connect_slot("test") as connection:
+            asked, server = now(), slot_position(connection, pipeline.job())
+            assert committed_upto(connection, server, asked) < asked
         # By what the standby has received, to the file; PostgreSQL itself says there what it would be at position 0/0.
         assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
         assert any("the primary has a slot 'flights' too" in text for text in slot["warnings"]), slot["warnings"]

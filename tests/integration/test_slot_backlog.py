@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from spark_jobs.flow import land_stage
+from spark_jobs.flow import land_stage, report_stage
 from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.idle import look
@@ -67,8 +67,18 @@ def test_a_look_and_status_tell(database, job, caplog):
 
 @pytest.mark.spark
 def test_a_run_says_it_in_its_summary(spark, database, job):
+    """And records what it saw of the slot, for those who can't ask the source."""
     hold_back(database, 4)
     result = RunResult("consume", "r")
     land_stage(spark, job, result, StageResult("running", 0.0))
     (warning,) = result.warnings
     assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} holds back ")
+    report_stage(spark, job, result, StageResult("running", 0.0))
+    before, after = result.slot_before, result.slot_after
+    assert (before.wal_status, after.wal_status) == ("reserved", "reserved")
+    assert before.lag_bytes > after.lag_bytes == result.lag_bytes
+    assert before.retained_bytes >= 20 << 20
+    result.record(job)
+    recorded = job.ledger.run_result("r")
+    assert (recorded.as_of.isoformat(), recorded.lag_before_bytes) == (before.at, before.lag_bytes)
+    assert (recorded.lag_bytes, recorded.retained_bytes) == (after.lag_bytes, after.retained_bytes)

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -333,3 +335,28 @@ def test_each_file_is_opened_once(lake, monkeypatch):
         Ledger(lake).append(TableState(now(), "r", f"public.t{number}", 1, "synced"))
         assert len(Ledger(lake).table_states()) == number + 1
     assert len(opened) == len(set(opened)) == 3
+
+
+def test_a_scan_reads_columns_from_a_moment_on(ledger, lake):
+    """Also within the millisecond to which statistics of files are rounded, across files, and for columns that aren't there yet."""
+    table = ledger_table.LedgerTable(bookkeeping_uri(lake, Run.table), Run.schema)
+    assert table.scan(["run_id", "at"]).num_rows == 0
+    for number in range(3):
+        ledger.append(run(f"run-{number}", NOON + timedelta(microseconds=900 + 3000 * number)))
+    assert table.scan(["run_id"], NOON + timedelta(microseconds=950))["run_id"].to_pylist() == ["run-1", "run-2"]
+    assert table.scan(["run_id"], NOON + timedelta(microseconds=900), pc.field("run_id") != "run-1").num_rows == 2
+    later = ledger_table.LedgerTable(table.uri, Run.schema.append(pa.field("later", pa.int64())))
+    assert later.scan(["later", "run_id"]).to_pylist()[0] == {"later": None, "run_id": "run-0"}
+
+
+def test_rewritten_files_are_read_by_parts(ledger, lake):
+    """One run's result is found without reading those of all others, after a compaction as after maintenance."""
+    table = ledger_table.LedgerTable(bookkeeping_uri(lake, Run.table), Run.schema, group_rows=10)
+    row = asdict(run("x", NOON))
+    for half in range(2):
+        rows = [row | {"run_id": str(n), "at": NOON + timedelta(seconds=n)} for n in range(half * 50, half * 50 + 50)]
+        table.extend(rows)
+    table.prune(lambda rows: [row["run_id"] != "99" for row in rows])
+    (file,) = DeltaTable(table.uri).file_uris()
+    assert pq.ParquetFile(file.removeprefix("file://")).num_row_groups == 10
+    assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == ["97", "98"]

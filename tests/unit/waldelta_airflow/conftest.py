@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
 
 PASSWORD = "s3cr3t/of the+source"
 TOKEN = "t0ken-of-spark"
@@ -84,3 +88,22 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
     (jars / "delta.jar").touch()
     monkeypatch.setenv("WALDELTA_JARS", str(jars))
     return tmp_path / "submitted"
+
+
+@pytest.fixture
+def open_pages() -> Callable[[str | None], TestClient]:
+    """A client of the plugin's application as a user with a role of Airflow's (None: without any)."""
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+    from fastapi.testclient import TestClient
+
+    from waldelta_airflow.views.app import create_app
+
+    def open_as(role: str | None) -> TestClient:
+        create_auth_manager()
+        app = create_app()
+        app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="somebody", role=role)
+        return TestClient(app)
+
+    return open_as

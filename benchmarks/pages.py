@@ -1,0 +1,173 @@
+"""``python -m benchmarks.pages``: CPU and wall seconds of each page of the Airflow plugin over a long history."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from waldelta.expectation_results import ExpectationResult, prune_expectation_results
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger import BatchCut, Ledger, Run, TableState, now
+from waldelta.ledger_table import LedgerTable
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
+
+EVERY = timedelta(minutes=5)
+_PART = 500
+_STAGES = ("land", "apply", "check", "report")
+_KINDS = ("expect_column_values_to_be_unique", "expect_column_values_to_not_be_null", "row_count", "own_rule")
+
+
+def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
+    """A pipeline's ledger as ``runs`` runs over ``tables`` tables leave it, each table changed by every third run.
+
+    Written by the ledger's own writer, many rows a commit, and compacted by it as it goes.
+    """
+    names = [f"public.table_{n:03}" for n in range(tables)]
+    ledger = Ledger(root)
+    for name in names:
+        ledger.append(
+            TableState(end - EVERY * (runs + 1), "manual__sync", name, 1, "synced", key_columns=["id"], rows=1000)
+        )
+    for kind, made in ((Run, _runs), (BatchCut, _cuts), (ExpectationResult, _results)):
+        table = LedgerTable(bookkeeping_uri(root, kind.table), kind.schema)
+        for first in range(0, runs, _PART):
+            chunk = range(first, min(runs, first + _PART))
+            table.extend(list(made(names, chunk, end - EVERY * runs)))
+
+
+def run_id(at: datetime) -> str:
+    """As Airflow names scheduled runs."""
+    return f"scheduled__{at.isoformat()}"
+
+
+def _changed(names: list[str], number: int) -> list[str]:
+    return [name for n, name in enumerate(names) if n % 3 == number % 3]
+
+
+def _runs(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
+    for number in numbers:
+        began = first + EVERY * number
+        failed = number % 97 == 0
+        tables = {name: _table(number) for name in _changed(names, number)}
+        result = {"verb": "consume", "run_id": run_id(began), "status": "running", "stages": {}, "tables": tables}
+        result |= {"changes": 1000 + number % 500, "passed": names, "lag_bytes": number % 900 * 1000, "warnings": []}
+        for n, stage in enumerate(_STAGES):
+            result["stages"][stage] = {"status": "succeeded", "seconds": 4.0 + n, "detail": "", "error": None}
+            yield {
+                "at": began + timedelta(seconds=8 * (n + 1)), "run_id": run_id(began), "verb": "consume",
+                "status": "running" if n < 3 else "failed" if failed else "succeeded", "run_type": "scheduled",
+                "interval_start": began - EVERY, "interval_end": began, "start_lsn": number << 20, "end_lsn": (number + 1) << 20,
+                "changes": 1000 + number % 500, "seconds": 4.0 * (n + 1), "result": json.dumps(result), "as_of": began,
+                "lag_before_bytes": (number % 900) << 14, "lag_bytes": number % 900 << 6, "retained_bytes": 32 << 20,
+                "wal_status": "reserved",
+            }  # fmt: skip
+
+
+def _table(number: int) -> dict[str, Any]:
+    return {
+        "inserted": number % 50, "updated": number % 30, "deleted": number % 7, "skipped": 0, "truncated": False, "version": number,
+        "rows": None, "reread": 0, "quarantined": 0, "verbatim": 0, "compared": None, "unchanged": None,
+    }  # fmt: skip
+
+
+def _cuts(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
+    for number in numbers:
+        changed = set(_changed(names, number))
+        blank = {"skipped": 0, "truncated": False, "reread": 0, "quarantined": 0, "verbatim": 0, "generation": 1}
+        targets = [
+            {"table_name": name, "version": number, "inserted": 5, "updated": 3, "deleted": 1, **blank}
+            if name in changed
+            else {"table_name": name, "version": number, "inserted": 0, "updated": 0, "deleted": 0, **blank}
+            for name in names
+        ]
+        at = first + EVERY * number
+        yield {
+            "at": at + timedelta(seconds=16), "run_id": run_id(at), "batch": number + 1, "end_lsn": (number + 1) << 20,
+            "commit_ts": at - timedelta(seconds=2), "targets": targets,
+        }  # fmt: skip
+
+
+def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
+    for number in numbers:
+        began = first + EVERY * number
+        for name in _changed(names, number):
+            for n, kind in enumerate(_KINDS):
+                yield {
+                    "at": began + timedelta(seconds=24), "run_id": run_id(began), "table_name": name, "expectation": kind,
+                    "meaning": f"{kind} of {name}", "severity": "warning" if n == 3 else "critical", "origin": "key",
+                    "success": not ((n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)), "observed": "1,000",
+                    "unexpected_count": 0, "version": number,
+                }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a history, ask for each page a few times, and print what the best of them took."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--tables", type=int, default=100)
+    options.add_argument("--runs", type=int, default=10_000)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--uncompacted", action="store_true", help="without the maintenance that runs every night")
+    asked = options.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="waldelta-pages-") as folder:
+        root = f"file://{folder}/lake"
+        write_history(root, asked.tables, asked.runs, now())
+        if not asked.uncompacted:
+            ledger = Ledger(root)
+            for kind in (Run, BatchCut):
+                ledger.prune(kind, lambda rows: [True] * len(rows))  # type: ignore[arg-type, misc]
+            prune_expectation_results(root, now() - EVERY * asked.runs * 2)
+        table = Table("page", "kB", "CPU ms", "wall ms", title=f"{asked.tables} tables, {asked.runs:,} runs")
+        client = _client(Path(folder), root)
+        for path in _paths(client):
+            cpu, wall, size = min(_ask(client, path) for _ in range(asked.rounds))
+            table.add_row(path, f"{size >> 10:,}", f"{cpu * 1000:,.0f}", f"{wall * 1000:,.0f}")
+        Console().print(table)
+
+
+def _client(folder: Path, root: str) -> TestClient:
+    os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
+    (folder / "shop.yml").write_text(
+        "pipeline: shop\nsource: {conn_id: shop, slot: shop, publications: [{name: p, tables: [{name: public.table_000}]}]}\n"
+        f"target: {{root: '{root}'}}\n"
+    )
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+    from fastapi.testclient import TestClient
+
+    from waldelta_airflow.views.app import create_app
+
+    create_auth_manager()
+    app = create_app()
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="bench", role="viewer")
+    return TestClient(app)
+
+
+def _paths(client: TestClient) -> list[str]:
+    run = re.search(r'href="(/p/shop/run/consume/[^"]+)"', client.get("/p/shop/runs?page=40").text)
+    names = ("", "?hours=168", "/runs", "/expectations", "/table/public.table_003", "/quarantine")
+    return ["/", *(f"/p/shop{name}" for name in names), *([run[1]] if run else [])]
+
+
+def _ask(client: TestClient, path: str) -> tuple[float, float, int]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    answer = client.get(path)
+    answer.raise_for_status()
+    return time.process_time() - cpu, time.perf_counter() - wall, len(answer.content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The bookkeeping tables of one lake, read in columns and from a moment on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.expectation_results import ExpectationResult, expectations_table
+from waldelta.job import STORAGE_PREFIXES
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger import Ledger
+from waldelta.ledger_table import LedgerTable
+from waldelta.pipeline_file import PipelineFile
+
+
+class _Kind(Protocol):
+    """A class of rows."""
+
+    table: ClassVar[str]
+    schema: ClassVar[pa.Schema]
+
+
+@dataclass(frozen=True, slots=True)
+class Bookkeeping:
+    """A lake by its root; ``storage_options`` are the object store's credentials, None for a local folder."""
+
+    root: str
+    storage_options: dict[str, str] | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The same tables, as runs read them: all rows."""
+        return Ledger(self.root, self.storage_options)
+
+    def scan(
+        self,
+        kind: type[_Kind],
+        columns: Sequence[str],
+        since: datetime | None = None,
+        chosen: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Some columns of a table's rows from ``since`` on, oldest first; raises what the store raises."""
+        if kind.table == ExpectationResult.table:
+            return expectations_table(self.root, self.storage_options).scan(columns, since, chosen)
+        uri = bookkeeping_uri(self.root, kind.table)
+        return LedgerTable(uri, kind.schema, self.storage_options).scan(columns, since, chosen)
+
+
+def bookkeeping_of(pipeline: PipelineFile) -> Bookkeeping:
+    """The lake of a pipeline; credentials of an object store come from this process's environment, as a run's do."""
+    root = pipeline.target.root
+    if root.startswith("file://"):
+        return Bookkeeping(root)
+    return Bookkeeping(root, {k: v for k, v in os.environ.items() if k.startswith(STORAGE_PREFIXES)})

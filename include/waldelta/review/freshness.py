@@ -1,0 +1,243 @@
+"""The tables of a lake: where each stands, up to when it is complete, and what the latest batches did to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.ledger import BatchCut, TableState
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.history import LANDING, RunLine
+from waldelta.review.lacking import count_open
+from waldelta.review.results import read_result
+from waldelta.review.verdicts import Check
+from waldelta.standing import REMOVED, SYNCED
+
+# Runs whose results are read, newest first, for since when a table is behind.
+_MOST_RESULTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Rows by what was done to them; ``truncates`` counts batches that emptied a table."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    truncates: int = 0
+    reread: int = 0
+    quarantined: int = 0
+    verbatim: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows written or removed."""
+        return self.inserted + self.updated + self.deleted
+
+    def __add__(self, other: Operations) -> Operations:
+        return Operations(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the batches of a window did to a table; ``at`` is when the latest of them was applied."""
+
+    at: datetime
+    commit_ts: datetime | None
+    batch: int
+    operations: Operations
+
+
+@dataclass(frozen=True, slots=True)
+class TableLine:
+    """One table; ``complete_upto``: it holds all that was committed on the source until then, None when that isn't known.
+
+    ``status`` is the ledger's, but "behind" for a copied table that the latest run couldn't apply changes to.
+    """
+
+    table_name: str
+    status: str
+    reason: str | None
+    generation: int
+    rows_copied: int
+    copied_at: datetime
+    complete_upto: datetime | None
+    changed: Changed | None = None
+    in_quarantine: int = 0
+    check: Check | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastCut:
+    """The newest consistent cut."""
+
+    batch: int
+    at: datetime
+    end_lsn: int
+    commit_ts: datetime | None
+    run_id: str
+
+
+def read_last_cut(lake: Bookkeeping) -> LastCut | None:
+    """The newest cut, without its targets."""
+    rows = lake.scan(BatchCut, ("batch", "at", "end_lsn", "commit_ts", "run_id"))
+    return LastCut(**rows.slice(rows.num_rows - 1).to_pylist()[0]) if rows.num_rows else None
+
+
+def read_changed(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> dict[str, Changed]:
+    """What the batches since then (or of one run) did, by table; tables that they left alone are left out."""
+    chosen = None if run_id is None else pc.field("run_id") == run_id
+    cuts = lake.scan(BatchCut, ("at", "commit_ts", "batch", "targets"), since, chosen)
+    if not cuts.num_rows:
+        return {}
+    cuts = cuts.combine_chunks()
+    lists = cuts["targets"].combine_chunks()
+    targets = pc.list_flatten(lists)
+    parents = cuts.select(["at", "commit_ts", "batch"]).take(pc.list_parent_indices(lists))
+    held = {item.name for item in targets.type}
+    # A struct that an earlier version wrote lacks later fields.
+    numbers = {name: _numbers(targets, name, held) for name in _OPERATIONS}
+    numbers["truncates"] = pc.cast(_numbers(targets, "truncated", held), pa.int64())
+    touched = numbers["truncates"]
+    for name in _OPERATIONS:
+        touched = pc.add(touched, numbers[name])
+    rows = parents.append_column("table_name", pc.struct_field(targets, "table_name"))
+    for name, values in numbers.items():
+        rows = rows.append_column(name, values)
+    rows = rows.filter(pc.greater(touched, 0))
+    summed = rows.group_by("table_name", use_threads=False).aggregate(
+        [(name, "sum") for name in numbers] + [("at", "last"), ("commit_ts", "last"), ("batch", "last")]
+    )
+    return {
+        row["table_name"]: Changed(
+            row["at_last"],
+            row["commit_ts_last"],
+            row["batch_last"],
+            Operations(**{n: row[f"{n}_sum"] for n in numbers}),
+        )
+        for row in summed.to_pylist()
+    }
+
+
+_OPERATIONS = ("inserted", "updated", "deleted", "skipped", "reread", "quarantined", "verbatim")
+
+
+def _numbers(targets: pa.StructArray, name: str, held: set[str]) -> pa.Array:
+    if name not in held:
+        return pa.nulls(len(targets), pa.int64()).fill_null(0)
+    return pc.cast(pc.struct_field(targets, name), pa.int64()).fill_null(0)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """What the ledger says of a table's copy and columns."""
+
+    table_name: str
+    at: datetime
+    run_id: str
+    generation: int
+    status: str
+    reason: str | None
+    rows: int
+
+
+_STATE = tuple(CopyState.__dataclass_fields__)
+
+
+def _rank(line: TableLine) -> int:
+    """What needs attention comes first, what left the publications last."""
+    if line.status == REMOVED:
+        return 4
+    if line.status != SYNCED:
+        return 0
+    if line.check is not None and line.check.verdict in ("failed", "unknown"):
+        return 1
+    return 2 if line.in_quarantine else 3
+
+
+def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopyState]:
+    """All states of the targets, or of one, oldest first."""
+    chosen = None if table_name is None else pc.field("table_name") == table_name
+    rows = lake.scan(TableState, _STATE, None, chosen)
+    return [CopyState(**row) for row in rows.to_pylist()]
+
+
+def latest_states(lake: Bookkeeping) -> list[CopyState]:
+    """The latest state of each target."""
+    rows = lake.scan(TableState, _STATE).group_by("table_name", use_threads=False)
+    latest = rows.aggregate([(name, "last") for name in _STATE if name != "table_name"])
+    return [CopyState(**{k.removesuffix("_last"): v for k, v in row.items()}) for row in latest.to_pylist()]
+
+
+def read_tables(
+    lake: Bookkeeping,
+    runs: Iterable[RunLine],
+    changed: Mapping[str, Changed],
+    checks: Mapping[str, Check],
+    looked: datetime | None = None,
+) -> list[TableLine]:
+    """Every table that was ever copied, those to look after first, then by name; ``runs`` are newest first.
+
+    ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep.
+    """
+    states = latest_states(lake)
+    lacking = count_open(lake, {state.table_name: state.generation for state in states})
+    landing = [run for run in runs if run.verb in LANDING and run.as_of is not None]
+    behind = _behind(lake, landing)
+    upto = max((run.as_of for run in landing if run.as_of is not None and run.status != "running"), default=None)
+    if not behind:
+        upto = max(filter(None, (upto if _applied(landing) else _last_applied(landing), looked)), default=None)
+    lines = []
+    for state in states:
+        status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
+        complete = behind.get(state.table_name, upto) if state.status == SYNCED else None
+        lines.append(
+            TableLine(
+                state.table_name, status, state.reason, state.generation, state.rows, state.at, complete,
+                changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name),
+            )
+        )  # fmt: skip
+    return sorted(lines, key=lambda line: (_rank(line), line.table_name))
+
+
+def _applied(landing: list[RunLine]) -> bool:
+    return bool(landing) and landing[0].applied
+
+
+def _last_applied(landing: list[RunLine]) -> datetime | None:
+    return next((run.as_of for run in landing if run.applied), None)
+
+
+def _behind(lake: Bookkeeping, landing: list[RunLine]) -> dict[str, datetime | None]:
+    """The tables that the latest run couldn't bring up to date, each with what it is complete up to."""
+    ended = [run for run in landing if run.status != "running"]
+    if not ended or ended[0].applied:
+        return {}
+    left = dict.fromkeys(_not_applied(lake, ended[0]))
+    found: dict[str, datetime | None] = dict(left)
+    for run in ended[1:_MOST_RESULTS]:
+        held = set(left) if run.applied else set(left) - set(_not_applied(lake, run))
+        for name in held:
+            found[name] = run.as_of
+            del left[name]
+        if not left:
+            break
+    return found
+
+
+def _not_applied(lake: Bookkeeping, run: RunLine) -> list[str]:
+    result = read_result(lake, run.verb, run.run_id, run.at)
+    return [str(name) for name in (result or {}).get("not_applied") or ()]
+
+
+def total(changed: Iterable[Changed]) -> Operations:
+    """What was done to all tables together."""
+    done = Operations()
+    for of in changed:
+        done += of.operations
+    return done

@@ -1,0 +1,184 @@
+"""A pipeline at a glance: how far behind it is, what its slot holds back, its tables, and what deserves attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from waldelta.finding import size
+from waldelta.gap import describe, open_gaps
+from waldelta.ledger import Gap
+from waldelta.pipeline_file import PipelineFile
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import (
+    LastCut,
+    Operations,
+    TableLine,
+    read_changed,
+    read_last_cut,
+    read_tables,
+    total,
+)
+from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, read_runs
+from waldelta.review.results import read_result
+from waldelta.review.verdicts import read_latest_checks
+from waldelta.slot_health import duration
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
+
+Severity = Literal["failed", "warning"]
+
+# Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
+REACH = timedelta(days=7)
+_MOST_NAMED = 3
+# Most stages take minutes.
+_SILENT = timedelta(hours=1)
+_MOST_TOLD = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One thing that somebody should look at; ``page`` is where, as parts of an address below the pipeline's, if anywhere.
+
+    "tables" is a part of the pipeline's own page.
+    """
+
+    severity: Severity
+    text: str
+    page: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A pipeline as its ledger tells it. ``upto``: the lake holds all that the source had committed by then.
+
+    ``runs``, ``lag``, ``operations`` and ``changed_tables`` are the window's, what the tables' lines say of changes may be
+    of more.
+    """
+
+    is_set_up: bool
+    upto: datetime | None
+    runs: tuple[RunLine, ...]
+    latest: RunLine | None
+    lag: tuple[LagPoint, ...]
+    cut: LastCut | None
+    operations: Operations
+    changed_tables: int
+    tables: tuple[TableLine, ...]
+    gaps: tuple[Gap, ...]
+    attention: tuple[Attention, ...]
+
+    @property
+    def landing(self) -> RunLine | None:
+        """The latest run that read the slot, and so knows of it."""
+        return next((run for run in self.runs if run.wal_status is not None), None) or self.latest
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many tables' last checks ended how."""
+        counts: dict[str, int] = {}
+        for line in self.tables:
+            if line.check is not None:
+                counts[line.check.verdict] = counts.get(line.check.verdict, 0) + 1
+        return counts
+
+
+def read_glance(
+    pipeline: PipelineFile,
+    lake: Bookkeeping,
+    now: datetime,
+    hours: int,
+    looked: datetime | None = None,
+    reach: timedelta = REACH,
+) -> Glance:
+    """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises what the store raises.
+
+    For the latest run, and tables' latest changes and checks, it looks back as far as ``reach``.
+    """
+    since = now - timedelta(hours=hours)
+    start = min(since, now - reach)
+    runs = read_runs(lake, start) or read_runs(lake)
+    landing = [run for run in runs if run.verb in LANDING]
+    shown = [point for point in lag_points(runs) if point.at >= since]
+    recent = read_changed(lake, since)
+    latest_changes = recent if start == since else read_changed(lake, start)
+    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach), looked)
+    gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
+    upto = brought_up_to(landing)
+    if looked is not None and (not landing or landing[0].applied):
+        upto = max(filter(None, (upto, looked)))
+    latest = landing[0] if landing else None
+    return Glance(
+        is_set_up=bool(tables or runs),
+        upto=upto,
+        runs=tuple(run for run in runs if run.at >= since),
+        latest=latest,
+        lag=tuple(shown),
+        cut=read_last_cut(lake),
+        operations=total(recent.values()),
+        changed_tables=len(recent),
+        tables=tuple(tables),
+        gaps=tuple(gaps),
+        attention=(*_silent(latest, now), *_attention(pipeline, lake, latest, tables, gaps)),
+    )
+
+
+def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
+    """A run that was killed records no end."""
+    if latest is None or latest.status != "running" or now - latest.at < _SILENT:
+        return []
+    told = f"the latest run has recorded nothing for {duration((now - latest.at) / timedelta(hours=1))}: it was killed, or a stage takes long"
+    return [Attention("warning", told, ("run", latest.verb, latest.run_id))]
+
+
+def _attention(
+    pipeline: PipelineFile, lake: Bookkeeping, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
+) -> Iterator[Attention]:
+    """What is wrong first, then what may become so."""
+    for gap in gaps:
+        yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
+    if latest is not None and latest.status == "failed":
+        yield Attention("failed", _failure(lake, latest), ("run", latest.verb, latest.run_id))
+    for status, what in (
+        ("behind", "couldn't be brought up to date"),
+        (FAILED, "couldn't be copied"),
+        (NEEDS_SYNC, "to be copied again"),
+    ):
+        if named := [line.table_name for line in tables if line.status == status]:
+            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{_names(named)}: {what}", ("tables",))
+    failed = [line.table_name for line in tables if line.check is not None and line.check.failed]
+    if failed:
+        yield Attention("failed", f"{_names(failed)}: expectations not met", ("expectations",))
+    if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
+        yield Attention("warning", f"{_names(unknown)}: expectations couldn't be evaluated", ("expectations",))
+    yield from _slot_attention(pipeline, latest)
+    if lacking := sum(line.in_quarantine for line in tables):
+        yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
+    if copying := [line.table_name for line in tables if line.status == COPYING]:
+        yield Attention("warning", f"{_names(copying)}: being copied, or the copy was killed", ("tables",))
+
+
+def _failure(lake: Bookkeeping, run: RunLine) -> str:
+    error = (read_result(lake, run.verb, run.run_id, run.at) or {}).get("error") or {}
+    lines = str(error.get("message") or "").partition("\n")[0]
+    told = f": {error.get('class')}: {lines}" if lines else ""
+    short = told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
+    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{short}"
+
+
+def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[Attention]:
+    if latest is None:
+        return
+    if latest.wal_status not in (None, "reserved", "extended"):
+        yield Attention("failed", f"slot {pipeline.source.slot} is {latest.wal_status}")
+    limits, held = pipeline.slot_limits, latest.retained_bytes or 0
+    if held > limits.critical_mb << 20:
+        yield Attention("failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})")
+    elif held > limits.warn_mb << 20:
+        yield Attention("warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})")
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"

@@ -1,0 +1,126 @@
+"""The history of runs: one line each, and how far the lake was behind when each of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.ledger import Run
+from waldelta.review.bookkeeping import Bookkeeping
+
+# The verbs that bring changes into the lake.
+LANDING = ("consume",)
+_COLUMNS = (
+    "at", "run_id", "verb", "status", "run_type", "start_lsn", "end_lsn", "changes", "seconds", "as_of", "lag_before_bytes",
+    "lag_bytes", "retained_bytes", "wal_status", "applied",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """What the ledger says of a run in one line; ``at`` is its latest event, ``seconds`` the sum of its stages'.
+
+    ``as_of``: all that the source had committed then is part of what the run landed. Of runs recorded before that was, it is
+    reckoned from the run's first event. None of verbs that land nothing.
+    """
+
+    run_id: str
+    verb: str
+    status: str
+    run_type: str
+    at: datetime
+    as_of: datetime | None
+    start_lsn: int | None
+    end_lsn: int | None
+    changes: int
+    seconds: float
+    lag_before_bytes: int | None
+    lag_bytes: int | None
+    retained_bytes: int | None
+    wal_status: str | None
+    applied: bool
+
+    @property
+    def brought_up_to(self) -> datetime | None:
+        """Up to when the targets hold all of the source's changes since this run; None when it left some out."""
+        return self.as_of if self.applied else None
+
+
+@dataclass(frozen=True, slots=True)
+class LagPoint:
+    """How far the lake was behind right before a run's changes could be read: the worst that its readers saw.
+
+    ``seconds`` is the age of the oldest change that was missing at the most, ``lag_bytes`` the WAL that the slot had before it.
+    """
+
+    at: datetime
+    run_id: str
+    status: str
+    seconds: float | None
+    lag_bytes: int | None
+
+
+def read_runs(lake: Bookkeeping, since: datetime | None = None, run_id: str | None = None) -> list[RunLine]:
+    """The runs with an event since then, newest first, or those of one id; of such in progress what their last stage recorded."""
+    chosen = None if run_id is None else pc.field("run_id") == run_id
+    rows = lake.scan(Run, _COLUMNS, since, chosen)
+    if not rows.num_rows:
+        return []
+    began = pc.subtract(
+        rows["at"], pc.cast(pc.round(pc.multiply(rows["seconds"], 1e6)), pa.int64()).cast(pa.duration("us"))
+    )
+    rows = rows.append_column("began", began)
+    # In order, so that "last" is the latest event's.
+    grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(
+        [("began", "first"), *((name, "last") for name in _COLUMNS if name not in ("verb", "run_id"))]
+    )
+    grouped = grouped.rename_columns([name.removesuffix("_last") for name in grouped.column_names]).sort_by(
+        [("at", "descending")]
+    )
+    return [_line(row) for row in grouped.to_pylist()]
+
+
+def _line(row: dict[str, object]) -> RunLine:
+    began, applied = row.pop("began_first"), row.pop("applied")
+    if row["as_of"] is None and row["verb"] in LANDING:
+        row["as_of"] = began
+    if applied is None:
+        applied = row["status"] == "succeeded"
+    return RunLine(applied=bool(applied), **row)  # type: ignore[arg-type]
+
+
+def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:
+    """Up to when the lake holds all of the source's changes, by its runs; None when none of them says so."""
+    return max((upto for run in runs if (upto := run.brought_up_to) is not None), default=None)
+
+
+def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
+    """How far the lake was behind, run by run, oldest first; ``runs`` are newest first."""
+    points: list[LagPoint] = []
+    upto: datetime | None = None
+    for run in reversed([run for run in runs if run.verb in LANDING]):
+        seconds = (run.at - upto).total_seconds() if upto is not None else None
+        points.append(LagPoint(run.at, run.run_id, run.status, seconds, run.lag_before_bytes))
+        reached = run.brought_up_to
+        upto = max(filter(None, (upto, reached)), default=None)
+    return points
+
+
+def thin_out(
+    points: Sequence[LagPoint], most: int, value: Callable[[LagPoint], float | None] = lambda point: point.seconds
+) -> list[LagPoint]:
+    """At most so many points: of neighbours the one with the highest value, and a failed one. No peak gets lost."""
+    if len(points) <= most:
+        return list(points)
+    size = -(-len(points) // (most // 2))
+    kept = []
+    for n in range(0, len(points), size):
+        chunk = points[n : n + size]
+        highest = max(chunk, key=lambda point: value(point) or 0)
+        failed = next((point for point in chunk if point.status == "failed"), highest)
+        kept += sorted({id(p): p for p in (highest, failed)}.values(), key=lambda point: point.at)
+    return kept

@@ -1,0 +1,58 @@
+"""The rows that targets lack: what stands in quarantine, counted and listed without reading what was resolved since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.quarantine import QUARANTINED, IncompleteRow
+from waldelta.review.bookkeeping import Bookkeeping
+
+_KEY = ("table_name", "generation", "key")
+
+
+def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
+    """The keys whose latest row is quarantined, of these tables' present copies, by table and time: ``_KEY`` and ``at``."""
+    rows = lake.scan(IncompleteRow, (*_KEY, "status", "at"))
+    latest = rows.group_by(list(_KEY), use_threads=False).aggregate([("status", "last"), ("at", "last")])
+    held = pa.table(
+        {"table_name": list(generations), "generation": list(generations.values())},
+        schema=pa.schema([("table_name", pa.string()), ("generation", pa.int64())]),
+    )
+    found = latest.filter(pc.field("status_last") == QUARANTINED).join(
+        held, ["table_name", "generation"], join_type="inner"
+    )
+    found = found.select([*_KEY, "at_last"]).rename_columns([*_KEY, "at"])
+    return found.sort_by([("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")])
+
+
+def count_open(lake: Bookkeeping, generations: Mapping[str, int]) -> dict[str, int]:
+    """How many rows each of these tables lacks; those without any are left out."""
+    counts = open_keys(lake, generations)["table_name"].value_counts().to_pylist()
+    return {item["values"]: item["counts"] for item in counts}
+
+
+def read_open(lake: Bookkeeping, keys: pa.Table) -> list[IncompleteRow]:
+    """What was told of some of these keys, in their order; few, since each becomes an object."""
+    wanted = [tuple(row.values()) for row in keys.to_pylist()]
+    # ``at`` tells the rows of one table apart; another table's of that moment are left out below.
+    told = _rows(lake, pc.field("at").isin(keys["at"]) & (pc.field("status") == QUARANTINED))
+    by_key = {(row.table_name, row.generation, row.key, row.at): row for row in told}
+    return [by_key[key] for key in wanted if key in by_key]
+
+
+def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
+    """The first rows that a run found to lack values, oldest first, and how many there are."""
+    chosen = pc.field("run_id") == run_id
+    count = lake.scan(IncompleteRow, ("at",), None, chosen).num_rows
+    return _rows(lake, chosen, most), count
+
+
+def _rows(lake: Bookkeeping, chosen: pc.Expression, most: int | None = None) -> list[IncompleteRow]:
+    rows: Sequence[dict[str, Any]] = (
+        lake.scan(IncompleteRow, IncompleteRow.schema.names, None, chosen).slice(0, most).to_pylist()
+    )
+    return [IncompleteRow(**{**row, "columns": row["columns"] or []}) for row in rows]

@@ -1,0 +1,25 @@
+"""One run's result, as its stages recorded it: JSON of this version or an earlier one."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pyarrow.compute as pc
+
+from waldelta.ledger import Run
+from waldelta.review.bookkeeping import Bookkeeping
+
+
+def read_result(lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None) -> dict[str, Any] | None:
+    """The latest result of a run; None when the ledger has none, or none that is JSON. ``since`` makes the search shorter."""
+    chosen = (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
+    rows = lake.scan(Run, ("at", "result"), since, chosen)
+    if not rows.num_rows:
+        return None
+    try:
+        result = json.loads(rows["result"][-1].as_py() or "{}")
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None

@@ -1,0 +1,165 @@
+"""One run: its stages, what it did to each table, and what it left for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from waldelta.ledger import TableState
+from waldelta.quarantine import IncompleteRow
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.history import RunLine, read_runs
+from waldelta.review.lacking import read_of_run
+from waldelta.review.results import read_result
+from waldelta.review.verdicts import Check, read_checks
+from waldelta.slot_health import SlotReading
+from waldelta.source_bill import SourceBill
+
+_MOST_ROWS = 200
+_NUMBERS = ("inserted", "updated", "deleted", "skipped", "reread", "quarantined", "verbatim")
+_SLOT_FIELDS = tuple(SlotReading.__dataclass_fields__)
+_BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLine:
+    """A stage's end; ``error`` is the message of what it failed by."""
+
+    name: str
+    status: str
+    seconds: float
+    detail: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """What the run did to a table; ``schema`` says what became of its columns, or of its copy."""
+
+    table_name: str
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    reread: int = 0
+    quarantined: int = 0
+    verbatim: int = 0
+    truncated: bool = False
+    rows: int | None = None
+    version: int | None = None
+    is_behind: bool = False
+    schema: tuple[str, ...] = ()
+    check: Check | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to say of it but that it was looked at."""
+        touched = any(getattr(self, name) for name in _NUMBERS) or self.truncated or self.rows
+        return bool(touched or self.schema or self.is_behind)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """A run as its page shows it; ``quarantined`` are the first rows that came without values, ``quarantined_count`` all."""
+
+    line: RunLine
+    stages: tuple[StageLine, ...]
+    tables: tuple[TableChange, ...]
+    quarantined: tuple[IncompleteRow, ...]
+    quarantined_count: int
+    warnings: tuple[str, ...]
+    error_class: str | None
+    error: str | None
+    source: str
+    slot_before: SlotReading | None
+    slot_after: SlotReading | None
+
+
+def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
+    """A run by its id; None when the ledger doesn't have it (any more)."""
+    lines = [line for line in _lines(lake, run_id) if line.verb == verb]
+    if not lines:
+        return None
+    line = lines[0]
+    result = read_result(lake, verb, run_id, line.at) or {}
+    error = result.get("error") or {}
+    lacking, count = read_of_run(lake, run_id, _MOST_ROWS)
+    return RunDetails(
+        line=line,
+        stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
+        tables=_tables(lake, run_id, result),
+        quarantined=tuple(lacking),
+        quarantined_count=count,
+        warnings=tuple(map(str, result.get("warnings") or ())),
+        error_class=error.get("class"),
+        error=error.get("message"),
+        source=SourceBill(**_known(result.get("source"), _BILL_FIELDS)).describe(),
+        slot_before=_slot(result.get("slot_before")),
+        slot_after=_slot(result.get("slot_after")),
+    )
+
+
+def verbs_of(lake: Bookkeeping, run_id: str) -> list[str]:
+    """The verbs that a run id stands for in this lake, the latest first: DAGs that start at once share ids."""
+    return [line.verb for line in _lines(lake, run_id)]
+
+
+def _lines(lake: Bookkeeping, run_id: str) -> list[RunLine]:
+    return read_runs(lake, run_id=run_id)
+
+
+def _stage(name: str, stage: dict[str, Any]) -> StageLine:
+    error = stage.get("error") or {}
+    return StageLine(
+        name,
+        str(stage.get("status")),
+        float(stage.get("seconds") or 0),
+        stage.get("detail") or "",
+        error.get("message"),
+    )
+
+
+def _tables(lake: Bookkeeping, run_id: str, result: dict[str, Any]) -> tuple[TableChange, ...]:
+    told = _table_events(lake, run_id)
+    behind = set(result.get("not_applied") or ())
+    checks = {check.table_name: check for check in read_checks(lake, None, run_id)}
+    tables = result.get("tables") or {}
+    lines = []
+    for name in sorted({*tables, *told, *behind, *checks}):
+        done = tables.get(name) or {}
+        lines.append(
+            TableChange(
+                name,
+                **{number: int(done.get(number) or 0) for number in _NUMBERS},
+                truncated=bool(done.get("truncated")),
+                rows=done.get("rows"),
+                version=done.get("version"),
+                is_behind=name in behind,
+                schema=tuple(told.get(name, ())),
+                check=checks.get(name),
+            )
+        )
+    return tuple(sorted(lines, key=lambda line: (not line.is_behind, not line.is_changed, line.table_name)))
+
+
+def _table_events(lake: Bookkeeping, run_id: str) -> dict[str, list[str]]:
+    """What the run entered for its tables: columns changed, a copy begun or ended, no longer published."""
+    columns = ("at", "table_name", "status", "reason")
+    events: dict[str, list[str]] = {}
+    for row in lake.scan(TableState, columns, None, pc.field("run_id") == run_id).to_pylist():
+        told = row["reason"] if row["reason"] and row["status"] == "synced" else None
+        if told is None:
+            told = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
+        if told not in events.setdefault(row["table_name"], []):
+            events[row["table_name"]].append(told)
+    return events
+
+
+def _slot(seen: Any) -> SlotReading | None:
+    return SlotReading(**_known(seen, _SLOT_FIELDS)) if isinstance(seen, dict) and "at" in seen else None
+
+
+def _known(values: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values} if isinstance(values, dict) else {}

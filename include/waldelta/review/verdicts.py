@@ -1,0 +1,177 @@
+"""What the checks found: per table and run, and per expectation of one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.expectation_results import ExpectationResult
+from waldelta.review.bookkeeping import Bookkeeping
+
+R = TypeVar("R")
+Verdict = Literal["failed", "unknown", "warning", "passed"]
+WORST_FIRST: tuple[Verdict, ...] = ("failed", "unknown", "warning", "passed")
+# How far back is looked for the columns of a heat map, step by step; None: as far as results are kept.
+_STEPS = (timedelta(days=1), timedelta(days=8), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One table's check in one run; ``failed`` counts critical expectations that weren't met, ``unknown`` those not evaluated."""
+
+    at: datetime
+    run_id: str
+    table_name: str
+    expectations: int
+    failed: int
+    unknown: int
+    warnings: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of what was found."""
+        counts = {"failed": self.failed, "unknown": self.unknown, "warning": self.warnings}
+        return next((v for v in WORST_FIRST if counts.get(v)), "passed")
+
+
+_CHECK = tuple(Check.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was found in one run; ``told`` says it in words, without values."""
+
+    verdict: Verdict
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAt:
+    """A column of a heat map."""
+
+    at: datetime
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Verdicts by row and run, the newest run last; a cell is None where nothing was checked."""
+
+    runs: tuple[CheckedAt, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+
+
+def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:
+    """The checks since then, or of one run, oldest first."""
+    chosen = None if run_id is None else pc.field("run_id") == run_id
+    return _checks(_counted(_read(lake, since, ("severity",), chosen)))
+
+
+def _counted(rows: pa.Table) -> pa.Table:
+    """A row per table and run, oldest first, with the fields of a Check."""
+    missed = pc.fill_null(pc.invert(rows["success"]), False)
+    is_warning = pc.fill_null(pc.equal(rows["severity"], "warning"), False)
+    counts = {
+        "failed": pc.and_(missed, pc.invert(is_warning)),
+        "unknown": pc.is_null(rows["success"]),
+        "warnings": pc.and_(missed, is_warning),
+    }
+    for name, values in counts.items():
+        rows = rows.append_column(name, pc.cast(values, pa.int64()))
+    grouped = rows.group_by(["run_id", "table_name"], use_threads=False).aggregate(
+        [("at", "last"), ([], "count_all"), *((name, "sum") for name in counts)]
+    )
+    names = ["expectations" if name == "count_all" else name for name in _without_suffix(grouped)]
+    return grouped.rename_columns(names).sort_by("at")
+
+
+def _without_suffix(table: pa.Table) -> list[str]:
+    return [name.removesuffix("_last").removesuffix("_sum") for name in table.column_names]
+
+
+def _checks(rows: pa.Table) -> list[Check]:
+    return [Check(**row) for row in rows.select(list(_CHECK)).to_pylist()]
+
+
+def read_latest_checks(lake: Bookkeeping, since: datetime | None) -> dict[str, Check]:
+    """The last check of each table since then, by table."""
+    rows = _read(lake, since, ("severity",))
+    # A check enters all that it found of a table with one time.
+    latest = rows.group_by("table_name").aggregate([("at", "max")])
+    ends = latest["at_max"].take(pc.index_in(rows["table_name"], value_set=latest["table_name"].combine_chunks()))
+    found = _checks(_counted(rows.filter(pc.equal(rows["at"], ends))))
+    return {check.table_name: check for check in found}
+
+
+def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
+    """Tables by the latest ``most`` runs that checked any; tables with the worst latest verdict first."""
+    found = _widening(lambda since: read_checks(lake, since), now, most)
+    cells = {(c.table_name, c.run_id): Cell(c.verdict, _told(c)) for c in found}
+    return _heat_map([(c.at, c.run_id) for c in found], cells, most)
+
+
+def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: int) -> HeatMap:
+    """One table's expectations by the latest ``most`` runs that checked it, likewise."""
+    chosen = pc.field("table_name") == table_name
+
+    def read(since: datetime | None) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = _read(
+            lake, since, ("severity", "meaning", "unexpected_count"), chosen
+        ).to_pylist()
+        return rows
+
+    found = _widening(read, now, most)
+    cells = {(str(row["meaning"]), str(row["run_id"])): _cell(row) for row in found}
+    return _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
+
+
+def _read(
+    lake: Bookkeeping, since: datetime | None, more: Sequence[str], chosen: pc.Expression | None = None
+) -> pa.Table:
+    return lake.scan(ExpectationResult, ("at", "run_id", "table_name", "success", *more), since, chosen)
+
+
+def _widening(read: Callable[[datetime | None], list[R]], now: datetime, most: int) -> list[R]:
+    """As far back as it takes for so many runs: hourly pipelines have them in days, busy ones in hours."""
+    found: list[R] = []
+    for step in _STEPS:
+        found = read(None if step is None else now - step)
+        if len({_run_id(row) for row in found}) >= most:
+            break
+    return found
+
+
+def _run_id(row: object) -> object:
+    return row["run_id"] if isinstance(row, dict) else getattr(row, "run_id", None)
+
+
+def _heat_map(checked: Iterable[tuple[datetime, str]], cells: dict[tuple[str, str], Cell], most: int) -> HeatMap:
+    latest: dict[str, datetime] = {}
+    for at, run_id in checked:
+        latest[run_id] = max(at, latest.get(run_id, at))
+    runs = sorted(latest, key=lambda run_id: (latest[run_id], run_id))[-most:]
+    names = sorted({name for name, run_id in cells if run_id in set(runs)})
+    rows = [(name, tuple(cells.get((name, run_id)) for run_id in runs)) for name in names]
+    rows.sort(key=lambda row: WORST_FIRST.index(next((c.verdict for c in reversed(row[1]) if c is not None), "passed")))
+    return HeatMap(tuple(CheckedAt(latest[run_id], run_id) for run_id in runs), tuple(rows))
+
+
+def _told(check: Check) -> str:
+    if check.verdict == "passed":
+        return f"{check.expectations} met"
+    parts = ((check.failed, "failed"), (check.unknown, "not evaluated"), (check.warnings, "not met (warning)"))
+    return f"{', '.join(f'{count} {what}' for count, what in parts if count)} of {check.expectations}"
+
+
+def _cell(row: dict[str, object]) -> Cell:
+    if row["success"] is None:
+        return Cell("unknown", "couldn't be evaluated")
+    if row["success"]:
+        return Cell("passed", "met")
+    count = f", {row['unexpected_count']:,} rows" if row["unexpected_count"] else ""
+    return Cell("warning" if row["severity"] == "warning" else "failed", f"not met{count}")

@@ -1,0 +1,171 @@
+"""The FastAPI application behind the plugin: routes, and who may follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+
+from waldelta.ledger import now
+from waldelta.pipeline_file import PipelineFile
+from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
+from waldelta_airflow.views import pages
+from waldelta_airflow.views.access import Reader
+from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of
+from waldelta_airflow.views.render import HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
+from waldelta_airflow.views.reports import data_docs_folder, report_file
+
+_STYLE = Path(__file__).with_name("style.css")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request by somebody who is logged in: where the application is mounted, and what they may see."""
+
+    base: str
+    reader: Reader
+
+    def pipeline(self, name: str) -> PipelineFile:
+        """A pipeline; 404 also for one that they may not see."""
+        found = load_pipelines().get(name)
+        if not isinstance(found, PipelineFile) or not self.reader.may_read(name):
+            raise HTTPException(404, "There is no such pipeline, or you may not read its DAG.")
+        return found
+
+    def pipelines(self) -> dict[str, PipelineFile | str]:
+        """Those that they may see."""
+        sees_refused = self.reader.may_see_refused_files()
+        return {
+            name: pipeline
+            for name, pipeline in load_pipelines().items()
+            if (sees_refused if isinstance(pipeline, str) else self.reader.may_read(name))
+        }
+
+
+def _asked(request: Request, user: GetUserDep) -> Asked:
+    return Asked(str(request.scope.get("root_path", "")), Reader(user))
+
+
+AskedDep = Annotated[Asked, Depends(_asked)]
+
+
+def create_app() -> FastAPI:
+    """The application; each route first asks for a login, then whether the DAG may be read."""
+    app = FastAPI(
+        title="waldelta",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(requires_authenticated())],
+    )
+    for kind in (HTTPException, 404, 405):  # addresses that no route has raise another class
+        app.add_exception_handler(kind, _failed)
+    _add_pages(app)
+    _add_reports(app)
+    _add_entrances(app)
+    return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    @app.get("/style.css")
+    def style() -> Response:
+        return FileResponse(_STYLE, media_type="text/css", headers=STYLE_HEADERS)
+
+    @app.get("/")
+    def overview(asked: AskedDep) -> HTMLResponse:
+        return _page(pages.overview_page(asked.base, asked.pipelines()))
+
+    @app.get("/p/{name}")
+    def pipeline(asked: AskedDep, name: str, hours: int = 24) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            return _page(pages.pipeline_page(asked.base, found, lake, hours))
+
+    @app.get("/p/{name}/runs")
+    def runs(asked: AskedDep, name: str, page: int = 1, *, failed: bool = False) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            return _page(pages.runs_page(asked.base, found, lake, page, only_failed=failed))
+
+    @app.get("/p/{name}/run/{verb}/{run_id:path}")
+    def run(asked: AskedDep, name: str, verb: str, run_id: str) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            text, is_known = pages.run_page(asked.base, found, lake, verb, run_id)
+            return _page(text, 200 if is_known else 404)
+
+    @app.get("/p/{name}/expectations")
+    def expectations(asked: AskedDep, name: str) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            return _page(pages.expectations_page(asked.base, found, lake))
+
+    @app.get("/p/{name}/table/{table:path}")
+    def table(asked: AskedDep, name: str, table: str) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            text, is_known = pages.table_page(asked.base, found, lake, table)
+            return _page(text, 200 if is_known else 404)
+
+    @app.get("/p/{name}/quarantine")
+    def quarantine(asked: AskedDep, name: str, page: int = 1) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            return _page(pages.quarantine_page(asked.base, found, lake, page))
+
+
+def _add_reports(app: FastAPI) -> None:
+    @app.get("/docs/")
+    def reports(asked: AskedDep, page: int = 1, *, failed: bool = False) -> HTMLResponse:
+        return _page(pages.reports_page(asked.base, asked.pipelines(), page, only_failed=failed))
+
+    @app.get("/docs/{name}/{path:path}")
+    def report(asked: AskedDep, name: str, path: str) -> FileResponse:
+        folder = data_docs_folder(asked.pipeline(name))
+        file = report_file(folder, path or "index.html") if folder is not None else None
+        if file is None:
+            raise HTTPException(404, "There is no such report.")
+        return FileResponse(file, headers=REPORT_HEADERS)
+
+
+def _add_entrances(app: FastAPI) -> None:
+    """From Airflow's pages of a DAG and of a run."""
+
+    @app.get("/dag/{dag_id}")
+    def of_dag(asked: AskedDep, dag_id: str) -> Response:
+        found = pipeline_of(dag_id, asked.pipelines())
+        if found is None:
+            return _page(pages.stranger_page(asked.base, dag_id))
+        return RedirectResponse(url(asked.base, "p", found[0]), headers=HEADERS)
+
+    @app.get("/dag/{dag_id}/run/{run_id:path}")
+    def of_run(asked: AskedDep, dag_id: str, run_id: str) -> Response:
+        found = pipeline_of(dag_id, asked.pipelines())
+        if found is None:
+            return _page(pages.stranger_page(asked.base, dag_id))
+        name, verb = found
+        if verb == "consume":
+            with _lake(asked, name) as (_, lake):
+                verb = pages.consuming_verb(lake, run_id)
+        return RedirectResponse(url(asked.base, "p", name, "run", verb, run_id), headers=HEADERS)
+
+
+@contextmanager
+def _lake(asked: Asked, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
+    """A pipeline and its lake; what goes wrong there is told with 502, not as an error of Airflow's."""
+    found = asked.pipeline(name)
+    try:
+        yield found, bookkeeping_of(found)
+    except pages.UNREADABLE as err:
+        raise HTTPException(
+            502, f"The lake of {name} can't be read from Airflow's API server: {pages.reason(err)}"
+        ) from err
+
+
+def _page(text: str, status: int = 200) -> HTMLResponse:
+    return HTMLResponse(text, status, headers=HEADERS)
+
+
+def _failed(request: Request, err: Any) -> Response:
+    base = str(request.scope.get("root_path", ""))
+    return _page(render("error.html", base, now(), status=err.status_code, told=err.detail), err.status_code)

@@ -1,0 +1,282 @@
+"""What each page shows: reads what it needs of the lake, and hands plain values to its template."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import chain
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from markupsafe import Markup
+
+from waldelta.ledger import now
+from waldelta.pipeline_file import PipelineFile
+from waldelta.quarantine import QUARANTINED
+from waldelta.report_page import run_table
+from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
+from waldelta.review.freshness import latest_states, read_changed, read_states
+from waldelta.review.glance import Attention, Glance, read_glance
+from waldelta.review.history import LagPoint, lag_points, read_runs
+from waldelta.review.lacking import open_keys, read_open
+from waldelta.review.run_details import read_run, verbs_of
+from waldelta.review.verdicts import expectations_map, tables_map
+from waldelta_airflow.views.pipelines import Schedule, read_schedules
+from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
+from waldelta_airflow.views.render import render, url
+from waldelta_airflow.views.reports import data_docs_folder, read_reports, reports_of
+from waldelta_airflow.views.words import bytes_of, duration
+
+log = logging.getLogger(__name__)
+
+# What a store, a file or a table that isn't one of ours raises.
+UNREADABLE = (DeltaError, OSError, pa.ArrowException)
+HOURS = (24, 168)
+# In addresses, where only the run's id is known.
+ANY = "any"
+_RUNS_PER_PAGE = 50
+_ROWS_PER_PAGE = 100
+_REPORTS_PER_PAGE = 30
+_HEAT_MAP_RUNS = 40
+_HISTORY = timedelta(days=30)
+# Airflow's scheduler looks every few seconds.
+_LATE = timedelta(minutes=10)
+# The overview's checks and latest runs: what a daily pipeline did last.
+_REACH = timedelta(days=2)
+# Pipelines that the overview reads at once: object stores make it wait.
+_AT_ONCE = 8
+
+_SECONDS = Measure("behind, in time", lambda p: p.seconds, duration, ceiling_of_seconds)
+_BYTES = Measure("behind, in WAL", lambda p: p.lag_bytes, bytes_of, ceiling_of_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A pipeline on the overview; ``glance`` is None of one that can't be read, and ``problem`` says why."""
+
+    name: str
+    glance: Glance | None = None
+    schedule: Schedule | None = None
+    attention: tuple[Attention, ...] = ()
+    problem: str | None = None
+    spark: Markup | None = None
+    worst: float | None = None
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        if self.problem is not None:
+            return "failed"
+        if self.glance is None or not self.glance.is_set_up:
+            return "unknown"
+        worst = {item.severity for item in self.attention}
+        return "failed" if "failed" in worst else "warning" if worst else "ok"
+
+
+def reason(err: BaseException) -> str:
+    """An error in a line, without what a store may add to it."""
+    return f"{type(err).__name__}: {str(err).partition(chr(10))[0][:300]}"
+
+
+def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str]) -> str:
+    """All pipelines, those that need attention first."""
+    at = now()
+    schedules = read_schedules([name for name, found in pipelines.items() if isinstance(found, PipelineFile)])
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = [pool.submit(_card, name, found, schedules.get(name), at) for name, found in pipelines.items()]
+    cards = [card.result() for card in asked]
+    order = {"failed": 0, "warning": 1, "unknown": 2, "ok": 3}
+    cards.sort(key=lambda card: (order[card.state], card.name))
+    return render("overview.html", base, at, here="overview", cards=cards)
+
+
+def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at: datetime) -> Card:
+    if isinstance(pipeline, str):
+        return Card(name, problem=pipeline)
+    try:
+        glance = read_glance(pipeline, bookkeeping_of(pipeline), at, HOURS[0], _looked(pipeline, schedule), _REACH)
+    except Exception as err:  # whatever is wrong with one lake, the others' lines are still worth showing
+        if not isinstance(err, UNREADABLE):
+            log.exception("the overview can't show pipeline %s", name)
+        return Card(name, problem=f"its lake can't be read from here: {reason(err)}", schedule=schedule)
+    values = [point.seconds for point in glance.lag]
+    if glance.upto is not None:
+        values.append((at - glance.upto).total_seconds())
+    worst = max((v for v in values if v is not None), default=None)
+    spark = sparkline(values, f"last 24 hours: behind by {duration(worst)} at most")
+    return Card(
+        name, glance, schedule, (*_of_schedule(glance, schedule, at), *glance.attention), spark=spark, worst=worst
+    )
+
+
+def _looked(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
+    """When a run last found nothing to do; that a standby has nothing tells less: it may have been behind."""
+    return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
+
+
+def _of_schedule(glance: Glance, schedule: Schedule | None, at: datetime) -> tuple[Attention, ...]:
+    """What only Airflow knows: a DAG that doesn't run, or fails before anything gets into the ledger."""
+    if schedule is None:
+        return ()
+    found = []
+    if schedule.is_paused and glance.is_set_up:
+        found.append(Attention("failed", "the CDC DAG is paused: nothing is read, and the slot holds back WAL"))
+    elif schedule.due is not None and at - schedule.due > _LATE:
+        late = duration((at - schedule.due).total_seconds())
+        found.append(
+            Attention(
+                "warning", f"the next run is overdue by {late}: an earlier one still runs, or the scheduler doesn't"
+            )
+        )
+    recorded = {run.run_id for run in glance.runs if run.status == "failed"}
+    if schedule.failed is not None and schedule.failed not in recorded:
+        found.append(Attention("failed", f"the latest DAG run failed ({schedule.failed}): its log in Airflow says why"))
+    return tuple(found)
+
+
+def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int) -> str:
+    """One pipeline: lag, slot, tables, runs."""
+    at, name = now(), pipeline.pipeline
+    hours = hours if hours in HOURS else HOURS[0]
+    schedule = read_schedules([name]).get(name)
+    glance = read_glance(pipeline, lake, at, hours, _looked(pipeline, schedule))
+    link = partial(_link_to_run, base, name)
+    return render(
+        "pipeline.html",
+        base,
+        at,
+        name=name,
+        here="pipeline",
+        pipeline=pipeline,
+        glance=glance,
+        schedule=schedule,
+        attention=(*_of_schedule(glance, schedule, at), *glance.attention),
+        plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
+        hours=hours,
+        choices=HOURS,
+    )
+
+
+def _link_to_run(base: str, name: str, point: LagPoint) -> str:
+    return url(base, "p", name, "run", "consume", point.run_id)
+
+
+def runs_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, only_failed: bool) -> str:
+    """The runs of the last 30 days, newest first, and the lag over all of them."""
+    at, name = now(), pipeline.pipeline
+    runs = read_runs(lake, at - _HISTORY)
+    link = partial(_link_to_run, base, name)
+    listed = [run for run in runs if run.status == "failed"] if only_failed else runs
+    turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
+    return render(
+        "runs.html",
+        base,
+        at,
+        name=name,
+        here="runs",
+        runs=listed[turn.first : turn.first + _RUNS_PER_PAGE],
+        turn=turn,
+        only_failed=only_failed,
+        failures=sum(run.status == "failed" for run in runs),
+        plot=lag_plot(lag_points(runs), _SECONDS, link),
+    )
+
+
+def run_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, verb: str, run_id: str) -> tuple[str, bool]:
+    """A run, and whether the ledger knows it; of the verb ANY, what the run did last."""
+    name = pipeline.pipeline
+    if verb == ANY:
+        verb = next(iter(verbs_of(lake, run_id)), "consume")
+    details = read_run(lake, verb, run_id)
+    if details is None:
+        return render("run_unknown.html", base, name=name, here="runs", verb=verb, run_id=run_id), False
+    reports = reports_of(pipeline, run_id)
+    text = render("run.html", base, name=name, here="runs", run=details, reports=reports, QUARANTINED=QUARANTINED)
+    return text, True
+
+
+def consuming_verb(lake: Bookkeeping, run_id: str) -> str:
+    """What a run of the CDC DAG did: it consumes, or replays."""
+    return next((verb for verb in verbs_of(lake, run_id) if verb in ("consume", "replay")), "consume")
+
+
+def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> str:
+    """Tables by runs."""
+    at, name = now(), pipeline.pipeline
+    heat = tables_map(lake, at, _HEAT_MAP_RUNS)
+    return render("expectations.html", base, at, name=name, here="expectations", heat=heat)
+
+
+def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str) -> tuple[str, bool]:
+    """One table: its expectations by runs, what became of its copy and columns; and whether the ledger knows it."""
+    at, name = now(), pipeline.pipeline
+    states = read_states(lake, table)
+    changed = read_changed(lake, at - timedelta(days=7)).get(table)
+    heat = expectations_map(lake, table, at, _HEAT_MAP_RUNS)
+    text = render(
+        "table.html", base, at, name=name, here="pipeline", table=table, states=states[::-1], changed=changed, heat=heat
+    )
+    return text, bool(states)
+
+
+def quarantine_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int) -> str:
+    """The rows that targets lack, by key."""
+    generations = {state.table_name: state.generation for state in latest_states(lake)}
+    keys = open_keys(lake, generations)
+    turn = Turning.of(number, keys.num_rows, _ROWS_PER_PAGE)
+    shown = read_open(lake, keys.slice(turn.first, _ROWS_PER_PAGE))
+    return render("quarantine.html", base, name=pipeline.pipeline, here="quarantine", rows=shown, turn=turn)
+
+
+def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool) -> str:
+    """The runs of all pipelines that left Data Docs, newest first."""
+    files = {name: found for name, found in pipelines.items() if isinstance(found, PipelineFile)}
+    runs = {name: read_reports(found) for name, found in files.items()}
+    listed = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
+    if only_failed:
+        listed = [run for run in listed if run.verdict == "failed"]
+    turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
+    shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
+    table = run_table(shown, lambda entry: url(base, "docs", entry.pipeline) + "/" + _quoted(entry.page))
+    elsewhere = [name for name, found in files.items() if data_docs_folder(found) is None]
+    return render(
+        "reports.html",
+        base,
+        here="docs",
+        runs=runs,
+        table=Markup(table) if shown else None,  # noqa: S704 - run_table() escapes
+        turn=turn,
+        only_failed=only_failed,
+        elsewhere=elsewhere,
+        without=[name for name, found in runs.items() if not found and name not in elsewhere],
+    )
+
+
+def stranger_page(base: str, dag_id: str) -> str:
+    """A DAG that isn't of a pipeline that the reader may see: Airflow shows its tab on every DAG."""
+    return render("stranger.html", base, dag_id=dag_id)
+
+
+def _quoted(path: str) -> str:
+    return url("", *path.split("/"))[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """A page of a long list; pages count from 1."""
+
+    number: int
+    last: int
+    count: int
+    first: int
+
+    @classmethod
+    def of(cls, number: int, count: int, per_page: int) -> Turning:
+        """The page asked for, or the nearest there is."""
+        last = max(1, -(-count // per_page))
+        number = min(max(1, number), last)
+        return cls(number, last, count, (number - 1) * per_page)

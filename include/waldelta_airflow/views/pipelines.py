@@ -1,0 +1,102 @@
+"""The pipelines of this installation, from their files, and what Airflow's database says of their CDC DAGs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from waldelta.errors import ConfigError
+from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta_airflow.settings import pipelines_folder
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+log = logging.getLogger(__name__)
+
+_KINDS = {"setup": "setup", "initial_sync": "sync", "cdc": "consume", "resync": "resync", "maintenance": "maintain"}
+
+
+def load_pipelines() -> dict[str, PipelineFile | str]:
+    """Each pipeline file's content by its pipeline's name, or what is wrong with it by its file's."""
+    found: dict[str, PipelineFile | str] = {}
+    for path in sorted([*pipelines_folder().glob("*.yml"), *pipelines_folder().glob("*.yaml")]):
+        try:
+            pipeline = load_pipeline_file(path)
+            found[pipeline.pipeline] = pipeline
+        except ConfigError as err:
+            found[path.name] = str(err)
+    return found
+
+
+def cdc_dag(pipeline: str) -> str:
+    """The DAG that brings changes into the lake."""
+    return f"{pipeline}_cdc"
+
+
+def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
+    """The pipeline that a DAG belongs to, and the verb that its runs have in the ledger; None of other DAGs."""
+    for kind, verb in _KINDS.items():
+        name = dag_id.removesuffix(f"_{kind}")
+        if name != dag_id and name in pipelines:
+            return name, verb
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What Airflow knows of a CDC DAG and no ledger does.
+
+    ``looked``: when the latest run began that ended well, also one that found nothing to do; the ledger has none of those.
+    ``failed``: the id of the latest run when that failed. ``due``: when the scheduler should make, or have made, the next one.
+    """
+
+    is_paused: bool = False
+    looked: datetime | None = None
+    failed: str | None = None
+    due: datetime | None = None
+
+
+def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
+    """What Airflow knows, by pipeline; without those whose DAGs it doesn't know (yet)."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    by_dag = {cdc_dag(name): name for name in pipelines}
+    try:
+        with create_session() as session:
+            dags = session.execute(
+                select(DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after).where(
+                    DagModel.dag_id.in_(list(by_dag))
+                )
+            ).all()
+            return {by_dag[d]: _schedule(session, d, is_paused=bool(paused), due=due) for d, paused, due in dags}
+    except SQLAlchemyError as err:
+        # The pages are worth having without.
+        log.warning("Airflow's database doesn't tell of DAG runs: %s", type(err).__name__)
+        return {}
+
+
+def _schedule(session: Session, dag_id: str, *, is_paused: bool, due: datetime | None) -> Schedule:
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.state import DagRunState
+    from airflow.utils.types import DagRunType
+    from sqlalchemy import select
+
+    # A backfill, and a run that was cleared after it ended well, replay: they land nothing.
+    of_dag = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB)
+    newest = of_dag.order_by(DagRun.run_after.desc()).limit(1)
+    latest = session.scalar(newest)
+    well = session.scalar(newest.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0))
+    failed = latest is not None and latest.state == DagRunState.FAILED
+    return Schedule(
+        is_paused,
+        well.start_date if well is not None else None,
+        latest.run_id if latest is not None and failed else None,
+        due,
+    )

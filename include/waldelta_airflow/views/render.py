@@ -1,0 +1,67 @@
+"""From plain values to pages: the templates, and the headers that every answer has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import cache, partial
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from waldelta.ledger import now
+from waldelta_airflow.views.words import FILTERS, MARKS, ago
+
+# Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source: none may run with the
+# reader's login.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "private, no-store",
+}
+# Great Expectations' pages bring styles within them, and ask the network for more.
+REPORT_HEADERS = HEADERS | {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline' https:; font-src 'self' https:; "
+    "img-src 'self' data: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+}
+STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
+
+Url = Callable[..., str]
+
+
+def url(base: str, *parts: str, **query: str | int) -> str:
+    """The address of a page; ``base`` is where the application is mounted, each part is quoted as a whole."""
+    path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"
+    asked = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
+    return f"{path}?{asked}" if asked else path
+
+
+def render(template: str, base: str, at: datetime | None = None, **values: Any) -> str:
+    """A page; every value is escaped."""
+    moment = at or now()
+    values.setdefault("here", "")
+    return (
+        _templates()
+        .get_template(template)
+        .render(url=partial(url, base), now=moment, ago=partial(_ago, moment), marks=MARKS, **values)
+    )
+
+
+def _ago(moment: datetime, at: datetime | None) -> str:
+    return ago(at, moment)
+
+
+@cache
+def _templates() -> Environment:
+    found = Environment(
+        loader=PackageLoader("waldelta_airflow.views"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters.update(FILTERS)
+    return found

@@ -1,0 +1,46 @@
+"""Data Docs through Airflow: the folder of a pipeline's reports, and nothing but reports out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from waldelta.pipeline_file import PipelineFile
+from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, read_entries
+
+_SERVED = {".html", ".css", ".js", ".json", ".svg", ".png", ".jpg", ".gif", ".ico", ".woff", ".woff2", ".ttf"}
+
+
+def data_docs_folder(pipeline: PipelineFile) -> Path | None:
+    """The folder of a pipeline's reports on this machine; None when they are in an object store."""
+    place = pipeline.quality.data_docs or f"{pipeline.target.root}/_waldelta/data_docs"
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return None if "://" in place else Path(place)
+
+
+def report_file(folder: Path, path: str) -> Path | None:
+    """The file of a report; None when it doesn't exist, isn't one, or lies outside the folder."""
+    root = folder.resolve()
+    try:
+        file = (root / path).resolve()
+    except (OSError, ValueError):
+        return None
+    inside = file.is_relative_to(root)
+    return file if inside and file.suffix.lower() in _SERVED and file.is_file() else None
+
+
+def read_reports(pipeline: PipelineFile) -> list[CheckedRun]:
+    """The runs that left reports, newest first."""
+    folder = data_docs_folder(pipeline)
+    if folder is None:
+        return []
+    # A folder may serve several pipelines; the links go by pipeline.
+    return checked_runs(entry for entry in read_entries(folder) if entry.pipeline == pipeline.pipeline)
+
+
+def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:
+    """A run's reports by table."""
+    found = (run for run in read_reports(pipeline) if run.run_id == run_id)
+    return {entry.table: entry for run in found for entry in run.entries}

@@ -1,0 +1,79 @@
+"""Values as people read them: ages, durations, sizes, numbers; the filters of the templates."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from markupsafe import Markup
+
+from waldelta.finding import size
+from waldelta.lsn import Lsn
+
+MARKS = {
+    "passed": "✓", "succeeded": "✓", "synced": "✓", "ok": "✓", "warning": "!", "failed": "✕", "behind": "✕", "unknown": "?",
+    "running": "…", "copying": "…", "needs_sync": "!", "removed": "–", "paused": "–",
+}  # fmt: skip
+# The classes of the stylesheet, by what is said.
+_LOOKS = {"succeeded": "passed", "synced": "passed", "ok": "passed", "behind": "failed", "needs_sync": "warning"}
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time, in the two units that matter; from ten of the larger one on, in that alone.
+
+    >>> duration(0.4), duration(75), duration(7260), duration(200_000)
+    ('0.4 s', '1 min 15 s', '2 h 1 min', '2 d 7 h')
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for unit, in_it, below, name, smaller in (
+        (60, 1, 3600, "min", "s"), (3600, 60, 86400, "h", "min"), (86400, 3600, float("inf"), "d", "h"),
+    ):  # fmt: skip
+        if seconds < 60:
+            return f"{seconds:.0f} s"
+        if seconds < below:
+            rest = int(seconds % unit // in_it) if seconds < 10 * unit else 0
+            return f"{int(seconds // unit)} {name}" + (f" {rest} {smaller}" if rest else "")
+    return "–"
+
+
+def ago(at: datetime | None, now: datetime) -> Markup:
+    """How long ago something was; the moment itself when it is pointed at."""
+    if at is None:
+        return Markup("–")
+    told = duration(max(0.0, (now - at).total_seconds())) + " ago"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), moment(at), told)
+
+
+def moment(at: datetime | None) -> str:
+    """A point in time."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "–"
+
+
+def bytes_of(count: float | None) -> str:
+    """An amount of WAL."""
+    return size(round(count)) if count is not None else "–"
+
+
+def number(count: int | None) -> str:
+    """Rows."""
+    return f"{count:,}" if count is not None else "–"
+
+
+def lsn(value: int | None) -> str:
+    """A position."""
+    return str(Lsn(value)) if value is not None else "–"
+
+
+def mark(said: str, word: str | None = None) -> Markup:
+    """A verdict or state as a sign and a word, in colour."""
+    look = _LOOKS.get(said, said)
+    return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
+        look, MARKS.get(said, "·"), word or said.replace("_", " ")
+    )
+
+
+FILTERS = {
+    "duration": duration, "moment": moment, "size": bytes_of, "number": number, "lsn": lsn, "mark": mark,
+}  # fmt: skip

@@ -1,0 +1,301 @@
+"""What a lake's bookkeeping tells people, from small tables written by the ledger itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.result import RunResult, StageResult, TableResult
+from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger import BatchCut, Gap, Ledger, Run, TableState, TargetCut
+from waldelta.ledger_table import LedgerTable
+from waldelta.pipeline_file import PipelineFile
+from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
+from waldelta.review.glance import read_glance
+from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
+from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
+from waldelta.review.run_details import read_run
+from waldelta.review.verdicts import expectations_map, read_checks, read_latest_checks, tables_map
+from waldelta.slot_health import SlotReading
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def minutes(n: float) -> datetime:
+    return NOON + timedelta(minutes=n)
+
+
+@pytest.fixture
+def book(lake):
+    return Bookkeeping(lake)
+
+
+def run(run_id: str, at: datetime, status="succeeded", **more) -> Run:
+    """A run that ended two minutes after it had read the slot."""
+    facts = {
+        "seconds": 90.1234567,
+        "as_of": at - timedelta(minutes=2),
+        "lag_before_bytes": 1000,
+        "lag_bytes": 10,
+        "applied": status == "succeeded",
+    }
+    return Run(at, run_id, "consume", status, **facts | more)
+
+
+def cut(batch: int, at: datetime, run_id="r", **targets: tuple[int, int, int]) -> BatchCut:
+    done = [TargetCut(f"public.{n}", 1, batch, *counts) for n, counts in targets.items()]
+    return BatchCut(at, run_id, batch, batch << 20, at - timedelta(minutes=3), done)
+
+
+def result(at, run_id, table, success=True, severity="critical", meaning="key (id) is unique", count=0):
+    return ExpectationResult(at, run_id, table, "kind", meaning, severity, "key", success, None, count, 1)
+
+
+def pipeline(lake: str) -> PipelineFile:
+    source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "tables": [{"name": "public.a"}]}]}
+    return PipelineFile.model_validate({"pipeline": "shop", "source": source, "target": {"root": lake}})
+
+
+def test_a_lake_that_isnt_there_is_empty(book):
+    """Before setup there is nothing to show, and nothing fails."""
+    glance = read_glance(pipeline(book.root), book, NOON, 24)
+    assert not glance.is_set_up
+    assert (glance.upto, glance.latest, glance.cut, glance.tables, glance.attention) == (None, None, None, (), ())
+    assert read_run(book, "consume", "r") is None
+    assert tables_map(book, NOON, 10).rows == ()
+
+
+def test_runs_are_one_line_each(book):
+    """The last event of each counts; stages of one run, and runs of one id under other verbs, aren't mixed up."""
+    for event in (
+        run("one", minutes(2), "running", seconds=30.0),
+        run("one", minutes(3), changes=7),
+        replace(run("one", minutes(3)), verb="maintain", as_of=None),
+        run("two", minutes(8), "failed"),
+    ):
+        book.ledger.append(event)
+    lines = read_runs(book)
+    assert [(r.run_id, r.verb, r.status) for r in lines] == [
+        ("two", "consume", "failed"), ("one", "maintain", "succeeded"), ("one", "consume", "succeeded"),
+    ]  # fmt: skip
+    assert lines[2].changes == 7
+    assert [r.run_id for r in read_runs(book, minutes(5))] == ["two"]
+    assert brought_up_to(lines) == minutes(1)
+
+
+def test_lag_counts_from_the_last_run_that_was_applied(book):
+    """Readers miss what was committed since then, until the next run's end; a failed run brings nothing."""
+    for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
+        book.ledger.append(event)
+    assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [("a", None), ("b", 420.0), ("c", 720.0)]
+
+
+def test_thinning_out_keeps_peaks_and_failures():
+    """Also where a failed run and the peak that follows it are neighbours."""
+    points = [
+        LagPoint(minutes(n), str(n), "failed" if n == 76 else "succeeded", float(n == 77), 5 if n == 12 else 0)
+        for n in range(100)
+    ]
+    kept = thin_out(points, 10)
+    assert len(kept) <= 10
+    assert {point.run_id for point in kept} >= {"76", "77"}
+    assert kept == sorted(kept, key=lambda point: point.at)
+    assert "12" in {point.run_id for point in thin_out(points, 10, lambda point: point.lag_bytes)}
+
+
+def test_a_ledger_of_an_earlier_version_is_read(book):
+    """Without the columns that runs record today the lag is reckoned from the run's events; bytes aren't known."""
+    fields = [
+        f
+        for f in Run.schema
+        if f.name not in ("as_of", "lag_before_bytes", "lag_bytes", "retained_bytes", "wal_status", "applied")
+    ]
+    old = {"run_id": "old", "verb": "consume", "run_type": "scheduled", "changes": 1, "seconds": 60.0, "result": "{}"}
+    LedgerTable(bookkeeping_uri(book.root, "runs"), pa.schema(fields)).extend(
+        [
+            old | {"at": minutes(1), "status": "running"},
+            old | {"at": minutes(4), "status": "succeeded", "seconds": 120.0},
+        ]
+    )
+    (line,) = read_runs(book)
+    assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (minutes(0), True, None, None)
+    assert read_run(book, "consume", "old").stages == ()
+    book.ledger.append(run("new", minutes(9)))
+    assert [r.lag_bytes for r in read_runs(book)] == [10, None]
+
+
+def test_what_batches_did_by_table(book):
+    """Sums over the window; tables that a cut only names aren't changed."""
+    book.ledger.append(cut(1, minutes(1), a=(5, 0, 0), b=(1, 0, 0)))
+    book.ledger.append(cut(2, minutes(6), a=(1, 2, 3), b=(0, 0, 0)))
+    changed = read_changed(book, minutes(0))
+    assert changed["public.a"].operations == Operations(6, 2, 3)
+    assert (changed["public.a"].batch, changed["public.b"].batch) == (2, 1)
+    assert changed["public.b"].commit_ts == minutes(-2)
+    assert set(read_changed(book, minutes(5))) == {"public.a"}
+    assert (read_last_cut(book).batch, read_last_cut(book).end_lsn) == (2, 2 << 20)
+
+
+def test_tables_say_up_to_when_they_are_complete(book):
+    """Of one that the latest runs couldn't apply to, since which run; what is to be looked after comes first."""
+    for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync")):
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
+    stuck = json.dumps({"not_applied": ["public.b"]})
+    book.ledger.append(run("fine", minutes(2)))
+    book.ledger.append(run("stuck", minutes(7), "failed", result=stuck))
+    book.ledger.append(run("again", minutes(12), "failed", result=stuck))
+    lines = read_tables(book, read_runs(book), {}, {})
+    assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
+        ("public.b", "behind", minutes(0)),
+        ("public.c", "needs_sync", None),
+        ("public.a", "synced", minutes(10)),
+    ]
+
+
+def test_a_run_that_read_nothing_brings_no_table_further(book):
+    """The source couldn't be reached: that is nothing any table is behind by, and none is complete up to then."""
+    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.ledger.append(run("fine", minutes(2)))
+    book.ledger.append(run("down", minutes(7), "failed"))
+    (line,) = read_tables(book, read_runs(book), {}, {})
+    assert (line.status, line.complete_upto) == ("synced", minutes(0))
+    (line,) = read_tables(book, read_runs(book), {}, {}, looked=minutes(30))
+    assert line.complete_upto == minutes(30)
+
+
+CHECKS = [
+    ("passed", [(True, "critical")]),
+    ("warning", [(True, "critical"), (False, "warning")]),
+    ("failed", [(False, "critical"), (False, "warning"), (None, "critical")]),
+    ("unknown", [(None, "critical"), (False, "warning")]),
+]
+
+
+@pytest.mark.parametrize("verdict, found", CHECKS, ids=[c[0] for c in CHECKS])
+def test_the_worst_finding_is_the_verdict(book, verdict, found):
+    rows = [result(minutes(1), "r", "public.a", *outcome) for outcome in found]
+    append_expectation_results(book.root, rows)
+    (check,) = read_checks(book, None)
+    assert (check.verdict, check.expectations) == (verdict, len(found))
+
+
+def test_heat_maps(book):
+    """Tables by runs and one table's expectations by runs; the newest run last, the worst row first."""
+    append_expectation_results(
+        book.root, [result(minutes(1), "one", "public.a"), result(minutes(1), "one", "public.b")]
+    )
+    append_expectation_results(book.root, [result(minutes(6), "two", "public.b", False, count=3)])
+    heat = tables_map(book, minutes(9), 10)
+    assert [r.run_id for r in heat.runs] == ["one", "two"]
+    verdicts = {name: [c and c.verdict for c in cells] for name, cells in heat.rows}
+    assert verdicts == {"public.b": ["passed", "failed"], "public.a": ["passed", None]}
+    assert [name for name, _ in heat.rows] == ["public.b", "public.a"]
+    assert [r.run_id for r in tables_map(book, minutes(9), 1).runs] == ["two"]
+    ((name, cells),) = expectations_map(book, "public.b", minutes(9), 10).rows
+    assert (name, [c.told for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
+    assert read_latest_checks(book, None)["public.b"].run_id == "two"
+
+
+def test_a_runs_page_is_what_its_stages_recorded(book, lake):
+    """Through the result that runs write: stages, tables, the slot, the error; and what it left in other tables."""
+    done = RunResult("consume", "r", "failed", start_lsn="0/10", end_lsn="0/20", changes=3, lag_bytes=5)
+    done.stages = {"land": StageResult("succeeded", 1.5, "1 batches"), "apply": StageResult("failed", 2.0)}
+    done.tables = {"public.a": TableResult(1, 2, reread=4, version=7)}
+    done.not_applied, done.warnings = ["public.b"], ["look"]
+    done.error = {"class": "ApplyError", "message": "no", "retryable": False}
+    done.as_of = minutes(0).isoformat()
+    done.slot_before = SlotReading(minutes(0).isoformat(), "reserved", 900, 1 << 20)
+    done.slot_after = SlotReading(minutes(1).isoformat(), "extended", 5, 2 << 20, 77)
+    read_back = RunResult.from_json(done.to_json())
+    assert read_back == done
+    ledger = Ledger(lake)
+    read_back.record(
+        type("Job", (), {"ledger": ledger, "run_type": "scheduled", "interval_start": None, "interval_end": None})()
+    )
+    ledger.append(TableState(minutes(1), "r", "public.c", 1, "synced", reason="columns changed: added x"))
+    Quarantine(lake).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, '{"id": "1"}', ["body"])])
+    (line,) = read_runs(book)
+    assert (line.as_of, line.lag_before_bytes, line.lag_bytes, line.wal_status) == (minutes(0), 900, 5, "extended")
+    assert (line.retained_bytes, line.applied) == (2 << 20, False)
+    seen = read_run(book, "consume", "r")
+    assert [(s.name, s.status, s.seconds) for s in seen.stages] == [
+        ("land", "succeeded", 1.5),
+        ("apply", "failed", 2.0),
+    ]
+    assert [(t.table_name, t.is_behind, t.schema) for t in seen.tables] == [
+        ("public.b", True, ()), ("public.a", False, ()), ("public.c", False, ("columns changed: added x",)),
+    ]  # fmt: skip
+    assert (seen.tables[1].reread, seen.error_class, seen.warnings) == (4, "ApplyError", ("look",))
+    assert [row.key for row in seen.quarantined] == ['{"id": "1"}']
+    assert seen.slot_after.safe_wal_size == 77
+
+
+def test_rows_that_targets_lack(book):
+    """What was resolved, read again or of an earlier copy isn't lacking any more; nor is one that came back counted twice."""
+
+    def row(n, status, key, table="public.a", generation=2):
+        return IncompleteRow(minutes(n), "r", status, table, generation, 1, key, ["body"], reason="gone")
+
+    for told in (
+        row(1, "quarantined", "old copy", generation=1), row(2, "quarantined", "resolved"), row(3, "quarantined", "twice"),
+        row(4, "resolved", "resolved"), row(5, "resolved", "twice"), row(6, "quarantined", "twice"),
+        row(7, "reread", "reread"), row(8, "quarantined", "b", "public.b"), row(9, "quarantined", "gone table", "public.x"),
+    ):  # fmt: skip
+        Quarantine(book.root).add([told])
+    generations = {"public.a": 2, "public.b": 2, "public.c": 1}
+    assert count_open(book, generations) == {"public.a": 1, "public.b": 1}
+    assert [(row.key, row.reason) for row in read_open(book, open_keys(book, generations))] == [
+        ("twice", "gone"),
+        ("b", "gone"),
+    ]
+    assert count_open(book, generations) == Quarantine(book.root).open_counts(generations)
+    first, count = read_of_run(book, "r", 2)
+    assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
+    assert count_open(Bookkeeping(book.root + "x"), generations) == {}
+
+
+def test_what_deserves_attention(book):
+    """The worst first; each with the page that tells more."""
+    for name, status in (("a", "synced"), ("b", "failed")):
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
+    gap = Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", "slot 's' is lost", "run resync")
+    book.ledger.append(gap)
+    why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
+    book.ledger.append(
+        run("r", minutes(2), "failed", retained_bytes=6000 << 20, wal_status="unreserved", applied=True, result=why)
+    )
+    append_expectation_results(book.root, [result(minutes(2), "r", "public.a", False)])
+    Quarantine(book.root).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])])
+    glance = read_glance(pipeline(book.root), book, minutes(5), 24)
+    assert [(item.severity, *item.page[:1]) for item in glance.attention] == [
+        ("failed",), ("failed", "run"), ("failed", "tables"), ("failed", "expectations"), ("failed",), ("warning",),
+        ("warning", "quarantine"),
+    ]  # fmt: skip
+    texts = " | ".join(item.text for item in glance.attention)
+    for part in (
+        "0/10..0/20",
+        "run resync",
+        "public.b",
+        "unreserved",
+        "failed: ApplyError: no room |",
+        "6 GB",
+        "1 row in quarantine",
+    ):
+        assert part in texts
+    assert glance.verdicts == {"failed": 1}
+
+
+def test_a_run_that_was_killed_is_told_by_its_silence(book):
+    """It is the latest, and still running for the ledger."""
+    book.ledger.append(run("r", minutes(2), "running"))
+    assert read_glance(pipeline(book.root), book, minutes(30), 24).attention == ()
+    (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
+    assert "nothing for 5.0 hours" in silent.text
+    assert silent.page == ("run", "consume", "r")

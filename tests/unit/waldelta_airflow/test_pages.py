@@ -1,0 +1,256 @@
+"""The pipelines' pages: what they show, to whom, and that nothing in them is markup or leads astray."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from html.parser import HTMLParser
+
+import pytest
+
+from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.ledger import BatchCut, Ledger, Run, TableState, TargetCut, now
+from waldelta.pipeline_file import load_pipeline_file
+from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.report_list import ReportEntry, add_entry
+from waldelta_airflow.views.pipelines import Schedule, pipeline_of
+from waldelta_airflow.views.reports import data_docs_folder
+
+pytestmark = pytest.mark.airflow
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+RUN_ID = "scheduled__2026-01-01T12:00:00+00:00"
+PAGES = [
+    "",
+    "p/shop",
+    "p/shop?hours=168",
+    "p/shop/runs",
+    "p/shop/runs?failed=true",
+    "p/shop/expectations",
+    "p/shop/quarantine",
+]
+
+
+@pytest.fixture
+def schedules(monkeypatch):
+    """What Airflow's database says, by pipeline; a unit test has none."""
+    known: dict[str, Schedule] = {}
+    monkeypatch.setattr(
+        "waldelta_airflow.views.pages.read_schedules", lambda names: {n: known[n] for n in names if n in known}
+    )
+    return known
+
+
+@pytest.fixture
+def shop(write_pipeline, schedules):
+    """A pipeline's lake, as its own writers leave it, with values that would like to be markup."""
+    return fill(load_pipeline_file(write_pipeline("shop")))
+
+
+def fill(pipeline, run_id=RUN_ID, said="fine"):
+    root, at = pipeline.target.root, now()
+    ledger = Ledger(root)
+    for table, status in (("public.orders", "synced"), (f"public.{said}", "failed")):
+        ledger.append(TableState(at - timedelta(hours=9), "manual__1", table, 1, status, reason=said))
+    for n, status in ((30, "succeeded"), (20, "failed"), (10, "succeeded")):
+        result = {
+            "stages": {"land": {"status": "succeeded", "seconds": 1.25, "detail": said}},
+            "tables": {"public.orders": {"inserted": 12345, "reread": 7, "version": 3}},
+            "warnings": [said],
+            "error": {"class": "ApplyError", "message": said} if status == "failed" else None,
+        }
+        ended = at - timedelta(minutes=n)
+        name = run_id if n == 10 else f"{run_id}{n}"
+        ledger.append(
+            Run(ended, name, "consume", status, start_lsn=1 << 20, end_lsn=2 << 20, changes=12345, seconds=9.0,
+                result=json.dumps(result), as_of=ended - timedelta(minutes=1), lag_before_bytes=5 << 20, lag_bytes=0,
+                retained_bytes=16 << 20, wal_status="reserved", applied=status == "succeeded")
+        )  # fmt: skip
+        ledger.append(BatchCut(ended, name, 40 - n, n << 20, ended, [TargetCut("public.orders", 1, 3, inserted=n)]))
+    found = ExpectationResult(at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3)
+    append_expectation_results(root, [found])
+    row = IncompleteRow(
+        at, run_id, "quarantined", "public.orders", 1, 1, json.dumps({"id": said}), [said], '{"v": "hidden"}'
+    )
+    Quarantine(root).add([row])
+    folder, page = data_docs_folder(pipeline), "validations/a b.html"
+    (folder / "validations").mkdir(parents=True, exist_ok=True)
+    (folder / page).write_text("<h1>page</h1>")
+    add_entry(folder, ReportEntry(at, pipeline.pipeline, run_id, "public.orders", 3, 1, (said,), (), page))
+    return pipeline
+
+
+class Links(HTMLParser):
+    """Collects what a page leads to, and whether its tables say what their headers are for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.unscoped = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append(tag)
+        if "href" in found:
+            self.links.append(found["href"])
+        self.unscoped += tag == "th" and "scope" not in found
+
+
+def test_the_overview_tells_each_pipeline_in_a_row(shop, open_pages):
+    text = open_pages("viewer").get("/").text
+    for part in ("shop", "reserved", "16 MB held back", "1 failed", "1 row in quarantine", "11 min ago"):
+        assert part in text, part
+
+
+def test_all_links_lead_somewhere(shop, open_pages):
+    """From the overview every page can be reached, and none of them is broken, unreadable or without a way on by keyboard."""
+    client = open_pages("viewer")
+    seen, todo = set(), ["/"]
+    while todo:
+        path = todo.pop()
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        if path.startswith("/docs/shop") or path == "/style.css":
+            continue
+        page = Links(answer.text)
+        assert page.unscoped == 0, path
+        assert page.tags.count("h1") == 1
+        assert '<a class="skip" href="#content">' in answer.text
+        fresh = {link.partition("#")[0] for link in page.links if link.startswith("/")} - seen
+        assert all(link.startswith(("/", "#")) for link in page.links), page.links
+        seen |= fresh
+        todo += fresh
+    assert {"/p/shop", "/p/shop/runs", "/p/shop/expectations", "/p/shop/quarantine", "/docs/", "/style.css"} <= seen
+    assert any(link.startswith("/docs/shop/validations/") for link in seen)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/", "p/shop/table/public.orders"])
+def test_every_answer_keeps_scripts_and_strangers_out(shop, open_pages, page):
+    headers = open_pages("viewer").get(f"/{page}").headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src" not in policy
+    assert "http" not in policy
+    assert "frame-ancestors 'self'" in policy
+    assert headers["cache-control"] == "private, no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_values_are_never_markup(write_pipeline, schedules, open_pages):
+    """Ids, tables, columns, keys and messages that would like to be markup, on every page and in every address."""
+    fill(load_pipeline_file(write_pipeline("shop")), HOSTILE, HOSTILE)
+    client = open_pages("viewer")
+    seen, todo = (
+        set(),
+        ["/", "/dag/%22%3E%3Cscript%3E", "/p/shop/table/%3Cscript%3E", "/p/shop/run/consume/%3Cscript%3E"],
+    )
+    while todo:
+        path = todo.pop()
+        text = client.get(path).text
+        assert "<script" not in text, path
+        assert "<img" not in text, path
+        fresh = {link.partition("#")[0] for link in Links(text).links if link.startswith("/p/")} - seen
+        seen |= fresh
+        todo += fresh
+    assert any("/run/consume/" in path for path in seen)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, f"p/shop/run/consume/{RUN_ID}", "docs/", "docs/shop/index.html", "dag/shop_cdc"]
+)
+def test_who_may_not_read_the_dag_sees_nothing_of_its_pipeline(shop, open_pages, page):
+    """Not even that there is one."""
+    answer = open_pages(None).get(f"/{page}")
+    assert "shop" not in answer.text.replace("shop_cdc", "")
+    if page.startswith(("p/", "docs/shop")):
+        assert answer.status_code == 404
+
+
+def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pages, monkeypatch):
+    """An auth manager that lets somebody read one DAG shows that pipeline alone."""
+    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+    write_pipeline("secret")
+    monkeypatch.setattr(
+        SimpleAuthManager, "is_authorized_dag", lambda _, *, method, details, user: details.id == "shop_cdc"
+    )
+    client = open_pages("viewer")
+    assert "secret" not in client.get("/").text
+    assert [client.get(f"/p/{name}").status_code for name in ("shop", "secret", "absent")] == [200, 404, 404]
+    assert client.get("/docs/secret/index.html").status_code == 404
+    # Nothing tells one that exists from one that doesn't.
+    pages = [client.get(f"/p/{name}").text.replace(name, "") for name in ("secret", "absent")]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("role, shown", [("admin", True), ("viewer", True), (None, False)])
+def test_a_refused_file_is_shown_to_those_who_see_import_errors(pipelines, schedules, open_pages, role, shown):
+    (pipelines / "broken.yml").write_text("pipeline: <b>")
+    assert ("broken.yml is refused" in open_pages(role).get("/").text) is shown
+
+
+def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedules, open_pages):
+    """One lake's trouble is told in its row, and takes no other pipeline down."""
+    fill(load_pipeline_file(write_pipeline("shop")))
+    write_pipeline("fresh")
+    broken = load_pipeline_file(write_pipeline("broken"))
+    folder = broken.target.root.removeprefix("file://") + "/_waldelta/runs/_delta_log"
+    fill(broken)
+    for name in ("00000000000000000000.json", "00000000000000000001.json"):
+        with open(f"{folder}/{name}", "w") as file:  # noqa: PTH123
+            file.write("{no json")
+    client = open_pages("viewer")
+    text = client.get("/").text
+    assert "trigger <code>fresh_setup</code>" in text
+    assert "its lake can&#39;t be read from here" in text
+    assert "16 MB held back" in text
+    assert [client.get(f"/p/{name}").status_code for name in ("shop", "fresh", "broken")] == [200, 200, 502]
+    for page in PAGES[1:]:
+        assert client.get(f"/{page.replace('shop', 'fresh')}").status_code == 200
+
+
+def test_from_airflows_own_pages(shop, open_pages):
+    """Of a DAG and of a run the tabs lead to the pipeline and to what the run did; other DAGs' say that they aren't ours."""
+    client = open_pages("viewer")
+    assert client.get("/dag/shop_initial_sync").url.path == "/p/shop"
+    run = client.get(f"/dag/shop_cdc/run/{RUN_ID}")
+    assert run.url.path == f"/p/shop/run/consume/{RUN_ID}"
+    for part in ("0/100000..", "0/200000", "12,345", "1.2 s", "public.orders", "report"):
+        assert part in run.text, part
+    assert client.get("/dag/shop_cdc/run/scheduled__idle").status_code == 404
+    assert "of no waldelta pipeline" in client.get("/dag/other").text
+
+
+DAGS = [
+    ("shop_cdc", ("shop", "consume")),
+    ("shop_initial_sync", ("shop", "sync")),
+    ("shop_eu_cdc", ("shop_eu", "consume")),
+    ("shop", None),
+    ("x_cdc", None),
+]
+
+
+@pytest.mark.parametrize("dag_id, found", DAGS)
+def test_the_pipeline_of_a_dag(dag_id, found):
+    assert pipeline_of(dag_id, {"shop", "shop_eu"}) == found
+
+
+def test_what_only_airflow_knows(shop, schedules, open_pages):
+    """A DAG that is paused, late, or fails before its ledger hears of it; and a run that found nothing to do is news too."""
+    client, at = open_pages("viewer"), now()
+    schedules["shop"] = Schedule(is_paused=True, looked=at, failed="scheduled__early")
+    text = client.get("/").text
+    assert "DAG is paused" in text
+    assert "scheduled__early" in text
+    assert re.search(r'title="[^"]+">0\.\d s ago', text)
+    schedules["shop"] = Schedule(due=at - timedelta(hours=1))
+    assert "overdue by 1 h" in client.get("/p/shop").text
+
+
+@pytest.mark.parametrize("path", ["table/..%2f..%2fsecret", "run/consume/..%2f..%2f..%2fetc%2fpasswd", "run/no/x"])
+def test_addresses_lead_to_nothing_but_the_ledger(shop, open_pages, path):
+    """Ids in addresses are looked for in tables, never on a disk."""
+    assert open_pages("viewer").get(f"/p/shop/{path}").status_code == 404
