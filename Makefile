@@ -58,7 +58,10 @@ type: setup ## types alone
 .PHONY: test
 test: setup ## all tests but those of make soak
 ifeq ($(ARGS),)
-	@failed=0; ( $(PYTEST) -m "not soak" tests/e2e ) || failed=1; ( $(PYTEST) -n 2 --dist loadfile -m "not soak" tests/integration tests/unit ) || failed=1; exit $$failed
+	@mkdir -p .waldelta; failed=0; ( $(PYTEST) -m "not soak" tests/e2e ) > .waldelta/e2e.log 2>&1 & e2e=$$!; \
+	  trap 'kill $$e2e 2>/dev/null || true' EXIT; echo "tests/e2e run beside the others; their output comes at the end (.waldelta/e2e.log)"; \
+	  ( $(PYTEST) -n 2 --dist loadfile -m "not soak" tests/integration tests/unit ) || failed=1; \
+	  wait $$e2e || failed=1; cat .waldelta/e2e.log; exit $$failed
 else
 	@$(PYTEST) $(ARGS)
 endif
