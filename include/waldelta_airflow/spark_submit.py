@@ -7,9 +7,9 @@ import logging
 import os
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException
 from waldelta.errors import ConfigError
 from waldelta.spark_settings import SETTINGS, driver_memory, jars, local_settings
 from waldelta_airflow import settings
-from waldelta_airflow.child_process import end_group
+from waldelta_airflow.child_process import end_group, ended_with_us
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -45,6 +45,12 @@ class SparkSubmit(SparkSubmitHook):
                 raise
             return int(self._submit_sp.returncode)
         return 0
+
+    def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
+        # What the provider does as long as spark-submit runs.
+        with ended_with_us(self._submit_sp.pid):
+            super()._process_spark_submit_log(itr)
+            self._submit_sp.wait()
 
     def end(self) -> None:
         """End spark-submit and everything it started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import threading
 import time
@@ -244,6 +245,28 @@ def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stu
     assert time.monotonic() - begin < 4.9
     for pid in map(int, started.read_text().split()):
         wait_until(lambda pid=pid: not alive(pid))
+
+
+@pytest.mark.parametrize("submits", [False, True])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_killed_task_takes_its_job_along(make_task, make_context, job, request, monkeypatch, submits):
+    """kill -9 leaves a task no time to end anything; its job, and what that started, end all the same."""
+    if submits:
+        request.getfixturevalue("spark_submit_program")
+        use_spark_submit(monkeypatch)
+    job.does(sleep_s=60, lines=[])
+    task, context, started = make_task(stage="apply"), make_context(), job.folder / "started"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            task.execute(context)
+        finally:
+            os._exit(1)
+    wait_until(lambda: started.exists() and started.read_text().count(" "))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for process in map(int, started.read_text().split()):
+        wait_until(lambda process=process: not alive(process))
 
 
 def alive(pid: int) -> bool:
