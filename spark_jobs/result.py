@@ -97,6 +97,7 @@ class RunResult:
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
+    slot_critical: list[str] = field(default_factory=list)  # what was critical of the slot when the run began
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
     error: dict[str, Any] | None = None
 

@@ -25,6 +25,7 @@
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
      |         +-- SlotGap               it moved past changes we never landed
      |         +-- SlotStuck             it should have moved and did not
+     |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it
      |         +-- StandbyAway           (retryable) a standby that is needed isn't there, or hasn't got that far
      |         +-- SourceChanged         another server, or a timeline that doesn't go on from what has landed
      |         +-- ConsumeMismatch       what was consumed isn't what was landed
@@ -175,6 +176,10 @@ class SlotGap(SlotError):
 
 class SlotStuck(SlotError):
     """The slot should have moved and did not."""
+
+
+class SlotCritical(SlotError):
+    """The slot is about to be lost, or holds back more than slot_limits allow; told to notifiers, while the run goes on."""
 
 
 class StandbyAway(SlotError):

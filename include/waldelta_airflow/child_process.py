@@ -58,6 +58,8 @@ _WATCHER = 'read -r _ && exit; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -
 def ended_with_us(leader: int, kill_after_s: float = KILL_AFTER_S) -> Iterator[None]:
     """End a process group when this process dies in here, however it does: a killed one can't end its children itself.
 
+    Watched from a moment after it began, a few milliseconds as a rule.
+
     A process of its own holds the other end of a pipe, since a signal at the parent's death would reach the group's leader alone
     (a JVM's Python driver would go on) and comes with the death of a thread already.
     """

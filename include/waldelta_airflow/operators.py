@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
+from waldelta_airflow.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class WaldeltaJobOperator(BaseOperator):
         """Run the job and give its summary; its failure is raised as this task's."""
         with named_failures():
             result = self._run(context)
+        if self.stage == LAND:
+            tell_critical(self.pipeline, result.document.get("slot_critical", ()), context)
         result.require(self.stage)
         return result.summary()
 

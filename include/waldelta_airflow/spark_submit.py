@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
@@ -48,9 +49,10 @@ class SparkSubmit(SparkSubmitHook):
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
         # What the provider does as long as spark-submit runs.
-        with ended_with_us(self._submit_sp.pid):
+        submitted = cast("subprocess.Popen[str]", self._submit_sp)
+        with ended_with_us(submitted.pid):
             super()._process_spark_submit_log(itr)
-            self._submit_sp.wait()
+            submitted.wait()
 
     def end(self) -> None:
         """End spark-submit and everything it started."""

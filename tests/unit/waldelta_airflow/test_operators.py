@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -263,6 +264,7 @@ def test_a_killed_task_takes_its_job_along(make_task, make_context, job, request
         finally:
             os._exit(1)
     wait_until(lambda: started.exists() and started.read_text().count(" "))
+    wait_until(lambda: len(psutil.Process(pid).children()) == 2)  # the job and its watcher
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     for process in map(int, started.read_text().split()):
@@ -270,8 +272,6 @@ def test_a_killed_task_takes_its_job_along(make_task, make_context, job, request
 
 
 def alive(pid: int) -> bool:
-    import psutil
-
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
