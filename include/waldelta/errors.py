@@ -37,6 +37,7 @@
      +-- ApplyError                  changes that can't be merged into a target
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
+     +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed; the data is landed and safe
      +-- StateError                  verbs called out of order
 
@@ -256,6 +257,10 @@ class SchemaChanged(ApplyError):
 
 class NeedsSync(SchemaChanged):
     """The source changed a table in a way that its stream doesn't tell; only a new copy of it is exact."""
+
+
+class StageTimeout(WaldeltaError):
+    """A stage that follows landing took longer than its task may, and was ended; the next run lands first and goes on from there."""
 
 
 class QualityFailed(WaldeltaError):

@@ -55,6 +55,7 @@ REMEDIES: dict[str, str] = {
     "ApplyError": "as the message says; changes wait in the change log",
     "SchemaChanged": "sync that table again: initial sync with tables",
     "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
+    "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
     "QualityFailed": "open the report the log names; those tables have no asset event",
     "StateError": "as the message says",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -152,7 +153,9 @@ def _cdc(job: _Job) -> DAG:
 
         # With spark-submit the first task's application runs all stages.
         land = job.task(LAND, "consume", stage=LAND, first=True, pool=pipeline.pool, options=_HAND_OVER)
-        apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER)
+        # The next run, and with it landing, waits for this one.
+        limit = timedelta(minutes=pipeline.batch.apply_timeout_minutes)
+        apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit)
         copy_again = CopyAgainOperator(
             task_id="copy_again", pipeline=pipeline, trigger_rule=_ONCE_BEGUN, execution_timeout=settings.LOOK_TIMEOUT
         )

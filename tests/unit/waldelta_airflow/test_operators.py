@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,10 @@ from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowSkipException,
+    AirflowTaskTimeout,
     DagRunTriggerException,
 )
+from airflow.sdk.execution_time.timeout import TimeoutPosix
 
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.errors import ConfigError
@@ -244,6 +247,29 @@ def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stu
     thread.join(timeout=10)
     assert ended, "the task ended"
     assert time.monotonic() - begin < 4.9
+    for pid in map(int, started.read_text().split()):
+        wait_until(lambda pid=pid: not alive(pid))
+
+
+@pytest.mark.parametrize("stage, kind", [("apply", TaskFailedForGood), ("land", AirflowTaskTimeout)])
+def test_only_landing_is_tried_again_when_it_ran_out_of_time(make_task, make_context, job, stage, kind):
+    """The next run lands before it applies what is left: trying apply again would keep it from that."""
+    job.does(sleep_s=60, lines=[])
+    task = make_task(stage=stage, first=stage == "land", execution_timeout=timedelta(seconds=90))
+    started = job.folder / "started"
+
+    def run_out() -> None:
+        wait_until(lambda: started.exists() and started.read_text().count(" "))
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    threading.Thread(target=run_out).start()
+    with pytest.raises(kind) as ended, TimeoutPosix(90):
+        task.execute(make_context())
+    if stage == "land":
+        task.on_kill()  # as Airflow does
+    else:
+        assert ended.value.kinds == ("StageTimeout",)
+        assert str(ended.value).startswith("StageTimeout: apply was ended after 1.5 minutes")
     for pid in map(int, started.read_text().split()):
         wait_until(lambda pid=pid: not alive(pid))
 
