@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import tenacity
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
 from spark_jobs.drift import check_drift, read_published_now
@@ -30,10 +33,11 @@ from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.rewrites import check_rewrite
 from spark_jobs.stage import Staged, stage
+from spark_jobs.steps import plan_steps, told_steps
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
-from spark_jobs.task_error import is_passing, of_table, writing_error
+from spark_jobs.task_error import is_passing, of_table, unexpected_error, writing_error
 from spark_jobs.tasks import run_tasks
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
@@ -46,7 +50,7 @@ from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
-from waldelta.leftovers import staging_folder
+from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable, read_present
 from waldelta.recopy import mark
@@ -130,35 +134,30 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in states:
-        try:
+        with _isolated(job, state, applied):
             now_there = present[state.table_name]
             applied.warnings += check_drift(job, state, now_there, published.get(state.table_name), applied.drifted)
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
-        except WaldeltaError as err:
-            _give_up(job, state, err, applied)
     if last is None:
         return applied
     held = Watermarks(job, identity)
-    watermarks = _watermarks(held, states, applied.failures)
+    watermarks = _watermarks(job, held, states, applied)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
     run = _Run(spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)))
     for state in _to_be_fed(states, applied):
         _look(run, state, held.versions[state.table_name], applied)
-    untold = mended | _unreported(run, states, applied.failures)
-    ends = _steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
-    for upto in ends or [last] * bool(untold):
+    untold = mended | _unreported(run, states, applied)
+    ends = plan_steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
+    for upto in told_steps(sizes, ends or [last] * bool(untold)):
         cuts = []
         behind = all(watermark <= upto for watermark in watermarks.values())
         for state in _to_be_fed(states, applied):
             name = state.table_name
-            try:
+            with _isolated(job, state, applied):
                 cut = _apply_locked(run, state, (watermarks[name], upto))
                 if (before := untold.pop(name, None)) is not None:
                     cut = add_cuts(before, cut)
-            except WaldeltaError as err:
-                _give_up(job, state, err, applied)
-            else:
                 watermarks[name] = max(watermarks[name], upto)
                 cuts.append(cut)
                 # What was committed beside the run, before the cut says up to where all is told.
@@ -174,20 +173,28 @@ def _to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableStat
 
 
 def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
-    try:
+    with _isolated(run.job, state, applied):
         applied.warnings += run.watch.look(state, version)
-    except WaldeltaError as err:
-        _give_up(run.job, state, err, applied)
 
 
 def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied) -> list[TableState]:
     found = []
     for state in states:
-        try:
+        with _isolated(job, state, applied):
             found.append(record_leaves(job, state, applied.published))
-        except WaldeltaError as err:
-            _give_up(job, state, err, applied)
     return found
+
+
+@contextmanager
+def _isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
+    """What fails here fails for one table: the others go on."""
+    try:
+        yield
+    except WaldeltaError as err:
+        _give_up(job, state, err, applied)
+    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
+        log.exception("table=%s", state.table_name)
+        _give_up(job, state, unexpected_error(state.table_name, err), applied)
 
 
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
@@ -199,14 +206,15 @@ def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) 
         applied.failures[state.table_name] = of_table(err, state.table_name)
 
 
-def _unreported(run: _Run, states: Sequence[TableState], failures: dict[str, WaldeltaError]) -> dict[str, TargetCut]:
+def _unreported(run: _Run, states: Sequence[TableState], applied: Applied) -> dict[str, TargetCut]:
     """What an earlier run committed and was killed before it could tell: this run tells, checks and announces it."""
     found = {}
     for state in states:
-        if state.table_name not in failures:
-            cut = read_unreported(run.job, run.held.identity, state)
-            if cut is not None:
-                found[state.table_name] = cut
+        if state.table_name not in applied.failures:
+            with _isolated(run.job, state, applied):
+                cut = read_unreported(run.job, run.held.identity, state)
+                if cut is not None:
+                    found[state.table_name] = cut
     return found
 
 
@@ -214,33 +222,13 @@ def _broken(found: Standing) -> StateError:
     return StateError(f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again")
 
 
-def _watermarks(held: Watermarks, states: Sequence[TableState], failures: dict[str, WaldeltaError]) -> dict[str, int]:
-    """The last batch of each target; those that can't be fed go into ``failures``."""
+def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied) -> dict[str, int]:
+    """The last batch of each target; those that can't be fed go into the failures."""
     watermarks: dict[str, int] = {}
     for state in states:
-        try:
+        with _isolated(job, state, applied):
             watermarks[state.table_name] = held.of(state)
-        except StateError as err:
-            failures[state.table_name] = err
     return watermarks
-
-
-def _steps(sizes: dict[int, int], most: int) -> list[int]:
-    """The batches after which a step ends, so that no step takes more messages than allowed.
-
-    >>> _steps({1: 40, 2: 50, 3: 20, 4: 500}, 100)
-    [2, 3, 4]
-    """
-    ends: list[int] = []
-    taken = 0
-    for batch in sorted(sizes):
-        if ends and taken + sizes[batch] <= most:
-            ends.pop()
-            taken += sizes[batch]
-        else:
-            taken = sizes[batch]
-        ends.append(batch)
-    return ends
 
 
 def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool) -> BatchCut:
@@ -316,6 +304,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, f"{job.run_id} {uuid.uuid4()}")
     try:
+        take_over(target.root, state.table_name)
         check()
         if plan.evolution is not None:
             _check_names(job, state, plan.evolution)
@@ -335,6 +324,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     except WaldeltaError:
         raise
     except Exception as err:
+        check()  # what another run does to whoever lost the target to it says less than that it did
         raise writing_error(state.table_name, err) from err
     finally:
         remove_folder(staged)
@@ -356,23 +346,22 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
         return done
     # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
     check()
-    for attempt in range(1, _ATTEMPTS):
-        try:
-            return _merge(run, changes.source, plan, tag)
-        except Exception as err:
-            if not is_passing(err):
-                raise
-            log.warning(
-                "table=%s somebody else committed to the target beside attempt %d: again",
-                plan.state.table_name,
-                attempt,
-            )
-            check()
-    return _merge(run, changes.source, plan, tag)
+    again = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_passing),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        before_sleep=lambda _: log.warning(
+            "table=%s somebody else committed beside the merge: again", plan.state.table_name
+        ),
+        reraise=True,
+    )
+    return again(_merge, run, changes.source, plan, tag, check)
 
 
-def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTag:
-    """Commit the net changes; returns the tag they were committed under."""
+def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
+    """Commit the net changes; returns the tag they were committed under.
+
+    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (leftovers.take_over).
+    """
     uri, keep_metadata = uri_of(run.job, plan.state.table_name), run.job.pipeline.target.metadata_columns
     names = plan.decode.names
     source = with_variants(source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT])
@@ -386,6 +375,7 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag) -> CommitTa
         by_action = {row["action"]: row["rows"] for row in counted}
         found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
         tag = replace(tag, counts=tag.counts | found)
+        check()  # counting takes as long as it takes
     empty, cut = plan.truncated and not plan.decode.gathers, plan.truncated_leaves
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=cut)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
+from spark_jobs.task_error import unexpected_error
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
@@ -36,7 +37,7 @@ from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
-from waldelta.slot_health import reading, slot_warnings, tell
+from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
 from waldelta.watermark import synced_states
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MESSAGES = "the table of messages"
 _LEFT = (
     "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
     "changes meanwhile is sent to nobody"
@@ -69,6 +71,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             result.as_of = committed_upto(connection, server, asked).isoformat()
         result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
         found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
+        result.slot_critical = critical(found)
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
         drained = drain(spark, job, lock.check)
     result.landed_as_of = landed_as_of
@@ -86,10 +89,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     from spark_jobs.apply import apply
     from spark_jobs.recopy import recopy
 
-    if job.pipeline.source.options.messages:
-        from spark_jobs.messages import write_messages
-
-        write_messages(spark, job)
+    of_messages = _write_messages(spark, job)
     applied = apply(spark, job, result.landed_as_of)
     result.warnings += applied.warnings
     result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
@@ -110,8 +110,25 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
     result.not_applied = sorted({*failures, *result.not_applied})
     stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
-    if failures:
+    if failures := failures | of_messages:
         raise all_failures(failures)
+
+
+def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
+    """Write logical messages, when asked for; an error, by what it concerns, is told once the tables have got their changes."""
+    if not job.pipeline.source.options.messages:
+        return {}
+    from spark_jobs.messages import write_messages
+
+    try:
+        write_messages(spark, job)
+    except WaldeltaError as err:
+        log.error("logical messages not written: %s", err)
+        return {_MESSAGES: err}
+    except Exception as err:
+        log.exception("logical messages not written")
+        return {_MESSAGES: unexpected_error(_MESSAGES, err)}
+    return {}
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

@@ -22,6 +22,7 @@ from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
 from waldelta.saved import saved_upto
+from waldelta.standing import copies_under_way
 from waldelta.transactions import Prepared
 from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
@@ -122,6 +123,10 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     change_log = job.change_log(identity)
     if change_log.last_batch() is None:
         stage.detail = "no change log yet"
+        return
+    # First: a copy that ends from here on counts among those that are synced, and one that begins sees what is old enough to go.
+    if waiting := copies_under_way(job):
+        stage.detail = f"nothing removed: {', '.join(waiting)} will need what came since the copy under way began"
         return
     states = synced_states(job)
     watermarks = Watermarks(job, identity)

@@ -40,6 +40,8 @@ ROWS_PER_FILE = 250_000
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 # The source is a file that was just written, so Delta needs no second copy of it.
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
+# And one that is gone is another run's doing: half a source must never pass for all of it.
+_IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
         TXN_VERSION: str(tag.batch),
         USER_METADATA: tag.metadata,
         _MATERIALIZE: "none",
+        _IGNORE_MISSING: "false",
         _ROWS_PER_FILE: str(ROWS_PER_FILE),
     }
     with session_settings(spark, settings):

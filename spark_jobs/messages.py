@@ -6,7 +6,7 @@ order of the commits; others stand for themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from waldelta.change_log import ChangeLog, place_columns
 from waldelta.errors import ApplyError, LateWriter
 from waldelta.job import Job
 from waldelta.lake import sync_commit
+from waldelta.locks import messages_lock
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.transactions import LAST_SEQ, SEQ_BITS, Segments
 from waldelta.watermark import messages_app_id, messages_applied, messages_uri
@@ -49,25 +50,43 @@ SCHEMA = pa.schema(
 def write_messages(spark: SparkSession, job: Job) -> int:
     """Append the messages of all batches landed since the last call, in one commit; gives the last batch.
 
-    Raises LateWriter when another run does the same at this moment, DecodeError for a malformed message.
+    Raises LockHeld or LateWriter when another run does the same at this moment, DecodeError for a malformed message.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
-    done, last = messages_applied(job, identity), change_log.last_batch() or 0
-    if done >= last:
+    last = change_log.last_batch() or 0
+    if (done := messages_applied(job, identity)) >= last:
         return done
+    with messages_lock(job) as lock:
+        # Another run may have written some since. Delta alone would take them again, under the number of a later batch.
+        done = messages_applied(job, identity)
+
+        def check() -> None:
+            lock.check()
+            if messages_applied(job, identity) != done:
+                raise LateWriter("another run wrote messages meanwhile: run again")
+
+        return done if done >= last else _append(spark, job, change_log, (done, last), check)
+
+
+def _append(
+    spark: SparkSession, job: Job, change_log: ChangeLog, batches: tuple[int, int], check: Callable[[], None]
+) -> int:
+    done, last = batches
+    identity = job.slot_identity()
     segments = change_log.stream(done, last).segments
     uri, tag = messages_uri(job), CommitTag(messages_app_id(identity), last)
+    writer = (
+        _messages(spark, change_log, segments)
+        .write.format("delta")
+        .mode("append")
+        .option("txnAppId", tag.app_id)
+        .option("txnVersion", last)
+        .option("userMetadata", tag.metadata)
+    )
+    check()
     try:
-        (
-            _messages(spark, change_log, segments)
-            .write.format("delta")
-            .mode("append")
-            .option("txnAppId", tag.app_id)
-            .option("txnVersion", last)
-            .option("userMetadata", tag.metadata)
-            .save(uri)
-        )
+        writer.save(uri)
     except Exception as err:
         if is_conflict(err):
             raise LateWriter("another run writes messages at this moment: run again") from err

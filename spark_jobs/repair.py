@@ -50,7 +50,7 @@ from waldelta.foreign import looked_upto
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
-from waldelta.leftovers import staging_folder
+from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
@@ -133,6 +133,7 @@ def _named_repair(
 def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], by: str | None) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = drifted.state.generation + 1
+    take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     quarantined = open_keys(quarantine.rows(name, drifted.state.generation))
     with job.connect("repair") as connection:

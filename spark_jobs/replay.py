@@ -39,7 +39,7 @@ from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger import TableState, TargetCut
-from waldelta.leftovers import staging_folder
+from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
 from waldelta.replay import Span
@@ -197,6 +197,7 @@ def _replay_target(
     app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
     root, name = job.pipeline.target.root, state.table_name
     folder = staging_folder(root, name, state.generation, watermark, f"{app_id}:{version}")
+    take_over(root, name)
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
         counts, keys, statement = mend(run, plan, folder, done)

@@ -102,6 +102,7 @@ class RunResult:
     foreign_commits: list[str] = field(default_factory=list)  # targets that others were found to have written to
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
+    slot_critical: list[str] = field(default_factory=list)  # what was critical of the slot when the run began
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
     as_of: str | None = None  # all that the source had committed by then is part of what the run lands
     # None of verbs that don't read it, and of runs recorded earlier.

@@ -45,6 +45,7 @@ from waldelta.gap import close_gaps
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
 from waldelta.ledger import StorageState, TableState, now
+from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts
@@ -269,6 +270,7 @@ def _sync_locked(
         generation = last.generation + 1 if last else 1
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
+        take_over(job.pipeline.target.root, name)
         begun = record(COPYING, generation, last, reason=reason)
         fault_point("sync.begun")
         try:

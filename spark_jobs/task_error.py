@@ -57,6 +57,15 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
     return errors.ApplyError(f"{table}: {first_line(err)}")
 
 
+def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
+    """What one table failed by anywhere else; what has no name of its own may go away by itself, as far as anybody knows."""
+    if (named := named_error(err)) is not None:
+        return named
+    unnamed = errors.ApplyError(f"{table}: {type(err).__name__}: {first_line(err)}")
+    unnamed.retryable = True
+    return unnamed
+
+
 def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
     """The error with the table's name, for what a task raises that knows only some of its columns."""
     if table in str(err):

@@ -25,6 +25,7 @@
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
      |         +-- SlotGap               it moved past changes we never landed
      |         +-- SlotStuck             it should have moved and did not
+     |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it
      |         +-- StandbyAway           (retryable) a standby that is needed isn't there, or hasn't got that far
      |         +-- SourceChanged         another server, or a timeline that doesn't go on from what has landed
      |         +-- ConsumeMismatch       what was consumed isn't what was landed
@@ -36,6 +37,7 @@
      +-- ApplyError                  changes that can't be merged into a target
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
+     +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed; the data is landed and safe
      +-- StateError                  verbs called out of order
 
@@ -177,6 +179,10 @@ class SlotStuck(SlotError):
     """The slot should have moved and did not."""
 
 
+class SlotCritical(SlotError):
+    """The slot is about to be lost, or holds back more than slot_limits allow; told to notifiers, while the run goes on."""
+
+
 class StandbyAway(SlotError):
     """A standby is needed that isn't there now, or hasn't got that far: it is to receive the changes of a failover slot
     before that gives them away, or has the slot (source.read_from). Nothing was read."""  # fmt: skip
@@ -251,6 +257,10 @@ class SchemaChanged(ApplyError):
 
 class NeedsSync(SchemaChanged):
     """The source changed a table in a way that its stream doesn't tell; only a new copy of it is exact."""
+
+
+class StageTimeout(WaldeltaError):
+    """A stage that follows landing took longer than its task may, and was ended; the next run lands first and goes on from there."""
 
 
 class QualityFailed(WaldeltaError):

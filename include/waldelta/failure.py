@@ -43,6 +43,7 @@ REMEDIES: dict[str, str] = {
     "PublicationGone": "as the message says: take it out of the file until they are consumed, or teardown, setup, resync",
     "SlotGap": "find out who; drop it; resync",
     "SlotStuck": "look at pg_replication_slots and the server's log",
+    "SlotCritical": "as the message says, at once: afterwards only a resync helps",
     "NoFreeSlot": "drop unused slots, or raise max_replication_slots; nothing was consumed",
     "StandbyAway": "start it, or let it catch up; or take it out of synchronized_standby_slots",
     "SourceChanged": "docs/failover.md: point the connection back, or resync",
@@ -54,6 +55,7 @@ REMEDIES: dict[str, str] = {
     "ApplyError": "as the message says; changes wait in the change log",
     "SchemaChanged": "sync that table again: initial sync with tables",
     "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
+    "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
     "QualityFailed": "open the report the log names; those tables have no asset event",
     "StateError": "as the message says",
 }

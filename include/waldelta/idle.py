@@ -33,7 +33,7 @@ from waldelta.recover import recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_oldest_xid
-from waldelta.slot_health import slot_warnings, tell
+from waldelta.slot_health import critical, slot_warnings, tell
 from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
@@ -50,13 +50,15 @@ BUDGET_S = 120.0
 class Look:
     """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us.
 
-    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file behind.
+    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file behind. ``critical`` is what
+    was critical of the slot before.
     """
 
     has_work: bool
     reason: str
     lag_bytes: int
     moved_to: str | None = None
+    critical: tuple[str, ...] = ()
 
 
 @private_files()
@@ -78,7 +80,8 @@ def look(job: Job) -> Look:
         check_system(identity, server)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
-        tell([*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere])
+        warnings = [*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere]
+        tell(warnings)
         end_old_readers(job.slot_conninfo, source.slot)
         recovered = recover(connection, job, identity, change_log, server)
         stands, identity = recovered.confirmed, recovered.identity
@@ -93,7 +96,8 @@ def look(job: Job) -> Look:
                 stands = upto
             position = upto
         moved_to = str(stands) if stands > recovered.confirmed else None
-        return Look(reason is not None, reason or "no changes", server.lag_of(stands), moved_to)
+        found = (reason is not None, reason or "no changes", server.lag_of(stands), moved_to)
+        return Look(*found, tuple(critical(warnings)))
 
 
 def _reason_to_run(

@@ -192,6 +192,13 @@ def list_folders(uri: str) -> dict[str, datetime]:
     return {f"{uri}/{name}": at for name, at in written.items()}
 
 
+def folders_in(uri: str) -> list[str]:
+    """URIs of the folders right below a folder; none when it isn't there."""
+    files, path = _file_system(uri)
+    found = files.get_file_info(FileSelector(path, allow_not_found=True))
+    return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
+
+
 def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSystem:
     """A folder of the lake as a file system of its own, wherever it is asked: tasks may lack the credentials of whoever runs the job."""
     folder = local_path(uri)

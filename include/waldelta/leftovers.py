@@ -1,20 +1,28 @@
-"""Leftovers: staged changes in ``_waldelta/staging`` that a killed run never merged nor removed."""
+"""Leftovers: staged changes in ``_waldelta/staging`` that a run which was killed, or lost its target's lock, never removed."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from waldelta.lake import bookkeeping_uri, encode_segment, list_folders
+from waldelta.lake import bookkeeping_uri, encode_segment, folders_in, list_folders, remove_folder
+
+log = logging.getLogger(__name__)
 
 STAGING = "staging"
+# Of a table's name in a folder's, which file systems bound, as they do the whole path.
+_LONGEST_NAME = 100
+# What follows the table: generation, batch, run, and which of the run's folders it is.
+_REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A folder of staged changes, and the tables one of which it was staged for: names are cut, so perhaps several."""
+    """A folder of staged changes, and the tables one of which it was staged for: one's name may begin like another's."""
 
     uri: str
     tables: tuple[str, ...]
@@ -23,8 +31,7 @@ class Leftover:
 def staging_folder(root: str, table_name: str, generation: int, batch: int, run_id: str) -> str:
     """URI of the folder for the changes of one target up to one batch; a name of its own for every ``run_id``, and so for every attempt."""
     # Any run id, however long, gives a short folder name.
-    run = hashlib.sha256(run_id.encode()).hexdigest()[:12]
-    return f"{bookkeeping_uri(root, STAGING)}/{_prefix(table_name)}{generation}-{batch}-{run}"
+    return f"{bookkeeping_uri(root, STAGING)}/{_prefix(table_name)}{generation}-{batch}-{_digest(run_id)}"
 
 
 def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[Leftover]:
@@ -41,5 +48,29 @@ def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[L
     ]
 
 
+def take_over(root: str, table_name: str) -> list[str]:
+    """Remove whatever is staged for a target, before anything is committed to it; the folders that were.
+
+    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed.
+    Should such a run have a statement start late, which would find the target at a version below its own and do again what has
+    been done, the statement fails, since its source is gone. One that began before is refused by Delta, as a conflict.
+    """
+    prefix, found = _prefix(table_name), []
+    for uri in folders_in(bookkeeping_uri(root, STAGING)):
+        name = uri.rsplit("/", 1)[1]
+        if name.startswith(prefix) and _REST.fullmatch(name, len(prefix)):
+            log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
+            remove_folder(uri)
+            found.append(uri)
+    return found
+
+
 def _prefix(table_name: str) -> str:
-    return encode_segment(f"{table_name[:60]}-")
+    encoded = encode_segment(table_name)
+    if len(encoded) > _LONGEST_NAME:
+        encoded = f"{encoded[: _LONGEST_NAME - 13]}-{_digest(table_name)}"
+    return f"{encoded}-"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,5 @@
-"""Advisory locks on the source: one run at a time per slot, one per target, and one per keyed session of Spark Connect.
+"""Advisory locks on the source: one run at a time per slot, one per target, one for the lake's table of logical messages, and one per
+keyed session of Spark Connect.
 
 Airflow's max_active_runs doesn't cover backfills and a pool only helps scheduling, so correctness rests on these.
 A lock lives on a connection of its own: it is gone when its holder is, whatever killed it.
@@ -54,6 +55,11 @@ def target_lock_name(root: str, table: TableId) -> LockName:
     return LockName(f"target {root.rstrip('/')} {table}")
 
 
+def messages_lock_name(root: str) -> LockName:
+    """The lock that covers writing the table of logical messages."""
+    return LockName(f"messages {root.rstrip('/')}")
+
+
 def session_lock_name(session_key: str) -> LockName:
     """The lock that whoever reaches a Spark Connect session of a fixed key must hold."""
     return LockName(f"session {session_key}")
@@ -95,6 +101,14 @@ def target_lock(job: Job, table: TableId | str) -> Iterator[AdvisoryLock]:
     table = TableId.parse(table) if isinstance(table, str) else table
     name = target_lock_name(job.pipeline.target.root, table)
     with advisory_lock(job.conninfo, name, f"waldelta lock {table}") as lock:
+        yield lock
+
+
+@contextmanager
+def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
+    """Hold the lock of the job's table of logical messages; raises LockHeld at once when another run has it."""
+    name = messages_lock_name(job.pipeline.target.root)
+    with advisory_lock(job.conninfo, name, f"waldelta lock messages {job.pipeline.source.slot}"[:63]) as lock:
         yield lock
 
 

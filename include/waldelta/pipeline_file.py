@@ -292,11 +292,14 @@ class Target(_Model):
 
 
 class Batch(_Model):
-    """Bounds of one bite of the slot."""
+    """Bounds of one bite of the slot, and of its application."""
 
     max_changes: int = Field(1_000_000, ge=1)
     wal_window_mb: int = Field(512, ge=16, description="WAL decoded by one call at the most")
     statement_timeout_s: int = Field(600, ge=1)
+    apply_timeout_minutes: int = Field(
+        60, ge=1, description="Airflow's limit for the task apply, behind which the next landing waits"
+    )
 
 
 class Quality(_Model):

@@ -153,6 +153,11 @@ def tell(found: Iterable[SlotWarning]) -> list[str]:
     return texts
 
 
+def critical(found: Iterable[SlotWarning]) -> list[str]:
+    """The texts of those that somebody has to be told of, whatever becomes of the run."""
+    return [warning.text for warning in found if warning.severity == "critical"]
+
+
 def duration(hours: float) -> str:
     """Hours for a message.
 

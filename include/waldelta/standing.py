@@ -199,6 +199,13 @@ def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None)
     return standing(name, published, life, running=running, policy=job.pipeline.target.policy_of(name))
 
 
+def copies_under_way(job: Job) -> list[str]:
+    """Tables that a run is copying or repairing right now, by name: what has landed since their snapshots waits for them."""
+    states = job.table_states()
+    unfinished = [name for name in sorted(states) if states[name].status in (COPYING, NEEDS_SYNC)]
+    return [name for name in unfinished if _is_locked(job, name)]
+
+
 def _is_locked(job: Job, table: str) -> bool:
     """Whether a run is at work on the target right now."""
     try:

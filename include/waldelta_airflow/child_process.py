@@ -1,4 +1,7 @@
-"""A job as a child process: its output goes into the task's log line by line, and it never outlives the task."""
+"""A job as a child process: its output goes into the task's log line by line, and it never outlives the task.
+
+Not even when the task's process is killed and can end nothing any more: a watcher beside the job does then.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from waldelta_airflow.settings import KILL_AFTER_S
 
@@ -35,15 +39,39 @@ class ChildProcess:
         )
         if self._process.stdout is None:
             raise RuntimeError("the child's output isn't piped")
-        with self._process.stdout as lines:
+        with ended_with_us(self._process.pid), self._process.stdout as lines:
             for line in lines:
                 log.info("%s", line.rstrip())
-        return self._process.wait()
+            return self._process.wait()
 
     def end(self) -> None:
         """End the child and whatever it started; safe to call at any time."""
         if self._process is not None:
             end_group(self._process.pid, self._process.poll)
+
+
+# Reads a line when the group has ended by itself, and nothing when whoever would write it is gone.
+_WATCHER = 'read -r _ && exit; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"'
+
+
+@contextmanager
+def ended_with_us(leader: int, kill_after_s: float = KILL_AFTER_S) -> Iterator[None]:
+    """End a process group when this process dies in here, however it does: a killed one can't end its children itself.
+
+    Watched from a moment after it began, a few milliseconds as a rule.
+
+    A process of its own holds the other end of a pipe, since a signal at the parent's death would reach the group's leader alone
+    (a JVM's Python driver would go on) and comes with the death of a thread already.
+    """
+    shell = ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{kill_after_s:.0f}"]
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(
+        shell, env={}, cwd="/", stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+    ) as watcher:
+        try:
+            yield
+        finally:
+            watcher.communicate(b"ended\n")
 
 
 def end_group(leader: int, reap: Callable[[], object], kill_after_s: float = KILL_AFTER_S) -> None:

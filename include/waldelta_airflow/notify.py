@@ -1,21 +1,35 @@
-"""Whom a failure is told to: the notifiers of a pipeline file, by the class of the error that made a task fail."""
+"""Whom a failure is told to: the notifiers of a pipeline file, by the class of the error that made a task fail.
+
+And, of class SlotCritical, what is critical of a slot while no task fails: the DBA is to know before the slot is lost.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
 
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, SlotCritical
 from waldelta.failure import ERRORS, REMEDIES, is_kind
 from waldelta.pipeline_file import Notification, PipelineFile
+from waldelta_airflow import settings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+log = logging.getLogger(__name__)
+
+# The tasks that look at a slot's health, and the XCom by which they know when somebody was told last.
+LOOK, LAND = "slot_has_changes", "land"
+_TOLD = "slot_critical_told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +46,16 @@ class NotifyOn:
     def __call__(self, context: Context) -> None:
         """Notify when the failure is of one of the entry's classes; templates find it as ``failure``."""
         failure, kinds = describe_failure(self.pipeline, context)
-        if any(is_kind(kind, of) for kind in kinds for of in self.entry.errors):
-            self.notifier()({**context, "failure": failure})
+        if self.is_for(*kinds):
+            self.tell(context, failure)
+
+    def is_for(self, *kinds: str) -> bool:
+        """Whether one of these classes is of those that the entry names."""
+        return any(is_kind(kind, of) for kind in kinds for of in self.entry.errors)
+
+    def tell(self, context: Context, failure: Mapping[str, str]) -> None:
+        """Hand a failure, as of describe_failure(), to the notifier."""
+        self.notifier()({**context, "failure": failure})
 
     def notifier(self) -> BaseNotifier:
         """The notifier; raises ConfigError when there is no such class, or its arguments don't fit."""
@@ -64,6 +86,40 @@ def failure_callbacks(path: Path, pipeline: PipelineFile) -> list[NotifyOn]:
     return callbacks
 
 
+def tell_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context) -> None:
+    """Hand what is critical of the pipeline's slot to the notifiers for SlotCritical, once an hour while it stays so.
+
+    The task goes on whatever becomes of that: landing is what helps the slot.
+    """
+    kind = SlotCritical.__name__
+    concerned = [told for entry in pipeline.notify if (told := NotifyOn(pipeline.pipeline, entry)).is_for(kind)]
+    if not texts or not concerned or _told_lately(context):
+        return
+    failure = _described(pipeline.pipeline, kind, "\n".join(texts))
+    for entry in concerned:
+        with _going_on(f"notifier {entry.entry.notifier}"):
+            entry.tell(context, failure)
+    with _going_on("XCom"):
+        context["ti"].xcom_push(_TOLD, datetime.now(UTC).isoformat())
+
+
+def _told_lately(context: Context) -> bool:
+    with _going_on("XCom"):
+        for task_id in (LOOK, LAND):
+            told = context["ti"].xcom_pull(task_ids=task_id, key=_TOLD, map_indexes=-1, include_prior_dates=True)
+            if told and datetime.now(UTC) - datetime.fromisoformat(told) < settings.TELL_CRITICAL_AGAIN:
+                return True
+    return False
+
+
+@contextmanager
+def _going_on(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed, and the run goes on", what)
+
+
 def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     """What templates see of a failure (``pipeline``, ``error_class``, ``message``, ``remedy``), and all classes it is of."""
     error = context.get("exception")
@@ -74,5 +130,9 @@ def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[st
     message = "it has no class of its own" if isinstance(error, BaseException) else "the task was killed"
     if kinds[0] in ERRORS:
         message = getattr(error, "message", None) or str(error)
-    remedy = REMEDIES.get(kinds[0], "look at the task's log")
-    return {"pipeline": pipeline, "error_class": kinds[0], "message": message, "remedy": remedy}, kinds
+    return _described(pipeline, kinds[0], message), kinds
+
+
+def _described(pipeline: str, kind: str, message: str) -> dict[str, str]:
+    remedy = REMEDIES.get(kind, "look at the task's log")
+    return {"pipeline": pipeline, "error_class": kind, "message": message, "remedy": remedy}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
+from waldelta.errors import StageTimeout
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
+from waldelta_airflow.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -73,10 +76,28 @@ class WaldeltaJobOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job and give its summary; its failure is raised as this task's."""
-        with named_failures():
+        with named_failures(), self._once():
             result = self._run(context)
+        if self.stage == LAND:
+            tell_critical(self.pipeline, result.document.get("slot_critical", ()), context)
         result.require(self.stage)
         return result.summary()
+
+    @contextmanager
+    def _once(self) -> Iterator[None]:
+        """A stage behind landing that ran out of time isn't tried again: the next run, which lands first, does better."""
+        try:
+            yield
+        except AirflowTaskTimeout:
+            if self.verb != "consume" or self.stage in (None, LAND):
+                raise
+            self.on_kill()
+            minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0
+            raise StageTimeout(
+                f"{self.stage} was ended after {minutes:g} minutes; what it committed stays, and the next run lands first and goes "
+                "on from there: look at the job's last lines above, and in Spark, for what it waits for; apply's limit is "
+                "batch.apply_timeout_minutes"
+            ) from None
 
     def on_kill(self) -> None:
         """End the job: asked first, then killed, and with it whatever it started."""

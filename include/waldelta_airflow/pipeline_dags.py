@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from waldelta.errors import ConfigError
 from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow import settings
 from waldelta_airflow.job_result import named_failures
-from waldelta_airflow.notify import NotifyOn, failure_callbacks
+from waldelta_airflow.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical
 from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
 from waldelta_airflow.pages import dag_page
 
@@ -146,13 +147,15 @@ def _cdc(job: _Job) -> DAG:
     pipeline = job.pipeline
     with job.dag("cdc", pipeline.schedule) as dag:
 
-        @task.short_circuit(pool=pipeline.pool, execution_timeout=settings.LOOK_TIMEOUT)
+        @task.short_circuit(task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.LOOK_TIMEOUT)
         def slot_has_changes(**context: Any) -> bool:
             return _look(pipeline, context)
 
         # With spark-submit the first task's application runs all stages.
-        land = job.task("land", "consume", stage="land", first=True, pool=pipeline.pool, options=_HAND_OVER)
-        apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER)
+        land = job.task(LAND, "consume", stage=LAND, first=True, pool=pipeline.pool, options=_HAND_OVER)
+        # The next run, and with it landing, waits for this one.
+        limit = timedelta(minutes=pipeline.batch.apply_timeout_minutes)
+        apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit)
         copy_again = CopyAgainOperator(
             task_id="copy_again", pipeline=pipeline, trigger_rule=_ONCE_BEGUN, execution_timeout=settings.LOOK_TIMEOUT
         )
@@ -211,6 +214,7 @@ def _look(pipeline: PipelineFile, context: Any) -> bool:
             log.info("this run replays from the change log: %s", span)
             return not span.is_empty
         seen = look(job)
+    tell_critical(pipeline, seen.critical, context)
     log.info("%s (%s bytes of WAL behind)", seen.reason, seen.lag_bytes)
     return seen.has_work
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import subprocess
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
@@ -18,7 +19,7 @@ from waldelta.errors import ConfigError
 from waldelta.private import lake_umask
 from waldelta.spark_settings import driver_memory, driver_settings, jars, local_settings
 from waldelta_airflow import settings
-from waldelta_airflow.child_process import end_group
+from waldelta_airflow.child_process import end_group, ended_with_us
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -46,6 +47,13 @@ class SparkSubmit(SparkSubmitHook):
                 raise
             return int(self._submit_sp.returncode)
         return 0
+
+    def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
+        # What the provider does as long as spark-submit runs.
+        submitted = cast("subprocess.Popen[str]", self._submit_sp)
+        with ended_with_us(submitted.pid):
+            super()._process_spark_submit_log(itr)
+            submitted.wait()
 
     def end(self) -> None:
         """End spark-submit and everything it started."""

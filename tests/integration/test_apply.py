@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import spark_jobs.apply as apply_module
 import spark_jobs.stage as stage_module
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
@@ -13,7 +14,7 @@ from spark_jobs.flow import consume
 from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import LateWriter, SchemaChanged, StateError
+from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StateError
 from waldelta.ledger import TableState, now
 from waldelta.watermark import last_cut
 
@@ -150,6 +151,60 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     database.execute("insert into t values (2, 'b', 2)")
     run(spark, job)
     assert target_rows(spark, job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
+
+
+def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
+    """Errors without a name, too, are one table's, wherever they come from; once they are gone it catches up."""
+    database.execute("create table t(id int primary key); create table u(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
+    sync(spark, job)
+    for number, where in enumerate(("read_unreported", "plan_target", "read_commit")):
+        database.execute(f"insert into t values ({number}); insert into u values ({number})")
+        drain(spark, job)
+        real = getattr(apply_module, where)
+
+        def broken(*given, real=real):
+            if any(getattr(value, "table_name", None) == "public.t" for value in given):
+                raise KeyError("c1")
+            return real(*given)
+
+        monkeypatch.setattr(apply_module, where, broken)
+        failures = apply(spark, job).failures
+        assert {name: str(err) for name, err in failures.items()} == {"public.t": "public.t: KeyError: 'c1'"}
+        assert target_rows(spark, job, "public.u", ("id",))[number:] == [(number,)]
+        monkeypatch.setattr(apply_module, where, real)
+    run(spark, job)
+    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+
+
+@pytest.mark.parametrize("moment", ["count_statement", "tagged"])
+def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, database, lake, monkeypatch, moment):
+    """Another run has applied the first of its batches meanwhile, and died: Delta's version alone would let it write both."""
+    database.execute("create table t(id int); alter table t replica identity full; insert into t values (0)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    sync(spark, job)
+    for number in (1, 2):
+        changed = "; delete from t where id = 0" if (moment, number) == ("count_statement", 2) else ""
+        database.execute(f"insert into t values ({number}){changed}")
+        drain(spark, job)
+    real, ours = getattr(apply_module, moment), []
+
+    def taken_over(*given, **named):
+        if not ours:
+            ours.append(True)
+            database.execute(
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+            )
+            with monkeypatch.context() as first:
+                first.setattr(apply_module, "plan_steps", lambda *_: [1])
+                assert apply(spark, replace(job, run_id="the other")).failures == {}
+        return real(*given, **named)
+
+    monkeypatch.setattr(apply_module, moment, taken_over)
+    assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
+    assert target_rows(spark, job, columns=("id",)) == [(0,), (1,)]
+    run(spark, job)
+    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
 
 
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):

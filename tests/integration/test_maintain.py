@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+import spark_jobs.sync as sync_module
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
@@ -76,6 +77,30 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
         assert sorted(log.sizes(0, 100)) == left
     database.restart()
     consume(spark, database, pipeline, 3)
+
+
+def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
+    """However old: a copy may take longer than changes are kept, and all others have applied what waits for it."""
+    real, told = sync_module.replace_target, []
+
+    def long_copy(*given):
+        monkeypatch.setattr(sync_module, "replace_target", real)
+        database.execute("insert into b values (1)")
+        consume(spark, database, pipeline, 1)
+        database.execute("checkpoint")
+        with monkeypatch.context() as later:
+            later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+            later.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))
+            told.append(pipeline.maintain(spark).stages["change_log"].detail)
+        return real(*given)
+
+    monkeypatch.setattr(sync_module, "replace_target", long_copy)
+    pipeline.sync(spark, ["public.b"])
+    consume(spark, database, pipeline, 2)
+    job = pipeline.job()
+    for state in job.table_states().values():
+        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert told[0].startswith("nothing removed: public.b")
 
 
 @pytest.mark.soak

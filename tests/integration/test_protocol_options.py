@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+
 import pytest
 
+import spark_jobs.messages as messages_module
 from spark_jobs.drain import drain
+from spark_jobs.flow import consume
 from spark_jobs.messages import write_messages
 from spark_jobs.sync import sync
 from tests.integration.test_protocol import (
@@ -57,6 +63,39 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
     consume_all(spark, job)
     assert messages(spark, job) == expected
     assert not look(job).has_work
+    assert_same(spark, job, database)
+
+
+def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
+    """A second run that has read which messages are written, before a first one wrote them, leaves them; tables get their changes."""
+    job = make_job(database, lake, {"messages": True})
+    sync(spark, job)
+    database.execute(emit(True, "beat", "1"))  # commits, and so is flushed
+    drain(spark, job)
+    planned, written, real, second = Event(), Event(), messages_module._messages, []
+
+    def at_once(*given):
+        if not second:
+            database.execute(emit(False, "beat", "2"))
+            database.execute("insert into t values (1, 'x')")
+            drain(spark, job)
+            second.append(pool.submit(consume, spark, replace(job, run_id="second"), ["apply"]))
+            second[0].add_done_callback(lambda _: planned.set())
+            assert planned.wait(60)
+        else:
+            planned.set()
+            assert written.wait(60)
+        return real(*given)
+
+    monkeypatch.setattr(messages_module, "_messages", at_once)
+    with ThreadPoolExecutor(1) as pool:
+        write_messages(spark, job)
+        written.set()
+        failed = second[0].exception()
+    monkeypatch.undo()
+    write_messages(spark, job)
+    assert messages(spark, job) == [("beat", b"1", True), ("beat", b"2", False)]
+    assert failed.result.error["class"] == "LockHeld"
     assert_same(spark, job, database)
 
 

@@ -15,7 +15,7 @@ from waldelta.expectation_results import (
     read_expectation_results,
 )
 from waldelta.ledger import now
-from waldelta.leftovers import Leftover, find_leftovers, staging_folder
+from waldelta.leftovers import Leftover, find_leftovers, staging_folder, take_over
 
 DAY = timedelta(days=1)
 
@@ -44,14 +44,27 @@ def test_only_folders_without_a_recent_file_are_found(lake):
     assert find_leftovers(f"{lake}/absent", [], now()) == []
 
 
-def test_a_name_that_was_cut_belongs_to_all_tables_it_may_be(lake):
-    """So that no lock is missed; a name that begins like another's doesn't match."""
-    long = "public." + "x" * 70
+def test_each_folder_belongs_to_its_table(lake):
+    """Whatever its name begins with or is cut to."""
+    long = "public." + "ü" * 60
     stage(staging_folder(lake, long, 1, 7, "killed"), 2 * DAY)
     stage(staging_folder(lake, 'public."a-1"', 1, 7, "killed"), 2 * DAY)
     names = [long, f"{long}y", "public.x", "public.a", 'public."a-1"', 'public."a-1-1"']
     found = [leftover.tables for leftover in find_leftovers(lake, names, now() - DAY)]
-    assert sorted(found) == [('public."a-1"',), (long, f"{long}y")]
+    assert sorted(found) == [('public."a-1"',), (long,)]
+
+
+def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
+    """And nothing of another target's, whose run may be at work."""
+    tables = ["public.a", "public.a-1", "public.a-1-2", "public.ab", "public." + "ü" * 60, "public." + "ü" * 60 + "y"]
+    folders = {name: staging_folder(lake, name, 1, 7, "run") for name in tables}
+    for uri in [*folders.values(), f"{folders['public.a']}-fills", f"{folders['public.a-1']}-fills"]:
+        stage(uri, DAY, "net")
+    for name in tables:
+        both = name in ("public.a", "public.a-1")
+        mine = [folders[name], f"{folders[name]}-fills"] if both else [folders[name]]
+        assert sorted(take_over(lake, name)) == mine
+        assert take_over(lake, name) == []
 
 
 def test_old_results_of_expectations_go(lake):

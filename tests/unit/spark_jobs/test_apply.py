@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 import spark_jobs.apply as apply_module
-from spark_jobs.apply import _is_told
+from spark_jobs.apply import Applied, _is_told, _isolated
 from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
+from spark_jobs.steps import told_steps
 from waldelta.errors import LockHeld
-from waldelta.ledger import BatchCut, TargetCut, now
+from waldelta.ledger import BatchCut, TableState, TargetCut, now
 
 
 def cut(batch: int, **generations: int) -> BatchCut:
@@ -49,3 +51,26 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     with pytest.raises(LockHeld):
         apply_module._merge_staged(SimpleNamespace(job=None), changes, None, CommitTag("app", 1), taken)
     assert merged == []
+
+
+def test_what_has_no_name_fails_one_table(caplog):
+    """A defect in one table's way is named and may go away; whatever comes after it is done."""
+    applied, state = Applied(), TableState(now(), "r", "public.t", 1, "synced")
+    job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(policy_of=lambda _: "evolve")))
+    with _isolated(job, state, applied):
+        raise KeyError("c1")
+    failure = applied.failures["public.t"]
+    assert (str(failure), failure.retryable) == ("public.t: KeyError: 'c1'", True)
+    assert "Traceback" in caplog.text
+
+
+def test_a_step_ends_with_what_is_left(caplog):
+    """One line after each step but the last; a single step says nothing."""
+    caplog.set_level(logging.INFO)
+    assert list(told_steps({1: 40}, [1])) == [1]
+    assert caplog.messages == []
+    assert list(told_steps({1: 40, 2: 50, 3: 20, 4: 500}, [2, 3, 4])) == [2, 3, 4]
+    assert [message.partition(", about")[0] for message in caplog.messages] == [
+        "step 1 of 3 applied, up to batch 2: 520 messages left",
+        "step 2 of 3 applied, up to batch 3: 500 messages left",
+    ]

@@ -87,6 +87,12 @@ def test_every_dag_is_described_and_limited(dags, kind):
         assert task.execution_timeout is not None
 
 
+def test_the_time_of_apply_is_the_files(write_pipeline):
+    """Landing waits for it."""
+    write_pipeline("shop", more="batch: {apply_timeout_minutes: 7}")
+    assert create_dags()["shop_cdc"].get_task("apply").execution_timeout == timedelta(minutes=7)
+
+
 def test_check_and_report_run_though_something_failed(dags):
     """Once changes have landed, a failing table keeps the others neither from being checked nor from being reported."""
     rules = {t.task_id: t.trigger_rule.value for t in dags["shop_cdc"].tasks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,8 @@ from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from waldelta.errors import ApplyError, PrivilegeMissing, SlotGap, SnapshotLost, SyncFailed, WaldeltaError
+from waldelta.failure import REMEDIES
+from waldelta.idle import Look
 from waldelta_airflow.factory import create_dags
 from waldelta_airflow.job_result import JobResult, named_failures
 from waldelta_airflow.notify import describe_failure
@@ -118,6 +121,47 @@ def test_what_templates_see(dags_with):
         "shop AirflowException: it has no class of its own | look at the task's log",
         "shop Killed: the task was killed | look at the task's log",
     ]
+
+
+class Task:
+    """A task instance's XComs, of all runs: the newest is what counts."""
+
+    def __init__(self, task_id: str, kept: dict) -> None:
+        self.task_id, self.kept, self.dag_id, self.try_number = task_id, kept, "shop_cdc", 1
+
+    def xcom_push(self, key, value):
+        self.kept[self.task_id, key] = value
+
+    def xcom_pull(self, *, task_ids, key, map_indexes, include_prior_dates):
+        assert (map_indexes, include_prior_dates) == (-1, True)
+        return self.kept.get((task_ids, key))
+
+
+def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, job, monkeypatch):
+    """By the look and by landing, to whoever is told of the slot's errors; once an hour, and no notifier fails the run."""
+    dag, kept = dags_with("[SlotError]")["shop_cdc"], {}
+    monkeypatch.setattr("waldelta.idle.look", lambda _: Look(True, "changes", 0, critical=("it is lost soon",)))
+    job.does(
+        result={"status": "succeeded", "stages": {"land": {"status": "succeeded"}}, "slot_critical": ["lost soon"]}
+    )
+
+    def run(task_id: str) -> int:
+        context, task, before = make_context(), dag.get_task(task_id), len(Noted.sent)
+        context |= {"dag": dag, "ti": Task(task_id, kept)}
+        if task_id == "land":
+            assert task.execute(context) is not None
+        else:
+            assert task.python_callable(**context)
+        return len(Noted.sent) - before
+
+    assert [run("slot_has_changes"), run("land"), run("slot_has_changes")] == [1, 0, 0]
+    assert Noted.sent == [f"shop SlotCritical: it is lost soon | {REMEDIES['SlotCritical']}"]
+    kept.clear()
+    assert [run("land"), run("slot_has_changes")] == [1, 0]
+    monkeypatch.setattr("waldelta_airflow.settings.TELL_CRITICAL_AGAIN", timedelta(0))
+    assert [run("slot_has_changes"), run("land")] == [1, 1]
+    monkeypatch.setattr(Noted, "notify", lambda *_: 1 / 0)
+    assert [run("slot_has_changes"), run("land")] == [0, 0]
 
 
 def test_every_task_tells_but_the_one_that_repeats(dags_with):

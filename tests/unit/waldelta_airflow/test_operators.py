@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowSkipException,
+    AirflowTaskTimeout,
     DagRunTriggerException,
 )
+from airflow.sdk.execution_time.timeout import TimeoutPosix
 
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.errors import ConfigError
@@ -246,9 +251,53 @@ def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stu
         wait_until(lambda pid=pid: not alive(pid))
 
 
-def alive(pid: int) -> bool:
-    import psutil
+@pytest.mark.parametrize("stage, kind", [("apply", TaskFailedForGood), ("land", AirflowTaskTimeout)])
+def test_only_landing_is_tried_again_when_it_ran_out_of_time(make_task, make_context, job, stage, kind):
+    """The next run lands before it applies what is left: trying apply again would keep it from that."""
+    job.does(sleep_s=60, lines=[])
+    task = make_task(stage=stage, first=stage == "land", execution_timeout=timedelta(seconds=90))
+    started = job.folder / "started"
 
+    def run_out() -> None:
+        wait_until(lambda: started.exists() and started.read_text().count(" "))
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    threading.Thread(target=run_out).start()
+    with pytest.raises(kind) as ended, TimeoutPosix(90):
+        task.execute(make_context())
+    if stage == "land":
+        task.on_kill()  # as Airflow does
+    else:
+        assert ended.value.kinds == ("StageTimeout",)
+        assert str(ended.value).startswith("StageTimeout: apply was ended after 1.5 minutes")
+    for pid in map(int, started.read_text().split()):
+        wait_until(lambda pid=pid: not alive(pid))
+
+
+@pytest.mark.parametrize("submits", [False, True])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_killed_task_takes_its_job_along(make_task, make_context, job, request, monkeypatch, submits):
+    """kill -9 leaves a task no time to end anything; its job, and what that started, end all the same."""
+    if submits:
+        request.getfixturevalue("spark_submit_program")
+        use_spark_submit(monkeypatch)
+    job.does(sleep_s=60, lines=[])
+    task, context, started = make_task(stage="apply"), make_context(), job.folder / "started"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            task.execute(context)
+        finally:
+            os._exit(1)
+    wait_until(lambda: started.exists() and started.read_text().count(" "))
+    wait_until(lambda: len(psutil.Process(pid).children()) == 2)  # the job and its watcher
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for process in map(int, started.read_text().split()):
+        wait_until(lambda process=process: not alive(process))
+
+
+def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 

@@ -1,0 +1,42 @@
+"""Steps: which landed batches are applied together, and how far an apply has come with them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+log = logging.getLogger(__name__)
+
+
+def plan_steps(sizes: Mapping[int, int], most: int) -> list[int]:
+    """The batches after which a step ends, so that no step takes more messages than ``most``.
+
+    >>> plan_steps({1: 40, 2: 50, 3: 20, 4: 500}, 100)
+    [2, 3, 4]
+    """
+    ends: list[int] = []
+    taken = 0
+    for batch in sorted(sizes):
+        if ends and taken + sizes[batch] <= most:
+            ends.pop()
+            taken += sizes[batch]
+        else:
+            taken = sizes[batch]
+        ends.append(batch)
+    return ends
+
+
+def told_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
+    """The ends of the steps one by one; after each but the last the log says what is left, and for how long at this rate."""
+    began = time.monotonic()
+    for number, upto in enumerate(ends, 1):
+        yield upto
+        done = sum(size for batch, size in sizes.items() if batch <= upto)
+        left = sum(sizes.values()) - done
+        if number < len(ends):
+            seconds = (time.monotonic() - began) * left / max(done, 1)
+            log.info(
+                "step %d of %d applied, up to batch %d: %d messages left, about %.0f s",
+                number, len(ends), upto, left, seconds,
+            )  # fmt: skip
