@@ -75,7 +75,9 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
             restart = meter.restart()
             try:
                 unmoved = partial(check_unmoved, connection, job, identity, stands)
-                landed, times = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained, unmoved)
+                landed, times = _land_one(
+                    spark, job, change_log, server, (upto, batch, bite.timeout_s), drained, unmoved
+                )
             except PeekTimeout:
                 meter.timed_out(bite.timeout_s)
                 bites.timed_out()

@@ -63,8 +63,8 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
 ) -> PeekTimes:
     """Peek up to ``bound`` in one Spark task, which writes what came as a file, and commit it as ``batch``; durable when it returns.
 
-    Returns how long the peek took. Messages never become Spark's rows: that cost more than to decode them. ``check_read`` is asked before the commit, and raises
-    when what was read isn't to land.
+    Returns how long the peek took. Messages never become Spark's rows: that cost more than to decode them.
+    ``check_read`` is asked before the commit, and raises when what was read isn't to land.
     Raises what the task raised: SlotInUse, PeekTimeout, DecodeError, or TargetNotWritable (nothing is landed then, the slot
     keeps everything); LateWriter when another run has landed the batch.
     """
