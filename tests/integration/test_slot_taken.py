@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from spark_jobs.drain import drain
+from spark_jobs.drain import Drained, drain
 from spark_jobs.flow import land_stage
 from spark_jobs.land import land
 from spark_jobs.result import RunResult, StageResult
@@ -18,6 +18,7 @@ from waldelta.consume import check_landed, confirmed_lsn, consume, move_idle_slo
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.gap import gaps_recorded, open_gaps
 from waldelta.idle import look
+from waldelta.lsn import Lsn
 from waldelta.recover import check_unmoved, slot_move
 from waldelta.server import read_position
 from waldelta.tally import Transactions
@@ -82,11 +83,12 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
 def test_a_move_during_a_look_is_a_gap(database, job, monkeypatch):
     """The look's own move would cover the hole."""
     before = confirmed_lsn(database.connection, job.pipeline.source.slot).value
+    database.execute("create table unpublished()")
+    database.execute("select pg_switch_wal()")
+    database.execute("drop table unpublished")
 
     def slow(*_):
         consume_behind_our_back(database, job)
-        database.execute("select pg_switch_wal()")
-        database.execute("create table unpublished()")
 
     monkeypatch.setattr(idle, "_work_left", slow)
     with pytest.raises(SlotGap):
@@ -131,9 +133,9 @@ def reading(database, job, application_name):
 
 
 def landing(job):
-    """The stage as far as it goes without Spark."""
+    """The stage without what needs Spark."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("spark_jobs.drain.create_change_log", lambda *_: None)
+        patched.setattr("spark_jobs.drain.drain", lambda *_: Drained(Lsn(0), Lsn(0)))
         land_stage(None, job, RunResult("consume", "r"), StageResult("running", 0.0))
 
 
