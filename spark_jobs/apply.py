@@ -52,6 +52,7 @@ from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
+from waldelta.patience import readable_tables
 from waldelta.present import PresentTable, read_present
 from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
@@ -70,6 +71,8 @@ log = logging.getLogger(__name__)
 BATCHES_PER_STEP = 2
 # A MERGE that others' commits got ahead of is run again on what they left, so often in all.
 _ATTEMPTS = 3
+# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the next run from emptying the slot.
+LOCK_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -113,13 +116,13 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
     it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
     is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied. ``landed_as_of``: all
-    transactions below this one (xid8) have landed.
+    transactions below this one (xid8) have landed. Raises TableBusy when a published table stays locked against readers.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     applied = Applied()
     last = change_log.last_batch()
-    with job.connect("apply") as connection:
+    with job.connect("apply") as connection, readable_tables(connection, LOCK_TIMEOUT_S):
         applied.published = read_published(connection, job)
         standings, mended = end_killed_repairs(spark, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)

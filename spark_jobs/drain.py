@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -20,7 +21,7 @@ from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, PeekTimes, most_changes
-from waldelta.recover import recover, slot_move
+from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position
@@ -73,7 +74,10 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
             check_followed(job, identity)
             restart = meter.restart()
             try:
-                landed, times = _land_one(spark, job, change_log, server, (upto, batch, bite.timeout_s), drained)
+                unmoved = partial(check_unmoved, connection, job, identity, stands)
+                landed, times = _land_one(
+                    spark, job, change_log, server, (upto, batch, bite.timeout_s), drained, unmoved
+                )
             except PeekTimeout:
                 meter.timed_out(bite.timeout_s)
                 bites.timed_out()
@@ -104,19 +108,20 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     return drained
 
 
-def _land_one(
+def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
     spark: SparkSession,
     job: Job,
     change_log: ChangeLog,
     server: ServerPosition,
     bite: tuple[Lsn, int, int],
     drained: Drained,
+    check_read: Callable[[], None],
 ) -> tuple[Landed, PeekTimes]:
     upto, batch, timeout_s = bite
     began = time.monotonic()
     bound = PeekBound(upto, _limit(job), timeout_s, server.next_xid8)
     try:
-        times = land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch)
+        times = land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch, check_read)
         landed = change_log.landed(batch)
     finally:
         drained.seconds_landing += time.monotonic() - began

@@ -32,6 +32,7 @@ from waldelta.lake import BOOKKEEPING
 from waldelta.ledger import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
+from waldelta.peek import end_old_backends
 from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
 from waldelta.replay import REPLAY, is_replay, read_span
@@ -66,6 +67,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             server = slot_position(connection, job, primary)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
+            end_old_backends(job.slot_conninfo, job.pipeline.source.slot)
             slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
             result.as_of = committed_upto(connection, server, asked).isoformat()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -53,12 +53,19 @@ def create_change_log(spark: SparkSession, uri: str) -> None:
         raise write_error(uri, err) or err from None
 
 
-def land(
-    spark: SparkSession, conninfo: str, source: Source, bound: PeekBound, change_log: ChangeLog, batch: int
+def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts would be together
+    spark: SparkSession,
+    conninfo: str,
+    source: Source,
+    bound: PeekBound,
+    change_log: ChangeLog,
+    batch: int,
+    check_read: Callable[[], None] = lambda: None,
 ) -> PeekTimes:
     """Peek up to ``bound`` in one Spark task, which writes what came as a file, and commit it as ``batch``; durable when it returns.
 
     Returns how long the peek took. Messages never become Spark's rows: that cost more than to decode them.
+    ``check_read`` is asked before the commit, and raises when what was read isn't to land.
     Raises what the task raised: SlotInUse, PeekTimeout, DecodeError, or TargetNotWritable (nothing is landed then, the slot
     keeps everything); LateWriter when another run has landed the batch.
     """
@@ -78,6 +85,7 @@ def land(
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
         raise named_error(err) or write_error(change_log.uri, err) or err from err
     file = BatchFile(*written) if written[0] is not None else None
+    check_read()
     try:
         change_log.add(batch, file, json.dumps({"waldelta": told}))
     except (DeltaError, OSError) as err:

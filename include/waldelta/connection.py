@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
@@ -32,9 +32,19 @@ SESSION_SETTINGS: dict[str, str] = {
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
     "row_security": "off",
-    # A role's or database's own limit would end long reads again and again; each stage sets the bound that it needs.
+    # A role's or database's own limit would end long reads again and again; each stage sets the bound that it needs. A
+    # connection may be idle for as long as a run works.
     "statement_timeout": "0",
+    "idle_session_timeout": "0",
 }
+# A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot or lock that it holds;
+# one that is in the middle of a statement looks every ten seconds whether somebody still waits for it.
+_SERVER_KEEPALIVES = {
+    "tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3",
+}  # fmt: skip
+# Not of a backend that sends much: Linux ends a connection by it, too, whose client lives and takes nothing for that long.
+_GIVES_UP_SENDING = {"tcp_user_timeout": "60000"}
+_LOOKS_FOR_CLIENT = {"client_connection_check_interval": "10000"}
 CONNECT_TIMEOUT_S = 10
 # A network that drops every packet in silence ends a wait in a minute, not in the two hours that a kernel takes by itself.
 KEEPALIVES = {
@@ -77,7 +87,9 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     names host, port and database but never the password.
     """
     try:
-        connection = psycopg.connect(_pinned(conninfo, application_name), autocommit=True)
+        connection = _opened(
+            conninfo, application_name, lambda pinned: psycopg.connect(pinned, autocommit=True), _GIVES_UP_SENDING
+        )
     except psycopg.OperationalError as err:
         raise _connect_error(conninfo, err) from None
     connection.prepare_threshold = None
@@ -103,9 +115,12 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
 
     It needs what reading a slot needs, the REPLICATION attribute, and a free place in max_wal_senders.
     """
-    walsender = make_conninfo(_pinned(conninfo, application_name), replication="database")
+
+    def as_walsender(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(make_conninfo(pinned, replication="database"), autocommit=True)
+
     try:
-        return psycopg.connect(walsender, autocommit=True)
+        return _opened(conninfo, application_name, as_walsender, _GIVES_UP_SENDING)
     except psycopg.OperationalError as err:
         raise _connect_error(conninfo, err) from None
 
@@ -116,7 +131,9 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
     import adbc_driver_postgresql.dbapi
 
     try:
-        return adbc_driver_postgresql.dbapi.connect(_pinned(conninfo, application_name), autocommit=True)
+        return _opened(
+            conninfo, application_name, lambda pinned: adbc_driver_postgresql.dbapi.connect(pinned, autocommit=True)
+        )
     except adbc_driver_postgresql.dbapi.Error as err:
         raise _connect_error(conninfo, err) from None
 
@@ -148,10 +165,27 @@ def ended_by_replay(what: str, said: str) -> StandbyAway:
     )
 
 
-def _pinned(conninfo: str, application_name: str) -> str:
+C = TypeVar("C")
+
+
+def _opened(
+    conninfo: str, application_name: str, open_: Callable[[str], C], further: Mapping[str, str] | None = None
+) -> C:
+    """Open a connection with the pinned settings, without that one which servers on some platforms refuse."""
+    defaults = _SERVER_KEEPALIVES | dict(further or {})
+    try:
+        return open_(_pinned(conninfo, application_name, defaults | _LOOKS_FOR_CLIENT))
+    except Exception as err:
+        if not any(name in str(err) for name in _LOOKS_FOR_CLIENT):
+            raise
+    return open_(_pinned(conninfo, application_name, defaults))
+
+
+def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
+    """The connection string with what all of ours have; the connection's own choice stands before ``defaults``."""
     given = conninfo_to_dict(conninfo)
-    settings = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
-    options = " ".join(part for part in (str(given.get("options") or ""), settings) if part)
+    chosen = str(given.get("options") or "")
+    options = " ".join(part for part in (_switches(defaults), chosen, _switches(SESSION_SETTINGS)) if part)
     return make_conninfo(
         conninfo,
         **{key: value for key, value in KEEPALIVES.items() if key not in given},
@@ -159,6 +193,10 @@ def _pinned(conninfo: str, application_name: str) -> str:
         options=options,
         connect_timeout=str(given.get("connect_timeout") or CONNECT_TIMEOUT_S),
     )
+
+
+def _switches(settings: Mapping[str, str]) -> str:
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
 def _fields_from_json(text: str) -> dict[str, Any]:

@@ -6,20 +6,20 @@ a temporary copy of the slot keeps a way back, and only then does PostgreSQL for
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotStuck
+from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotInUse, SlotStuck
 from waldelta.fault import fault_point
 from waldelta.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.peek import call, whole
+from waldelta.peek import call, name_of_copy, peek_error, short_name, whole
 from waldelta.pipeline_file import Source
 from waldelta.tally import PreparedRows, Transactions
 
@@ -81,7 +81,8 @@ def consume(
     """Consume the slot up to ``move.lsn`` and verify that this is what has landed.
 
     Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's copy permanent so that
-    nothing is lost (with ``acknowledge: peek`` nothing has been consumed then); SlotStuck when the slot didn't move.
+    nothing is lost (with ``acknowledge: peek`` nothing has been consumed then); SlotStuck when the slot didn't move, SlotInUse
+    when somebody else reads it.
     """
     fault_point("consume.landed")
     ledger.append(replace(move, at=now(), event="intent"))
@@ -100,9 +101,9 @@ def consume(
 
 def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
     """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
-    held = _count(
-        connection, call("peek", whole(source), Lsn(move.lsn), None, _KIND), two_phase=source.options.two_phase
-    )
+    peeked = call("peek", whole(source), Lsn(move.lsn), None, _KIND)
+    with _named_use(source.slot):
+        held = _count(connection, peeked, two_phase=source.options.two_phase)
     if not _agree(connection, held, landed):
         raise ConsumeMismatch(
             f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
@@ -136,7 +137,8 @@ def _get_verified(connection: Connection, source: Source, move: SlotMove, landed
     fault_point("consume.copied")
     # Without streaming: what is counted is the same whatever the peek's chunks looked like.
     inner = call("get", whole(source), Lsn(move.lsn), None, _KIND)
-    consumed = _count(connection, inner, two_phase=source.options.two_phase)
+    with _named_use(source.slot):
+        consumed = _count(connection, inner, two_phase=source.options.two_phase)
     fault_point("consume.got")
     if not _agree(connection, consumed, landed):
         kept = _keep_copy(connection, source.slot, keep)
@@ -209,14 +211,26 @@ def kept_copy(connection: Connection, slot: str) -> str | None:
 
 def name_of_kept(slot: str) -> str:
     """What the copy of a slot is called that a mismatch leaves."""
-    return f"{_short(slot)}_mismatch"
+    return f"{short_name(slot)}_mismatch"
+
+
+@contextmanager
+def _named_use(slot: str) -> Iterator[None]:
+    """Name what the server says when somebody else reads the slot at that moment."""
+    try:
+        yield
+    except psycopg.errors.ObjectInUse as err:
+        raise peek_error(slot, str(err)) from err
 
 
 def _copy_slot(connection: Connection, slot: str) -> str:
-    name = f"{_short(slot)}_before_get"
-    leftover = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (name,)).fetchone()
+    name = name_of_copy(slot)
+    leftover = connection.execute(_HOLDER, (name,)).fetchone()
     if leftover is not None:
-        raise ConsumeMismatch(f"the slot {name!r} is in use by another run: wait until that has ended")
+        raise SlotInUse(
+            f"a slot {name!r} is there already ({leftover[0]}), which this run would make to keep a way back; nothing was "
+            f"consumed, the changes are landed: end its session, or drop it (select pg_drop_replication_slot('{name}'))"
+        )
     # After a mismatch the copy is copied once more, to stay: without room for that, nothing would be left of the changes.
     free = "select current_setting('max_replication_slots')::int - count(*) >= 2 from pg_replication_slots"
     if connection.execute(free).fetchone() != (True,):
@@ -230,21 +244,17 @@ def _copy_slot(connection: Connection, slot: str) -> str:
 
 
 def _keep_copy(connection: Connection, slot: str, temporary: str) -> str:
-    kept = f"{_short(slot)}_mismatch"
+    kept = name_of_kept(slot)
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, false)", (temporary, kept))
     return kept
-
-
-def _short(slot: str) -> str:
-    """The slot's name, or the beginning of a long one with a hash that tells it from others of that beginning."""
-    return slot if len(slot) <= 50 else f"{slot[:41]}_{hashlib.sha256(slot.encode()).hexdigest()[:8]}"
 
 
 def _advance(connection: Connection, slot: str, lsn: int) -> None:
     if confirmed_lsn(connection, slot).value >= lsn:
         return
     statement = sql.SQL("select pg_replication_slot_advance({}, {}::pg_lsn)")
-    connection.execute(statement.format(sql.Literal(slot), sql.Literal(str(Lsn(lsn)))))
+    with _named_use(slot):
+        connection.execute(statement.format(sql.Literal(slot), sql.Literal(str(Lsn(lsn)))))
 
 
 def _check_moved(connection: Connection, slot: str, lsn: int) -> None:
@@ -254,3 +264,11 @@ def _check_moved(connection: Connection, slot: str, lsn: int) -> None:
             f"slot {slot!r} should have moved to {Lsn(lsn)} but stands at {confirmed}: WAL piles up on the server; check "
             f"pg_replication_slots and the server's log"
         )
+
+
+_HOLDER = """
+select coalesce('of pid ' || s.active_pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''), 'of no session')
+from pg_replication_slots s
+left join pg_stat_activity a on a.pid = s.active_pid
+where s.slot_name = %s
+"""

@@ -6,7 +6,6 @@ It is moved when that frees a WAL file, or may: each move is recorded durably, a
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.peek import call, end_old_readers, peek_error, whole
+from waldelta.patience import limited
+from waldelta.peek import call, end_old_backends, peek_error, whole
 from waldelta.present import PresentTable, read_present
 from waldelta.private import private_files
-from waldelta.recover import recover, slot_move
+from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_oldest_xid
@@ -44,6 +44,10 @@ log = logging.getLogger(__name__)
 
 # A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task allows more.
 BUDGET_S = 120.0
+# Reading what is published takes a lock on each table.
+_LOCK_TIMEOUT_S = 1.0
+# Of each statement before that: at the most two of them take long.
+_STATEMENT_TIMEOUT_S = BUDGET_S / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +82,25 @@ def look(job: Job) -> Look:
     ):
         server = slot_position(connection, job, primary)
         check_system(identity, server)
+        end_old_backends(job.slot_conninfo, source.slot)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
         warnings = [*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere]
         tell(warnings)
-        end_old_readers(job.slot_conninfo, source.slot)
-        recovered = recover(connection, job, identity, change_log, server)
+        try:
+            with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
+                recovered = recover(connection, job, identity, change_log, server)
+        except psycopg.errors.QueryCanceled:
+            behind = "the slot is behind what has landed, by more WAL than a look goes through"
+            return Look(True, behind, server.lag_of(slot.confirmed_flush_lsn), critical=tuple(critical(warnings)))
         stands, identity = recovered.confirmed, recovered.identity
-        reason = _work_left(primary, job, identity, change_log, read_oldest_xid(connection))
+        reason = _left_or_unknown(primary, job, identity, change_log, read_oldest_xid(connection))
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
             upto = min(server.flush_lsn, position + window)
             reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
+            check_unmoved(connection, job, identity, stands)
             if reason is None and server.must_move(stands, upto, slot.restart_lsn):
                 move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
                 stands = upto
@@ -108,19 +118,41 @@ def _reason_to_run(
     too_much = f"more WAL {between} than a look of {BUDGET_S:g} s goes through"
     if timeout_s <= 0:
         return too_much
-    timeout_ms = math.ceil(min(timeout_s, job.pipeline.batch.statement_timeout_s) * 1000)
+    timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
     # Without streaming: an open transaction alone is no work, however large.
     statement = call("peek", whole(job.pipeline.source), span[1], 1, "1")
     try:
-        connection.execute(f"set statement_timeout = {timeout_ms}".encode())
-        found = connection.execute(f"{statement} limit 1".encode()).fetchone()
+        with limited(connection, "statement_timeout", timeout_s):
+            found = connection.execute(f"{statement} limit 1".encode()).fetchone()
     except psycopg.errors.QueryCanceled:
         return too_much  # landing takes smaller bites until it goes
-    except psycopg.errors.UndefinedObject as err:
+    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(job.pipeline.source.slot, str(err)) from None
-    finally:
-        connection.execute("set statement_timeout = 0")
     return f"changes {between}" if found is not None else None
+
+
+def _left_or_unknown(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    identity: SlotIdentity,
+    change_log: ChangeLog,
+    oldest_xid: int,
+) -> str | None:
+    """Why a run is worth it whatever the slot holds, be it that this can't be told.
+
+    Whatever is wrong with a table or its target, a run says by name; what waits in the slot doesn't wait for that.
+    """
+    try:
+        with (
+            limited(connection, "lock_timeout", _LOCK_TIMEOUT_S),
+            limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S),
+        ):
+            return _work_left(connection, job, identity, change_log, oldest_xid)
+    except Exception as err:
+        if connection.broken:
+            raise
+        log.warning("whether anything is left to do can't be told: %s", err)
+        return f"whether anything is left to do can't be told ({str(err).partition(chr(10))[0]})"
 
 
 def _work_left(

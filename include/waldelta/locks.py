@@ -126,7 +126,6 @@ def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Itera
     connection = connect(conninfo, application_name)
     try:
         with named_loss(conninfo):
-            _keep_alive(connection)
             row = connection.execute("select pg_try_advisory_lock(%s)", (name.key,)).fetchone()
             if row is None or not row[0]:
                 raise LockHeld(_held_by(connection, name))
@@ -142,13 +141,6 @@ def _release(connection: psycopg.Connection[tuple[Any, ...]], name: LockName) ->
     # Closing alone ends the backend only some time later, and the run that follows at once would find the lock held.
     with suppress(psycopg.Error):  # a lost connection has lost the lock too
         connection.execute("select pg_advisory_unlock(%s)", (name.key,))
-
-
-def _keep_alive(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-    # The connection is idle for as long as the run works; a host that dies without a word is to free the lock in a minute,
-    # not in the two hours that a kernel takes by itself.
-    for setting, value in _SESSION:
-        connection.execute("select set_config(%s, %s, false)", (setting, value))
 
 
 def _halves(name: LockName) -> dict[str, int]:
@@ -167,15 +159,6 @@ def _held_by(connection: psycopg.Connection[tuple[Any, ...]], name: LockName) ->
         "wait until it ends, or end that run"
     )
 
-
-_SESSION = (
-    ("idle_session_timeout", "0"),
-    ("statement_timeout", "0"),
-    ("tcp_keepalives_idle", "30"),
-    ("tcp_keepalives_interval", "10"),
-    ("tcp_keepalives_count", "3"),
-    ("tcp_user_timeout", "60000"),
-)
 
 # A bigint key is split into classid (high half) and objid (low half), with objsubid 1.
 _HOLDER = """

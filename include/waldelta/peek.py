@@ -5,10 +5,12 @@ A peek leaves the slot where it is, so it can be repeated; what it returns is la
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +36,8 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pipeline_file import Options, Source
+
+log = logging.getLogger(__name__)
 
 # Arrow batches of about this size keep the reading process small whatever the backlog.
 BATCH_BYTES = 8 << 20
@@ -156,6 +160,16 @@ def reader_name(slot: str) -> str:
     return f"waldelta read {slot}"[:63]
 
 
+def short_name(slot: str) -> str:
+    """The slot's name, or the beginning of a long one with a hash that tells it from others of that beginning."""
+    return slot if len(slot) <= 50 else f"{slot[:41]}_{hashlib.sha256(slot.encode()).hexdigest()[:8]}"
+
+
+def name_of_copy(slot: str) -> str:
+    """What the temporary copy of a slot is called that keeps a way back while the slot is consumed."""
+    return f"{short_name(slot)}_before_get"
+
+
 def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | None = None) -> Iterator[pa.RecordBatch]:
     """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA; ``times`` is told how long it took.
 
@@ -226,26 +240,51 @@ def whole(source: Source) -> Source:
 
 def end_old_readers(conninfo: str, slot: str) -> None:
     """End backends that an earlier attempt of ours left reading this slot, and wait until they are gone."""
+    _end(conninfo, slot, _READERS)
+
+
+def end_old_backends(conninfo: str, slot: str) -> None:
+    """The same of all that dead runs of this pipeline left: whatever of theirs holds the slot, or its copy, goes on with nobody
+    waiting for it. For who holds the slot's lock and doesn't use the slot yet.
+    """  # fmt: skip
+    _end(conninfo, slot, f"{_READERS} union {_HOLDERS}")
+
+
+def _end(conninfo: str, slot: str, query: str) -> None:
+    """End the backends that a query finds; those of another role stay, as whoever checks the slot says by pid."""
+    wanted = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
+
+    def found() -> list[int]:
+        return [pid for (pid,) in connection.execute(query.encode(), wanted)]
+
     with connect(conninfo, f"waldelta fence {slot}") as connection:
-        pids = _readers(connection, slot)
-        for pid in pids:
-            connection.execute("select pg_terminate_backend(%s)", (pid,))
-        if pids:
+        ended = set()
+        for pid in found():
+            with suppress(psycopg.errors.InsufficientPrivilege):
+                connection.execute("select pg_terminate_backend(%s)", (pid,))
+                log.warning("slot=%s ended the backend %d, which an earlier run left behind", slot, pid)
+                ended.add(pid)
+        if ended:
             waiting = tenacity.Retrying(
                 wait=tenacity.wait_exponential(0.02, max=0.5),
                 stop=tenacity.stop_after_delay(OLD_BACKEND_TIMEOUT_S),
                 retry=tenacity.retry_if_result(bool),
                 retry_error_callback=lambda _: None,
             )
-            waiting(_readers, connection, slot)
+            waiting(lambda: ended.intersection(found()))
 
 
-def _readers(connection: psycopg.Connection[tuple[int]], slot: str) -> list[int]:
-    found = connection.execute(
-        "select pid from pg_stat_activity where application_name = %s and datname = current_database()",
-        (reader_name(slot),),
-    )
-    return [pid for (pid,) in found]
+_READERS = "select pid from pg_stat_activity where application_name = %(reader)s and datname = current_database()"
+# Ours name themselves by what they do and the slot, cut off where PostgreSQL does.
+_HOLDERS = """
+select a.pid
+from pg_replication_slots s
+join pg_stat_activity a on a.pid = s.active_pid
+where s.slot_name in (%(slot)s, %(copy)s)
+  and a.datname = current_database()
+  and a.pid <> pg_backend_pid()
+  and a.application_name = left('waldelta ' || split_part(a.application_name, ' ', 2) || ' ' || %(slot)s, 63)
+"""
 
 
 def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:

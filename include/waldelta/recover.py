@@ -10,7 +10,7 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
-from waldelta.errors import SlotGap, SourceChanged, StandbyAway
+from waldelta.errors import LateWriter, SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import find_promotion, record_promotion
 from waldelta.job import Job
 from waldelta.ledger import SlotMove, now
@@ -82,6 +82,21 @@ def recover(
     if promotion is not None:
         record_promotion(job, promotion)
     return _recovered(job, change_log, last, confirmed, identity)
+
+
+def check_unmoved(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, stands: Lsn
+) -> None:
+    """After a peek, before anything follows from it: the slot still stood at ``stands``, so that nothing in front is missing.
+
+    A move that comes later is harmless: what was read is whole then. Raises SlotGap, or LateWriter when it was another run of this
+    pipeline that moved the slot.
+    """
+    confirmed = confirmed_lsn(connection, identity.slot)
+    if confirmed <= stands:
+        return
+    _no_gap(identity, Lsn(job.ledger.furthest_lsn(identity.slot, identity.incarnation)), confirmed)
+    raise LateWriter(f"slot {identity.slot!r} was moved to {confirmed} by another run meanwhile: run again")
 
 
 def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity) -> Recovered:

@@ -19,7 +19,7 @@ from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.ledger import Gap
 from waldelta.locks import slot_lock
-from waldelta.peek import end_old_readers
+from waldelta.peek import end_old_backends
 from waldelta.recover import recover
 from waldelta.server import read_position
 from waldelta.setup import carry_out
@@ -82,7 +82,7 @@ def _broken(connection: Connection, job: Job) -> SlotError | None:
     try:
         server = slot_position(connection, job)
         check_system(identity, server)
-        end_old_readers(job.slot_conninfo, name)
+        end_old_backends(job.slot_conninfo, name)
         check_health(read_slot(connection, name), name)
         recover(connection, job, identity, job.change_log(identity), server)
     except BREAKS as err:

@@ -23,6 +23,7 @@ from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.locks import slot_lock
+from waldelta.patience import lock_holders
 from waldelta.pipeline_file import Publication
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
 from waldelta.private import private_files
@@ -318,11 +319,9 @@ def _with_lock_retry(conn: Connection, action: Any) -> Any:
     try:
         return attempts(action)
     except psycopg.errors.LockNotAvailable as err:
-        holders = conn.execute(_LOCK_HOLDERS.encode()).fetchall()
-        lines = "\n".join(f"  - {who} on {table}" for who, table in holders) or "  - (they have ended just now)"
         raise TableBusy(
             f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms; "
-            f"nothing was changed. Locks that stand in the way:\n{lines}\nwait until they end, and run setup again"
+            f"nothing was changed. Locks that stand in the way:\n{lock_holders(conn, _IN_THE_WAY)}\nwait until they end, and run setup again"
         ) from err
 
 
@@ -350,16 +349,6 @@ def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Fin
 
 
 # CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.
-_LOCK_HOLDERS = """
-select distinct 'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''),
-       l.relation::regclass::text
-from pg_locks l
-join pg_class c on c.oid = l.relation and c.oid >= 16384
-left join pg_stat_activity a on a.pid = l.pid
-where l.locktype = 'relation'
-  and l.granted
-  and l.pid <> pg_backend_pid()
-  and l.database = (select oid from pg_database where datname = current_database())
-  and l.mode in ('ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-order by 1
-"""
+_IN_THE_WAY = (
+    "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
+)  # fmt: skip

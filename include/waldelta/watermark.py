@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.catalog import TableId
 from waldelta.consume import SlotIdentity
@@ -54,16 +54,21 @@ class Watermarks:
         self.versions: dict[str, int] = {}  # of each target's table, when it was asked for last
 
     def of(self, state: TableState) -> int:
-        """One target's, from its own Delta log as it is now; raises StateError when the target is gone."""
+        """One target's, from its own Delta log as it is now; raises StateError when the target is gone or can't be read."""
         uri = uri_of(self._job, state.table_name)
         try:
             table = DeltaTable(uri, storage_options=self._job.storage_options)
+            committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
         except TableNotFoundError as err:
             raise StateError(
                 f"{state.table_name}: its target {uri} is gone: run the initial sync for it again"
             ) from err
+        except DeltaError as err:
+            raise StateError(
+                f"{state.table_name}: its target {uri} can't be read ({str(err).splitlines()[0]}): bring back what its _delta_log "
+                "lacks, or remove the folder and run the initial sync for it again"
+            ) from err
         self.versions[state.table_name] = table.version()
-        committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
         applied = max(committed, self._in_cut(state), self._floor)
         if applied > self._floor or not state.snapshot:
             return applied

@@ -12,6 +12,7 @@ import pytest
 from spark_jobs.drain import drain
 from spark_jobs.land import create_change_log, land
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta import idle
 from waldelta.change_log import ChangeLog
 from waldelta.consume import confirmed_lsn, consume
 from waldelta.errors import (
@@ -183,6 +184,22 @@ def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, databas
     assert [b.batch for b in drained.batches] == [2]
     assert [b.transactions.inserts for b in drained.batches] == [1]
     assert change_log.landed(1).transactions.inserts == 1
+
+
+def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(spark, database, job, monkeypatch):
+    """An immediate stop of a busy server moves it back by a checkpoint's WAL, which no look could read again in its time."""
+    slot = job.pipeline.source.slot
+    before = confirmed_lsn(database.connection, slot)
+    database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
+    landed = land_only(spark, job, 1).landed(1)
+    monkeypatch.setattr(idle, "_STATEMENT_TIMEOUT_S", 0.001)
+    seen = look(job)
+    assert (seen.has_work, seen.moved_to) == (True, None)
+    assert "is behind what has landed" in seen.reason
+    assert confirmed_lsn(database.connection, slot) == before
+    monkeypatch.undo()
+    assert drain(spark, job).batches == []
+    assert confirmed_lsn(database.connection, slot).value >= landed.end_lsn
 
 
 def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
