@@ -31,7 +31,7 @@ from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, is_known
 from spark_jobs.net_files import NetFiles
 from spark_jobs.plan import TargetPlan
-from spark_jobs.tasks import Task
+from spark_jobs.tasks import Task, shares
 from waldelta.file_statistics import FileStatistics, bounded_columns
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
@@ -149,8 +149,8 @@ class _Merge:
     def rewrite(self) -> bool:
         """Write the files anew that hold a row of the net changes; False when one of them can't be by Arrow."""
         target, net, count = self._target, self._net, len(self._keys)
-        shares = _shares(self._touched(), max(ROWS_PER_TASK, count // 2))
-        told = self._run(len(shares), _TOLD, lambda number: _rewrite(target, net, count, shares[number]))
+        parts = shares(self._touched(), max(ROWS_PER_TASK, count // 2))
+        told = self._run(len(parts), _TOLD, lambda number: _rewrite(target, net, count, parts[number]))
         for row in told:
             if row["matched"] is not None:
                 self._matched |= np.unpackbits(np.frombuffer(row["matched"], np.uint8), count=count).astype(np.bool_)
@@ -189,19 +189,6 @@ class _Merge:
             or file.most is None
             or np.searchsorted(keys, file.least) < np.searchsorted(keys, file.most, side="right")
         ]
-
-
-def _shares(files: Sequence[_File], rows: int) -> list[list[_File]]:
-    """Files in their order, as many together as a task reads."""
-    shares: list[list[_File]] = []
-    taken = rows
-    for file in files:
-        if taken >= rows:
-            shares.append([])
-            taken = 0
-        shares[-1].append(file)
-        taken += file.rows
-    return shares
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:

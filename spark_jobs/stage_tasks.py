@@ -23,7 +23,7 @@ from spark_jobs.buckets import buckets_of
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from spark_jobs.plan import TargetPlan
-from spark_jobs.tasks import run_tasks
+from spark_jobs.tasks import run_tasks, shares
 from waldelta.change_log import ChangeLog, Piece, row_messages
 from waldelta.lake import rooted
 
@@ -53,7 +53,7 @@ class Counted:
 def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Counted:
     """Write the net changes as Parquet into ``folder``."""
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
-    shares = _shares(change_log.pieces(chosen))
+    parts = shares(change_log.pieces(chosen), ROWS_PER_DECODE)
     buckets = tasks_of(plan)
     decode_plan, options = plan.decode, change_log.storage_options
     base, _, net = folder.rpartition("/")
@@ -65,7 +65,7 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
     def divide(number: int) -> pa.Table:
         files = rooted(base, options)
         paths = [f"{events}/{bucket}/{number}.arrow" for bucket in range(buckets)]
-        _write_events(files, paths, decoded(shares[number]), decode_plan)
+        _write_events(files, paths, decoded(parts[number]), decode_plan)
         return _COUNTS.empty_table()
 
     def collapse_bucket(number: int) -> pa.Table:
@@ -73,31 +73,18 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         return _collapse(_read_events(files, f"{events}/{number}"), decode_plan, files, f"{net}/part-{number}.parquet")
 
     def collapse_all(number: int) -> pa.Table:
-        parts = [part for share in shares for part in decoded(share)]
+        parts = [part for share in parts for part in decoded(share)]
         return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
         return added_up(run_tasks(spark, 1, _COUNTS, collapse_all))
-    run_tasks(spark, len(shares), _COUNTS, divide)
+    run_tasks(spark, len(parts), _COUNTS, divide)
     return added_up(run_tasks(spark, buckets, _COUNTS, collapse_bucket))
 
 
 def tasks_of(plan: TargetPlan) -> int:
     """How many tasks collapse a range: chains of moved keys cross any partitioning by key."""
     return 1 if plan.volume.moves or plan.may_move else max(1, -(-plan.volume.rows // ROWS_PER_TASK))
-
-
-def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces in their order, as many together as a task decodes."""
-    shares: list[list[Piece]] = []
-    rows = ROWS_PER_DECODE
-    for piece in pieces:
-        if rows >= ROWS_PER_DECODE:
-            shares.append([])
-            rows = 0
-        shares[-1].append(piece)
-        rows += piece.rows
-    return shares
 
 
 def added_up(counted: Iterable[Any]) -> Counted:

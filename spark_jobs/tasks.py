@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -14,6 +14,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Task = Callable[[int], pa.Table]
+
+
+class _HasRows(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+
+R = TypeVar("R", bound=_HasRows)
+
+
+def shares(pieces: Iterable[R], rows: int) -> list[list[R]]:
+    """Pieces in their order, as many together as make a task of at least so many rows."""
+    found: list[list[R]] = []
+    taken = rows
+    for piece in pieces:
+        if taken >= rows:
+            found.append([])
+            taken = 0
+        found[-1].append(piece)
+        taken += piece.rows
+    return found
 
 
 def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task) -> list[Any]:
