@@ -53,7 +53,7 @@ class Counted:
 def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Counted:
     """Write the net changes as Parquet into ``folder``."""
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
-    parts = shares(change_log.pieces(chosen), ROWS_PER_DECODE)
+    dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE)
     buckets = tasks_of(plan)
     decode_plan, options = plan.decode, change_log.storage_options
     base, _, net = folder.rpartition("/")
@@ -65,7 +65,7 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
     def divide(number: int) -> pa.Table:
         files = rooted(base, options)
         paths = [f"{events}/{bucket}/{number}.arrow" for bucket in range(buckets)]
-        _write_events(files, paths, decoded(parts[number]), decode_plan)
+        _write_events(files, paths, decoded(dealt[number]), decode_plan)
         return _COUNTS.empty_table()
 
     def collapse_bucket(number: int) -> pa.Table:
@@ -73,12 +73,12 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         return _collapse(_read_events(files, f"{events}/{number}"), decode_plan, files, f"{net}/part-{number}.parquet")
 
     def collapse_all(number: int) -> pa.Table:
-        parts = [part for share in parts for part in decoded(share)]
+        parts = [part for share in dealt for part in decoded(share)]
         return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
         return added_up(run_tasks(spark, 1, _COUNTS, collapse_all))
-    run_tasks(spark, len(parts), _COUNTS, divide)
+    run_tasks(spark, len(dealt), _COUNTS, divide)
     return added_up(run_tasks(spark, buckets, _COUNTS, collapse_bucket))
 
 
