@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql.types import BooleanType
 
 import spark_jobs.apply
-import spark_jobs.merge_here
+import spark_jobs.merge_files
 from spark_jobs.identifier import path
 from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
@@ -144,23 +144,25 @@ def names(cases):
     return sorted(name for name, foreign in cases.items() if foreign.told)
 
 
-def here(monkeypatch, acts):
-    """Between the reading of the target and the commit of the job's own process."""
-    real = spark_jobs.merge_here._commit
+def by_tasks(monkeypatch, acts):
+    """Between the reading of the target and the commit of what tasks merged."""
+    monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
+    real = spark_jobs.merge_files._commit
 
     def commit(table, *given, **named):
         acts(table.table_uri.rstrip("/").rpartition("/")[2])
         return real(table, *given, **named)
 
-    monkeypatch.setattr("spark_jobs.merge_here._commit", commit)
+    monkeypatch.setattr("spark_jobs.merge_files._commit", commit)
 
 
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
     monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.apply.merge_files", lambda *_: None)
     real = spark_jobs.apply._merge
 
-    def merge(run, source, plan, tag):
+    def merge(run, source, plan, tag, check):
         table = plan.state.table_name.removeprefix("public.")
 
         def beside(_):
@@ -169,12 +171,12 @@ def by_spark(monkeypatch, acts):
 
         name = f"beside_{table}"
         run.spark.udf.register(name, beside, BooleanType())
-        return real(run, f"(select * from {source} where {name}(action))", plan, tag)
+        return real(run, f"(select * from {source} where {name}(action))", plan, tag, check)
 
     monkeypatch.setattr("spark_jobs.apply._merge", merge)
 
 
-@pytest.mark.parametrize(("way", "number"), [(here, 10), (by_spark, 20)])
+@pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])
 def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     spark, pipeline, add, change, monkeypatch, tmp_path, way, number
 ):
