@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.identifier import path, quote
+from spark_jobs.identifier import parquet, path, quote
 from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import VERBATIM_ROWS, merged_raw, of_leaves
 from spark_jobs.plan import TargetPlan
@@ -56,7 +56,7 @@ def write_differences(
     counts = {row["action"]: row["rows"] for row in by_action}
     if verbatim := sum(row["verbatim"] for row in by_action):
         counts[VERBATIM_ROWS] = verbatim
-    return Staged(folder, f"parquet.`{folder}`", counts, any(row["incomplete"] for row in by_action))
+    return Staged(folder, parquet(folder), counts, any(row["incomplete"] for row in by_action))
 
 
 def difference_statement(target: str, states: str, replay: ReplayPlan, *, metadata_columns: bool) -> str:
@@ -77,7 +77,7 @@ def difference_statement(target: str, states: str, replay: ReplayPlan, *, metada
     listed = ", ".join(columns)
     found = (
         f"select * from (select {action} as action, {', '.join(f's.{c}' for c in columns)}\n"
-        f"from parquet.`{states}` as s left join {path(target)} as t on {on})\n"
+        f"from {parquet(states)} as s left join {path(target)} as t on {on})\n"
         f"where action is not null"
     )
     if not plan.truncated:
@@ -86,10 +86,10 @@ def difference_statement(target: str, states: str, replay: ReplayPlan, *, metada
     of_truncated = f"\nwhere {of_leaves('t', plan.truncated_leaves)}" if plan.decode.gathers else ""
     # The types of a row of nulls are those of the states.
     rest = ", ".join(f"{bases.get(c, 'n.' + c)} as {c}" for c in columns)
-    nothing = f"(select {listed} from (select 1) left join (select * from parquet.`{states}` where false) on true)"
+    nothing = f"(select {listed} from (select 1) left join (select * from {parquet(states)} where false) on true)"
     return (
         f"{found}\nunion all\nselect '{ACTION_DELETE}' as action, {rest}\n"
-        f"from {path(target)} as t left anti join parquet.`{states}` as s on {on} cross join {nothing} as n{of_truncated}"
+        f"from {path(target)} as t left anti join {parquet(states)} as s on {on} cross join {nothing} as n{of_truncated}"
     )
 
 

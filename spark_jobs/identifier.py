@@ -16,6 +16,11 @@ def path(uri: str) -> str:
     return f"delta.{quote(uri)}"
 
 
+def parquet(folder: str) -> str:
+    """The Parquet files of a folder, as a relation."""
+    return f"parquet.{quote(folder)}"
+
+
 def ddl(schema: pa.Schema) -> str:
     """An Arrow schema as the text of a DDL."""
     fields = from_arrow_schema(schema, prefer_timestamp_ntz=True).fields

@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
-from spark_jobs.identifier import quote
 
 _METADATA_PREFIX = "_wd_"
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
@@ -167,11 +166,16 @@ class ExpectTargetColumnsToMatch(_TargetExpectation):
 
 def column_differences(recorded: dict[str, str], held: dict[str, str]) -> list[str]:
     """Each column that is missing, of another type, or not recorded; names as Great Expectations lists them."""
-    expected = {quote(n) if "." in n else n: _simple(type_name) for n, type_name in recorded.items()}
+    expected = {_listed(name): _simple(type_name) for name, type_name in recorded.items()}
     missing = [f"{name} is missing" for name in expected if name not in held]
     changed = [f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t]
     added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(_METADATA_PREFIX)]
     return missing + changed + added
+
+
+def _listed(name: str) -> str:
+    """As Great Expectations lists a column: in backticks where it has a dot; those within the name stay as they are."""
+    return name if "." not in name or (name.startswith("`") and name.endswith("`")) else f"`{name}`"
 
 
 def _simple(type_name: str) -> str:

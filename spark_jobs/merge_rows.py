@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_jobs.collapse import EventShape
+from spark_jobs.identifier import parquet
 from spark_jobs.merge import CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.target import VARIANT
 from waldelta.copy import TableCopy
@@ -30,6 +31,6 @@ def merge_rows(
     names = [name for name, _ in copy.columns]
     shape = EventShape(len(names), tuple(names.index(column) for column in key), ())
     variants = [f"c{i}" for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
-    source = with_variants(f"parquet.`{folder}`", variants)
+    source = with_variants(parquet(folder), variants)
     with tagged(spark, tag):
         spark.sql(merge_statement(target, source, names, shape, metadata_columns=copy.lsn is not None)).collect()

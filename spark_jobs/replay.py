@@ -24,6 +24,7 @@ from spark_jobs.collapse import (
     ACTION_UPSERT,
 )
 from spark_jobs.differences import write_differences
+from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.merge_copies import replace_statement
 from spark_jobs.replay_copies import batches_since_copy, copied_columns, write_rows
@@ -230,7 +231,7 @@ def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: Replayed) -> tuple[
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
-    statement = replace_statement(uri, f"parquet.`{folder}`", copied_columns(state), metadata_columns=kept)
+    statement = replace_statement(uri, parquet(folder), copied_columns(state), metadata_columns=kept)
     return counts, 0, statement
 
 

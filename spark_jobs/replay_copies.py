@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT
-from spark_jobs.identifier import path
+from spark_jobs.identifier import parquet, path
 from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES
 from spark_jobs.merge_copies import CopiedColumn, different_rows, rewritten_rows
 from spark_jobs.replay_plan import ReplayPlan
@@ -53,7 +53,7 @@ def write_rows(
     base, cut = f"{path(target)} {version}", plan.truncated_leaves
     rows = spark.sql(rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut))
     rows.write.mode("overwrite").parquet(folder)
-    statement = different_rows(target, f"parquet.`{folder}`", columns, metadata_columns=kept)
+    statement = different_rows(target, parquet(folder), columns, metadata_columns=kept)
     ((lacking, many),) = spark.sql(statement).collect()
     found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
     return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
+from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_keys import first_values, row_keys
@@ -152,7 +153,7 @@ class _Work:
         # Numbered columns and our own folders: nothing of the source's is in it.
         return (
             f"(select {names} from {self.staged.source} where not (action in ({fresh}) and ({flags}))"
-            f" union all select {names} from parquet.`{self._folder}`)"
+            f" union all select {names} from {parquet(self._folder)})"
         )
 
     @property

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
-from spark_jobs.identifier import ddl
+from spark_jobs.identifier import ddl, parquet
 from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
@@ -49,7 +49,7 @@ class Staged:
     @property
     def files(self) -> str | None:
         """The folder, when its files are all there is to merge."""
-        return self.folder if self.source == f"parquet.`{self.folder}`" else None
+        return self.folder if self.source == parquet(self.folder) else None
 
 
 def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
@@ -73,7 +73,7 @@ def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: s
 
 def _staged(folder: str, counted: Counted, net: pa.Table | None = None) -> Staged:
     counts = counted.by_action | {VERBATIM_ROWS: counted.verbatim}
-    return Staged(folder, f"parquet.`{folder}`", counts, counted.incomplete, net)
+    return Staged(folder, parquet(folder), counts, counted.incomplete, net)
 
 
 def _stage_routed(

@@ -18,6 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
+from tests.file_modes import open_to_others
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.watermark import uri_of
 
@@ -174,8 +175,11 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
     job = bare_slot(database, pipeline)
     document = json.dumps(pipeline.model_dump(mode="json"))
     command, environment = [sys.executable, "-c", RESYNC, document], os.environ | {"SPARK_REMOTE": server.remote}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False, umask=0o022
+    )
     assert done.returncode == 0, done.stderr
     table = DeltaTable(uri_of(job, "public.t")).to_pyarrow_table().select(["id", "v", "w", "l", "x"])
     rows = [{"id": 1, "v": "a", "w": "b", "l": ["c"], "x": "e"}, {"id": 2, "v": "z", "w": None, "l": None, "x": "d"}]
     assert table.sort_by("id").to_pylist() == rows
+    assert open_to_others(Path(uri_of(job, "public.t").removeprefix("file://"))) == []

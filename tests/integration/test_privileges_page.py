@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
+from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
 from waldelta.errors import PrivilegeMissing
 from waldelta.idle import look
@@ -27,6 +29,14 @@ LOOKED_BY = (
     "pg_walfile_name(pg_lsn)",
     "pg_current_snapshot()",
 )
+YEARS = [datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2021)]
+# Granted for what doesn't happen here.
+ONLY_THEN = {
+    ("lake_reader", "pg_replication_slot_advance"): "the slot stands behind what has landed, or nothing was for us",
+    ("lake_reader", "pg_terminate_backend"): "a killed run's backend still reads the slot",
+    ("lake_reader", "pg_xact_status"): "a prepared transaction was rolled back while it was decoded",
+    ("lake_setup", "pg_current_wal_insert_lsn"): "the slot is a standby's",
+}
 PASSWORD, PAID = "Xy-42", "state = 'paid'"
 TABLES = """
 create schema sales authorization shop_owner;
@@ -74,9 +84,35 @@ class Shop:
         back = revoke.replace("noreplication", "replication")
         self.run(re.sub(r"^revoke (.*) from ", r"grant \1 to ", back))
 
+    def unused(self) -> list[tuple[str, str]]:
+        """What the page grants by name and the role has never called; nobody else may call it here, so the rest was needed."""
+        log = (self.database.server.data / "server.log").read_text(errors="replace")
+        said = dict.fromkeys(("lake_setup", "lake_reader"), "")
+        for user, text in re.findall(r"^@(\w+)@ (.*?)(?=^@|\Z)", log, re.DOTALL | re.MULTILINE):
+            for role in said:
+                said[role] += text if user == self.named(role) else ""
+        granted = re.findall(r"function\n(.*?)\nto ([\w, ]+);", FUNCTIONS, re.DOTALL)
+        return [
+            (role, name)
+            for names, roles in granted
+            for role in roles.split(", ")
+            for name in re.findall(r"^    (\w+)\(", names, re.MULTILINE)
+            if not re.search(rf'{name}"?\(', said[role])
+        ]
+
 
 @pytest.fixture
-def shop(database, lake, monkeypatch):
+def logged(database):
+    """The server's log tells whose each statement was."""
+    database.execute("alter system set log_line_prefix = '@%u@ '")
+    database.execute("select pg_reload_conf()")
+    yield
+    database.execute("alter system reset log_line_prefix")
+    database.execute("select pg_reload_conf()")
+
+
+@pytest.fixture
+def shop(database, lake, monkeypatch, logged):
     """A server that grants nothing to everybody: neither on database and schema, nor on the functions of the page."""
     shop = Shop(database, lake, monkeypatch)
     roles = [shop.named(role) for role in ("lake_setup", "lake_reader", "shop_owner")]
@@ -105,12 +141,16 @@ def held(spark, pipeline, table):
 
 
 def test_the_page(spark, shop):
-    """Setup by one role, everything else by the other; each grant that is taken away is named by check."""
+    """Setup and teardown by one role, everything else by the other; each grant that is taken away is named by check.
+
+    Each function that is granted is called: nobody may who isn't granted it.
+    """
     shop.run(SETUP)
     shop.run(READER)
     shop.run(TEMPORARY)
     shop.run(FUNCTIONS)
-    assert len(TAKEN_AWAY) == 8
+    shop.run("alter role lake_setup set log_statement = 'all'; alter role lake_reader set log_statement = 'all'")
+    assert len(TAKEN_AWAY) == 10
     for revoke, says in TAKEN_AWAY:
         role = re.search(r"lake_\w+", revoke)[0]
         if role == "lake_setup":
@@ -134,6 +174,9 @@ def test_the_page(spark, shop):
     assert held(spark, mended, "sales.customers") == {3, 4, 5}
     assert mended.status()["targets"]["sales.orders"]["due"] == "feed"
     assert mended.validate(spark).status == "succeeded"
+    assert mended.replay(spark, YEARS[0], YEARS[1]).status == "succeeded"
+    assert run_retry(spark, mended.job()).status == "succeeded"
+    assert mended.maintain(spark).status == "succeeded"
 
     assert missing(shop, "lake_reader", PAID) == ""
     for revoke, says in TAKEN_AWAY:
@@ -161,6 +204,10 @@ def test_the_page(spark, shop):
     with pytest.raises(RunFailed, match="may not execute pg_create_logical_replication_slot"):
         mended.resync(spark)
     assert shop.database.execute("select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,))
+    shop.run("alter role lake_setup login")
+    shop.pipeline("lake_setup", PAID).teardown()
+    assert shop.database.execute("select 1 from pg_publication") == []
+    assert sorted(shop.unused()) == sorted(ONLY_THEN)
 
 
 def lose(database) -> None:
