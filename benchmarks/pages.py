@@ -18,7 +18,8 @@ from rich.table import Table
 
 from waldelta.expectation_results import ExpectationResult, prune_expectation_results
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, Ledger, Run, TableState, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import BatchCut, Run, TableState, now
 from waldelta.ledger_table import LedgerTable
 
 if TYPE_CHECKING:

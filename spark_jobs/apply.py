@@ -49,7 +49,7 @@ from waldelta.foreign import Watch
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.leaves import of_partition, record_leaves
-from waldelta.ledger import BatchCut, TableState, TargetCut, now
+from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
 from waldelta.patience import readable_tables

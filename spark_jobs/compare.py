@@ -22,7 +22,7 @@ from waldelta.column_names import RAW
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.target_filter import filter_of

@@ -13,7 +13,7 @@ from spark_jobs.plan import last_truncates
 from waldelta.drift import Drift, find_drift
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.moving_rows import describe_moving
 from waldelta.present import PresentTable

@@ -17,7 +17,7 @@ from spark_jobs.row_filter_value import UNJUDGED
 from waldelta.column_names import RAW
 from waldelta.drift import EVERYTHING
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger import ColumnState, TableState
+from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.typed import column_type
 from waldelta.target_filter import filter_of

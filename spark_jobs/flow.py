@@ -29,7 +29,7 @@ from waldelta.fault import fault_point
 from waldelta.gap import describe, gaps_recorded
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
-from waldelta.ledger import BatchCut, now
+from waldelta.ledger_rows import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import end_old_backends

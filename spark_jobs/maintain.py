@@ -17,7 +17,7 @@ from waldelta.errors import LockHeld
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock

@@ -21,7 +21,7 @@ from waldelta.change_log import Stream, Volume
 from waldelta.column_names import RELID
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, check_key, other_type, plan_evolution, plan_ignoring, unchanged
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy

@@ -38,7 +38,8 @@ from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake import target_uri
-from waldelta.ledger import Ledger, TableState, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.standing import SYNCED

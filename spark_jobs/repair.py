@@ -49,7 +49,7 @@ from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto
 from waldelta.job import Job
 from waldelta.lake import remove_folder
-from waldelta.ledger import FileState, StorageState, TableState, TargetCut, now
+from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn

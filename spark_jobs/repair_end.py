@@ -18,7 +18,7 @@ from spark_jobs.target_commit import committed_verb, read_commit
 from spark_jobs.task_error import first_line
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
 from waldelta.job import Job, identity_of, life_of
-from waldelta.ledger import TableState, TargetCut, now
+from waldelta.ledger_rows import TableState, TargetCut, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, open_keys

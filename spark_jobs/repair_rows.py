@@ -28,7 +28,7 @@ from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.lake import write_parquet
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, gathers, is_dear
 from waldelta.row_filter import RowFilter

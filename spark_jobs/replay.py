@@ -39,7 +39,7 @@ from spark_jobs.task_error import of_table, writing_error
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
 from waldelta.job import Job
 from waldelta.lake import remove_folder
-from waldelta.ledger import TableState, TargetCut
+from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present

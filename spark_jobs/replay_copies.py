@@ -21,7 +21,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.delta_log import read_metadata
 from waldelta.errors import SchemaChanged
 from waldelta.job import Job
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.visibility import Snapshot
 
 if TYPE_CHECKING:

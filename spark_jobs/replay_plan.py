@@ -21,7 +21,7 @@ from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, NewColumn
 from waldelta.job import Job
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.present import PresentTable
 from waldelta.replay import doubtful_leaves, may_lack_rows, place_columns_by_history, place_columns_by_name
 from waldelta.rewrite import unsent_changes

@@ -33,7 +33,7 @@ from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.lake import open_parquet, write_parquet
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.pg_text import pg_text
 from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage, open_keys
 

@@ -20,7 +20,7 @@ from waldelta.evolution import Evolution, NewColumn
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder, write_parquet
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.type_map import TargetType
 from waldelta.watermark import uri_of
 

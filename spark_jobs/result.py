@@ -18,7 +18,7 @@ from rich.table import Table
 
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
-from waldelta.ledger import BatchCut, Run, now
+from waldelta.ledger_rows import BatchCut, Run, now
 from waldelta.lsn import Lsn
 from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill

@@ -19,7 +19,7 @@ from waldelta.emptied import renewed_files
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
 from waldelta.leaves import of_partition
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
 from waldelta.quarantined import current_user

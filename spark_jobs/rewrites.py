@@ -8,7 +8,7 @@ from datetime import timedelta
 from spark_jobs.plan import refusal
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
-from waldelta.ledger import StorageState, TableState, now
+from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable
 from waldelta.recopy import mark

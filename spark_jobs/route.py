@@ -32,7 +32,7 @@ from waldelta.column_names import RAW
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution
 from waldelta.lake import write_parquet
-from waldelta.ledger import ColumnState
+from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.typed import column_type
 from waldelta.type_map import TargetType

@@ -26,7 +26,7 @@ from spark_jobs.row_filter_value import (
 from spark_jobs.row_filter_verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
 from waldelta.column_names import RAW
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger import ColumnState
+from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter.analysed import RowFilter
 from waldelta.row_filter.moments import PERIODIC
 from waldelta.row_filter.place import place

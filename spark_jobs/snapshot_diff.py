@@ -27,7 +27,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
-from waldelta.ledger import TableState, TargetCut
+from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.watermark import uri_of
 

@@ -19,7 +19,7 @@ from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.connection import describe
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable
 from waldelta.job import Job
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.pg_text import pg_text
 from waldelta.snapshot import wait_until_visible
 from waldelta.types.target import printed

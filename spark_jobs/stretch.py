@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.change_log import ChangeLog, Stream, Volume
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.visibility import Snapshot
 
 # Up to this much is read into the driver and decoded there; Spark's tasks take what is more.

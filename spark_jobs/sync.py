@@ -44,7 +44,7 @@ from waldelta.fault import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
 from waldelta.lake import check_writable, target_uri
-from waldelta.ledger import StorageState, TableState, now
+from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn

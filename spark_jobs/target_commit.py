@@ -28,7 +28,7 @@ from waldelta.delta_log import read_metadata
 from waldelta.errors import LateWriter
 from waldelta.job import Job
 from waldelta.lake import sync_commit
-from waldelta.ledger import Run, TableState, TargetCut
+from waldelta.ledger_rows import Run, TableState, TargetCut
 from waldelta.watermark import apply_app_id, uri_of
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from waldelta.consume import confirmed_lsn
 from waldelta.job import Job, load_job
-from waldelta.ledger import SlotMove, now
+from waldelta.ledger_rows import SlotMove, now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from waldelta.errors import PeekTimeout
 from waldelta.job import Job
-from waldelta.ledger import KeptBite, now
+from waldelta.ledger_rows import KeptBite, now
 from waldelta.slot import open_transactions
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from psycopg import sql
 
 from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotInUse, SlotStuck
 from waldelta.fault import fault_point
-from waldelta.ledger import Ledger, SlotMove, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.peek import call, name_of_copy, peek_error, short_name, whole
 from waldelta.pipeline_file import Source

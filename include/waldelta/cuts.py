@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import LateWriter, StateError
 from waldelta.job import Job
-from waldelta.ledger import BatchCut, TargetCut, now
+from waldelta.ledger_rows import BatchCut, TargetCut, now
 from waldelta.watermark import last_cut, uri_of
 
 # An object store answers each in its own time.

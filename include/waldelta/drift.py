@@ -14,7 +14,7 @@ from typing import Any
 
 from waldelta.catalog import PublishedTable
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger import StorageState, TableState
+from waldelta.ledger_rows import StorageState, TableState
 from waldelta.membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.ledger import ColumnState, TableState
+from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.present import PresentColumn, PresentTable
 from waldelta.rewrite import rewritten

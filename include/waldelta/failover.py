@@ -26,7 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.job import Job, life_of
-from waldelta.ledger import SlotMove, TableState, now
+from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.recopy import mark

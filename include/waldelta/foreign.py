@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger import BatchCut, ForeignCommit, TableState, now
+from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now
 from waldelta.locks import target_lock
 from waldelta.watermark import check_same_copy, uri_of
 

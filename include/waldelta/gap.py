@@ -16,7 +16,7 @@ import psycopg
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SlotError, SlotGap, SlotLost, SlotMissing, SourceChanged, SourceError
 from waldelta.job import Job, life_of
-from waldelta.ledger import Gap, now
+from waldelta.ledger_rows import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.slot import read_slot
 from waldelta.standby import slot_position

@@ -22,7 +22,7 @@ from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
 from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited

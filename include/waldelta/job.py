@@ -21,7 +21,8 @@ from waldelta.connection import (
 )
 from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, SlotMissing, StateError
-from waldelta.ledger import Ledger, SlotMove, TableState, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.pipeline_file import PipelineFile
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from waldelta.expectation_results import prune_expectation_results
-from waldelta.ledger import BatchCut, ColumnState, Gap, KeptBite, Ledger, Run, SlotMove, TableState
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from waldelta.column_names import RELID, RELID_ATTNUM
-from waldelta.ledger import AttributeState, FileState, LabelState, StorageState, TableState
+from waldelta.ledger_rows import AttributeState, FileState, LabelState, StorageState, TableState
 from waldelta.type_catalog import fetch
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from waldelta.errors import ConfigError, StateError
 from waldelta.job import Job
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage

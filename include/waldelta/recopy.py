@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from waldelta.job import Job
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.standing import NEEDS_SYNC
 from waldelta.targets import read_targets
 from waldelta.type_catalog import fetch

@@ -13,7 +13,7 @@ from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, conf
 from waldelta.errors import LateWriter, SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import find_promotion, record_promotion
 from waldelta.job import Job
-from waldelta.ledger import SlotMove, now
+from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.server import ServerPosition
 from waldelta.tally import Transactions

@@ -16,7 +16,7 @@ from itertools import accumulate
 from waldelta.change_log import Reach
 from waldelta.errors import StateError
 from waldelta.job import Job, life_of
-from waldelta.ledger import ColumnState, Run, SlotMove, TableState
+from waldelta.ledger_rows import ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.membership import from_texts
 from waldelta.pgoutput.relation import Relation

@@ -17,7 +17,7 @@ from waldelta.fault import fault_point
 from waldelta.gap import BREAKS, describe, open_gaps, record_gap
 from waldelta.job import Job
 from waldelta.lake import check_writable
-from waldelta.ledger import Gap
+from waldelta.ledger_rows import Gap
 from waldelta.locks import slot_lock
 from waldelta.peek import end_old_backends
 from waldelta.recover import recover

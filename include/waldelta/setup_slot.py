@@ -14,7 +14,7 @@ from waldelta.consume import kept_copy
 from waldelta.errors import SlotForeign, TransactionsStillOpen, WaldeltaError
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
-from waldelta.ledger import SlotMove, now
+from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import Source
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from waldelta.finding import size
-from waldelta.ledger import SlotMove
+from waldelta.ledger_rows import SlotMove
 from waldelta.pipeline_file import SlotLimits
 from waldelta.slot import SlotState
 

@@ -14,7 +14,7 @@ import psycopg
 
 from waldelta.errors import LockHeld
 from waldelta.job import Job
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.targets import Feed, read_feeds

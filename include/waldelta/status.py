@@ -11,7 +11,7 @@ from waldelta.errors import StateError
 from waldelta.foreign import describe
 from waldelta.gap import open_gaps
 from waldelta.job import Job
-from waldelta.ledger import Gap, TableState, now
+from waldelta.ledger_rows import Gap, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import Quarantine
 from waldelta.server import ServerPosition

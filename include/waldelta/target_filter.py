@@ -13,7 +13,7 @@ import psycopg
 
 from waldelta.catalog import Column, PublishedTable
 from waldelta.errors import ConfigError, StateError
-from waldelta.ledger import ColumnState, TableState
+from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
 from waldelta.type_map import column_types
 from waldelta.type_options import TypeOptions

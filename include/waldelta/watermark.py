@@ -10,7 +10,7 @@ from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, StateError
 from waldelta.job import Job
 from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
-from waldelta.ledger import BatchCut, TableState
+from waldelta.ledger_rows import BatchCut, TableState
 from waldelta.standing import SYNCED
 from waldelta.visibility import Snapshot
 

@@ -11,7 +11,7 @@ import psycopg
 from waldelta.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.errors import ConfigError
 from waldelta.finding import Finding, problem
-from waldelta.ledger import ColumnState
+from waldelta.ledger_rows import ColumnState
 from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve

@@ -15,7 +15,7 @@ from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StateError
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.watermark import last_cut
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from tests.integration.test_quality import FILTER, GOOD, Lake
-from waldelta.ledger import BatchCut, TargetCut, now
+from waldelta.ledger_rows import BatchCut, TargetCut, now
 
 pytestmark = pytest.mark.spark
 

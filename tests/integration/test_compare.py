@@ -9,7 +9,7 @@ from spark_jobs.sync import sync
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.job import Job
 from waldelta.lake import target_uri
-from waldelta.ledger import SlotMove, now
+from waldelta.ledger_rows import SlotMove, now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
 

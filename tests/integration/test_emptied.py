@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.connection import connect
 from waldelta.emptied import renewed_files, with_emptied
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.present import read_present
 from waldelta.server import read_oldest_xid
 

@@ -20,7 +20,7 @@ from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
 from tests.pipelines import pipeline_file
 from waldelta.errors import StateError
-from waldelta.ledger import TargetCut
+from waldelta.ledger_rows import TargetCut
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -15,7 +15,7 @@ from spark_jobs.identifier import quote
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -17,7 +17,7 @@ from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaErr
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.idle import look
 from waldelta.job import load_job
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.resync import renew_slot
 from waldelta.server import read_position

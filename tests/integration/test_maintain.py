@@ -16,7 +16,7 @@ from spark_jobs.target import set_retention
 from tests.pipelines import pipeline_file
 from waldelta import ledger_upkeep
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, Run, SlotMove, TableState, now
+from waldelta.ledger_rows import BatchCut, Run, SlotMove, TableState, now
 from waldelta.locks import target_lock
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -16,7 +16,8 @@ from spark_jobs.quality import check
 from waldelta.errors import ConfigError, QualityFailed, StateError
 from waldelta.expectation_results import read_expectation_results
 from waldelta.lake import target_uri
-from waldelta.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 
 pytestmark = pytest.mark.spark

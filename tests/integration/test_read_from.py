@@ -27,7 +27,7 @@ from waldelta.beside import beside
 from waldelta.connection import connect
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.idle import look
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.orphans import drop_orphans, find_orphans
 from waldelta.standby import committed_upto, slot_position
 

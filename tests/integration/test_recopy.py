@@ -14,7 +14,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.idle import look
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.recopy import read_table_bytes
 from waldelta.standing import Due, read_published, read_standings

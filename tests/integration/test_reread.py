@@ -17,7 +17,7 @@ from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConfigError, TransactionsStillOpen
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
 from waldelta.quarantined import discard_quarantined, list_quarantined

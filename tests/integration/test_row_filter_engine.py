@@ -21,7 +21,7 @@ from waldelta.catalog import TableId
 from waldelta.connection import connect
 from waldelta.copy import raw_map
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.ledger import ColumnState
+from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import resolve_filter
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type

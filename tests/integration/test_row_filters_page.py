@@ -19,7 +19,7 @@ from tests.pipelines import pipeline_file
 from waldelta.catalog import TableId
 from waldelta.copy import raw_map
 from waldelta.errors import ConfigError
-from waldelta.ledger import ColumnState
+from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import resolve_filter
 from waldelta.setup import plan_setup
 from waldelta.type_catalog import read_types

@@ -22,7 +22,7 @@ from waldelta.errors import (
 )
 from waldelta.job import Job
 from waldelta.lake import target_uri
-from waldelta.ledger import SlotMove, TableState, now
+from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position

@@ -10,7 +10,7 @@ from waldelta.connection import connect
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
 from waldelta.leaves import of_partition, with_leaves
-from waldelta.ledger import TableState, now
+from waldelta.ledger_rows import TableState, now
 from waldelta.membership import to_texts
 from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.present import read_present

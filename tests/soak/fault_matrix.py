@@ -28,7 +28,7 @@ from tests.soak.results import MATRIX, RESULTS, code, matrix, write
 from tests.soak.scene import Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from waldelta.fault import SOCKET
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 
 LANES = 4
 

@@ -12,7 +12,7 @@ from spark_jobs.pipeline import Pipeline
 from waldelta.cuts import renew_cut
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger import BatchCut, TargetCut, now
+from waldelta.ledger_rows import BatchCut, TargetCut, now
 from waldelta.pipeline_file import PipelineFile
 
 NAMES = ("t", "u")

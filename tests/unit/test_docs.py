@@ -12,7 +12,7 @@ import waldelta.errors
 from spark_jobs.arguments import VERBS
 from waldelta.errors import WaldeltaError
 from waldelta.failure import REMEDIES
-from waldelta.ledger import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
+from waldelta.ledger_rows import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
 from waldelta.pipeline_file import Options, PipelineFile, Publication, Source, Target
 
 ROOT = Path(__file__).parents[2]

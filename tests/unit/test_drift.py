@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.drift import find_drift
-from waldelta.ledger import AttributeState, ColumnState, FileState, StorageState, TableState
+from waldelta.ledger_rows import AttributeState, ColumnState, FileState, StorageState, TableState
 from waldelta.membership import Membership, to_texts
 from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable

@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import check_key, keeps_values, plan_evolution, plan_ignoring, unchanged
-from waldelta.ledger import ColumnState, TableState, now
+from waldelta.ledger_rows import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.present import PresentColumn, PresentTable
 from waldelta.type_catalog import PgType

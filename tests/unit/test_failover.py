@@ -11,7 +11,8 @@ from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
 from waldelta.failover import _read_ends, check_followed, copies_beyond, judge_history, known_ends
 from waldelta.job import Job, identity_of
-from waldelta.ledger import Ledger, Run, SlotMove, TableState
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import Run, SlotMove, TableState
 from waldelta.ledger_upkeep import keep_moves
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import PipelineFile

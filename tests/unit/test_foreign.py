@@ -13,7 +13,7 @@ from pyarrow.fs import PyFileSystem
 from waldelta.delta_log import DeltaLog
 from waldelta.foreign import look, looked_upto
 from waldelta.lake import rooted
-from waldelta.ledger import BatchCut, TableState, TargetCut, now
+from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
 OURS = '{"waldelta": {"verb": "apply"}}'

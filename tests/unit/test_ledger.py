@@ -17,14 +17,14 @@ from waldelta import ledger_files, ledger_table
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import (
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import (
     AttributeState,
     BatchCut,
     ColumnState,
     FileState,
     Gap,
     LabelState,
-    Ledger,
     Run,
     SlotMove,
     StorageState,

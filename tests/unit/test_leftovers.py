@@ -14,7 +14,7 @@ from waldelta.expectation_results import (
     prune_expectation_results,
     read_expectation_results,
 )
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.leftovers import Leftover, find_leftovers, staging_folder, take_over
 
 DAY = timedelta(days=1)

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from waldelta.errors import ConfigError
-from waldelta.ledger import Ledger, Run, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import Run, now
 from waldelta.peek import most_changes, plugin_options, protocol_version, whole
 from waldelta.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 

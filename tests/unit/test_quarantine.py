@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pyarrow as pa
 
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import (
     DISCARDED,

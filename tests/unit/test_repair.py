@@ -9,7 +9,7 @@ import pytest
 from tests.unit.test_drift import EVERY, member
 from tests.unit.test_drift import state as drift_state
 from tests.unit.test_drift import table as drift_table
-from waldelta.ledger import FileState, StorageState
+from waldelta.ledger_rows import FileState, StorageState
 from waldelta.membership import to_texts
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, Rule, entering, is_dear, obstacle

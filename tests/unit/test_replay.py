@@ -10,7 +10,7 @@ import pytest
 from waldelta.change_log import Reach
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger import ColumnState, FileState, Run, SlotMove, StorageState, TableState
+from waldelta.ledger_rows import ColumnState, FileState, Run, SlotMove, StorageState, TableState
 from waldelta.membership import Membership, to_texts
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pipeline_file import PipelineFile

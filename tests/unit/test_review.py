@@ -12,7 +12,8 @@ import pytest
 from spark_jobs.result import RunResult, StageResult, TableResult
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import BatchCut, Gap, Ledger, Run, TableState, TargetCut
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import BatchCut, Gap, Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.ledger import AttributeState, ColumnState, FileState, LabelState, StorageState, TableState, now
+from waldelta.ledger_rows import AttributeState, ColumnState, FileState, LabelState, StorageState, TableState, now
 from waldelta.rewrite import relabelled, rewritten, to_record, unsent_changes
 
 

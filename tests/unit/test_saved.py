@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.unit.test_ledger import NOON
-from waldelta.ledger import SlotMove
+from waldelta.ledger_rows import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.saved import MOVING, written_down
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta.ledger import SlotMove
+from waldelta.ledger_rows import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import SlotLimits
 from waldelta.slot import SlotState

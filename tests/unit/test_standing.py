@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from waldelta.catalog import TableId
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.standing import Due, Life, Standing, lives, standing
 from waldelta.targets import Feed
 

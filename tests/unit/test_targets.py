@@ -9,7 +9,7 @@ import pytest
 from waldelta.catalog import Column, Leaf, Partition, PublishedRelation, PublishedTable, Relation, TableId
 from waldelta.column_names import RELID
 from waldelta.leaves import with_leaves
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.pipeline_file import TargetTable
 from waldelta.targets import Feed, differing, feeds, gather
 from waldelta.type_catalog import PgType

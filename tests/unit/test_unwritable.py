@@ -10,7 +10,8 @@ import pytest
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import TargetNotWritable
-from waldelta.ledger import Ledger, Run, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import Run, now
 from waldelta.unwritable import unwritable
 
 URI = "file:///lake/_waldelta/runs"

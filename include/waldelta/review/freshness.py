@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.ledger import BatchCut, TableState
+from waldelta.ledger_rows import BatchCut, TableState
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open

@@ -9,7 +9,7 @@ from typing import Literal
 
 from waldelta.finding import size
 from waldelta.gap import describe, open_gaps
-from waldelta.ledger import Gap
+from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import (

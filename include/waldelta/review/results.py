@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.ledger import Run
+from waldelta.ledger_rows import Run
 from waldelta.review.bookkeeping import Bookkeeping
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 from waldelta.quarantine import IncompleteRow
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import RunLine, read_runs

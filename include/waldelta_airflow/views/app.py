@@ -12,7 +12,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_authentic
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta_airflow.views import pages

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from waldelta.ledger import now
+from waldelta.ledger_rows import now
 from waldelta_airflow.views.words import FILTERS, MARKS, ago
 
 # Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source: none may run with the

@@ -14,7 +14,7 @@ from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
 from spark_jobs.steps import told_steps
 from waldelta.errors import LockHeld
-from waldelta.ledger import BatchCut, TableState, TargetCut, now
+from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 
 
 def cut(batch: int, **generations: int) -> BatchCut:

@@ -9,7 +9,7 @@ import pytest
 
 from spark_jobs.expectation_suite import plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
-from waldelta.ledger import ColumnState, TableState
+from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
 

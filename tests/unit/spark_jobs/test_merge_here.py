@@ -19,7 +19,7 @@ from tests.unit.spark_jobs.test_collapse import SHAPE, apply_one_by_one, events_
 from waldelta.copy import RAW_TYPE
 from waldelta.errors import LockHeld
 from waldelta.lake import local_path
-from waldelta.ledger import TableState
+from waldelta.ledger_rows import TableState
 
 NAMES = ("Id", "the `v`", "it's.big")
 SCHEMA = pa.schema(

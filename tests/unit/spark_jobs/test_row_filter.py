@@ -10,7 +10,7 @@ from spark_jobs.row_filter import _STRUCTURE, spark_condition
 from spark_jobs.row_filter_functions import BUILT, TEMPLATES
 from spark_jobs.row_filter_value import OPERATORS
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger import ColumnState
+from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import Collation, RowFilter, published_filter
 from waldelta.row_filter.signatures import CASTS, SIGNATURES
 

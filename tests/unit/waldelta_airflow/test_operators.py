@@ -54,7 +54,8 @@ def use_spark_submit(monkeypatch, host: str = "local[2]", **extra: str) -> None:
 
 
 def ledger_says(pipeline, run_id: str, result: dict) -> None:
-    from waldelta.ledger import Ledger, Run, now
+    from waldelta.ledger import Ledger
+    from waldelta.ledger_rows import Run, now
 
     Ledger(pipeline.target.root).append(Run(now(), run_id, "consume", result["status"], result=json.dumps(result)))
 

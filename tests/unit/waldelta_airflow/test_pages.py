@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
-from waldelta.ledger import BatchCut, Ledger, Run, TableState, TargetCut, now
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import BatchCut, Run, TableState, TargetCut, now
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.report_list import ReportEntry, add_entry
