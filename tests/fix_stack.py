@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from demo.stack import Stack
+from tests.soak.listener import Listener
+from waldelta_airflow.settings import RETRY_DELAY_VARIABLE
 
 
 @contextmanager
@@ -31,7 +33,16 @@ def stack_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
+def fault_points() -> Iterator[Listener]:
+    """Who hears where the jobs of the stack are (waldelta.fault)."""
+    with own_folder() as folder:
+        listener = Listener(folder / "socket", gates=False)
+        yield listener
+        listener.close()
+
+
+@pytest.fixture(scope="session")
+def stack(fault_points: Listener) -> Iterator[Stack]:
     """A running stack with the repository's DAG file and no pipelines.
 
     A test writes its own pipeline files into ``stack.pipelines`` (``${WALDELTA_LAKE}`` is the stack's lake) and DAG
@@ -42,5 +53,8 @@ def stack() -> Iterator[Stack]:
         pipelines, dags = folder / "pipelines", folder / "dags"
         pipelines.mkdir()
         shutil.copytree(Stack.dags, dags)
-        with Stack(folder, dags=dags, pipelines=pipelines, sources={}, spark_memory="2g") as running:
+        environment = fault_points.environment | {RETRY_DELAY_VARIABLE: "2"}
+        with Stack(
+            folder, dags=dags, pipelines=pipelines, sources={}, spark_memory="2g", environment=environment
+        ) as running:
             yield running

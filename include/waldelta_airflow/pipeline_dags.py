@@ -65,7 +65,7 @@ class _Job:
             default_args={
                 "owner": pipeline.owner,
                 "retries": settings.RETRIES,
-                "retry_delay": settings.RETRY_DELAY,
+                "retry_delay": settings.retry_delay(),
                 "retry_exponential_backoff": True,
                 "max_retry_delay": settings.LONGEST_RETRY_DELAY,
                 "execution_timeout": settings.STAGE_TIMEOUT,

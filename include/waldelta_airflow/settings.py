@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +15,10 @@ _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
 # Socket of a fork server on this machine (spark_jobs.fork_server), by which jobs start at once.
 FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
+# Seconds before the first retry of a task.
+RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"
 
 RETRIES = 3
-RETRY_DELAY = timedelta(seconds=20)
 LONGEST_RETRY_DELAY = timedelta(minutes=10)
 LOOK_TIMEOUT = timedelta(minutes=5)
 SETUP_TIMEOUT = timedelta(minutes=15)
@@ -31,6 +33,19 @@ KILL_AFTER_S = 4.0
 
 # Spark's own story of each start would bury the job's lines in the task's log.
 LOG_CONF: dict[str, str] = {"spark.log.level": "WARN"}
+
+
+def retry_delay() -> timedelta:
+    """How long a task's first retry waits: WALDELTA_RETRY_DELAY, in seconds, or 20 of them. Raises ConfigError."""
+    given = os.environ.get(RETRY_DELAY_VARIABLE) or "20"
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST_RETRY_DELAY.total_seconds():
+        longest = f"{LONGEST_RETRY_DELAY.total_seconds():g}"
+        raise ConfigError(f"{RETRY_DELAY_VARIABLE} is {given!r}: give a number of seconds above 0 and up to {longest}")
+    return timedelta(seconds=seconds)
 
 
 def pipelines_folder() -> Path:

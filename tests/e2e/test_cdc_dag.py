@@ -11,113 +11,30 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
-import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from demo.airflow_client import AirflowClient, AirflowError, DagRun
+from demo.airflow_client import AirflowError, DagRun
 from demo.stack import Stack
+from tests.e2e.shop import (
+    CDC,
+    NO_COPY,
+    NOT_NEEDED,
+    Shop,
+    change,
+    clear,
+    make_shop,
+    wait_until,
+)
 from tests.mail_server import mail_server
 
 pytestmark = pytest.mark.e2e
-
-PIPELINE = """\
-pipeline: {name}
-source:
-  conn_id: {name}_source
-  slot: {name}_cdc
-  publications:
-    - name: {name}_pub
-      tables:
-        - {{name: public.orders, where: status <> 'draft'}}
-        - {{name: public.customers}}
-target: {{root: "{root}", copy_within_run_mb: 0}}
-spark_conn_id: {spark}
-schedule: null
-maintenance: {{schedule: null}}
-quality: {{suites: "{suites}"}}
-notify:
-  - {{errors: [SourceError], notifier: {notifier}, arguments: {{to: dba@example.org, {mail}}}}}
-  - {{errors: [QualityFailed], notifier: {notifier}, arguments: {{to: team@example.org, {mail}}}}}
-"""
-NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
-MAIL = """\
-from_email: airflow@example.org, smtp_conn_id: mail, subject: "{{ failure.pipeline }} {{ failure.error_class }}", \
-html_content: "{{ failure.message | e }} ({{ failure.remedy | e }})"\
-"""
-TABLES = """\
-create table customers (id int primary key, name text);
-create table orders (id int primary key, customer int, status text not null, note text);
-alter table orders replica identity full;
-insert into customers select n, 'customer ' || n from generate_series(1, 10) n;
-insert into orders select n, n % 10 + 1, case when n % 2 = 0 then 'paid' else 'draft' end from generate_series(1, 100) n;
-"""
-CDC = ["slot_has_changes", "land", "apply", "check", "report"]
-NOT_NEEDED = {"fail_the_run": "skipped"}
-NO_COPY = {"copy_again": "skipped"} | NOT_NEEDED
-
-
-@dataclass
-class Shop:
-    """A pipeline that is set up and copied."""
-
-    name: str
-    stack: Stack
-    client: AirflowClient
-    source: psycopg.Connection
-    root: str
-    suites: Path
-    runs: list[DagRun] = field(default_factory=list)
-
-    def run(self, kind: str, **conf) -> DagRun:
-        run = self.client.run_to_end(f"{self.name}_{kind}", conf, timeout_s=600)
-        self.runs.append(run)
-        return run
-
-    def target(self, table: str, *columns: str) -> list[tuple]:
-        rows = DeltaTable(f"{self.root}/public/{table}").to_pyarrow_table(columns=list(columns)).to_pylist()
-        return sorted(tuple(row.values()) for row in rows)
-
-    def wanted(self, query: str) -> list[tuple]:
-        return sorted(self.source.execute(query).fetchall())
-
-    def is_equal(self) -> bool:
-        orders = self.wanted("select id, customer, status, note from orders where status <> 'draft'")
-        customers = self.wanted("select id, name from customers")
-        return self.target("orders", "id", "customer", "status", "note") == orders and (
-            self.target("customers", "id", "name") == customers
-        )
-
-
-def make_shop(stack: Stack, name: str, spark: str) -> Iterator[Shop]:
-    stack.add_source(f"{name}_source", name)
-    root = f"{stack.lake}/{name}"
-    suites = stack.folder / "suites" / name
-    suites.mkdir(parents=True)
-    (stack.pipelines / f"{name}.yml").write_text(
-        PIPELINE.format(name=name, root=root, spark=spark, suites=suites, notifier=NOTIFIER, mail=MAIL)
-    )
-    stack.create_pools()
-    with (
-        stack.client() as client,
-        psycopg.connect(stack.source_conninfo(f"{name}_source"), autocommit=True) as source,
-    ):
-        source.execute(TABLES)
-        dag_ids = [f"{name}_{kind}" for kind in ("setup", "initial_sync", "cdc", "maintenance")]
-        client.wait_for_dags(dag_ids)
-        for dag_id in dag_ids:
-            client.unpause(dag_id)
-        made = Shop(name, stack, client, source, root, suites)
-        made.run("setup")
-        made.run("initial_sync")
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +58,6 @@ def submitted_shop(stack: Stack) -> Iterator[Shop]:
     with stack.client() as client:
         client.set_connection("submit", "spark", host="local[2]")
     yield from make_shop(stack, "submitted", "submit")
-
-
-def change(shop: Shop) -> None:
-    """Inserts, rows that move into and out of the filter, deletes; customers stay as they are."""
-    with shop.source.transaction():
-        shop.source.execute("insert into orders select coalesce(max(id), 0) + 1, 1, 'paid', 'new' from orders")
-        shop.source.execute("update orders set status = 'paid' where id = 1")
-        shop.source.execute("update orders set status = 'draft' where id = 2")
-        shop.source.execute(
-            "delete from orders where id = (select max(id) from orders where status = 'paid' and id < 90)"
-        )
 
 
 def test_the_initial_sync_copies_what_the_publication_publishes(shop):
@@ -302,11 +208,6 @@ def damage(shop: Shop, newest: int) -> None:
 
 def version(shop: Shop) -> int:
     return DeltaTable(f"{shop.root}/public/orders").version()
-
-
-def clear(shop: Shop, run: DagRun) -> DagRun:
-    shop.client.post(f"/dags/{run.dag_id}/dagRuns/{run.run_id}/clear", {"dry_run": False})
-    return shop.client.wait(run.dag_id, run.run_id)
 
 
 def test_backfills_and_cleared_runs_replay(stack, shop):
@@ -516,10 +417,3 @@ def readable_by_others(path: Path, top: Path) -> bool:
         return bool(path.stat().st_mode & stat.S_IROTH) and all(folders)
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.5)

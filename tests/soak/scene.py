@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 import psycopg
-import pyarrow.compute as pc
 import yaml
 from deltalake import DeltaTable
 
@@ -27,10 +26,11 @@ from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
 from spark_jobs.pipeline import Pipeline
 from tests.random_workload import Workload
+from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
 from tests.soak.network import Network
 from waldelta.errors import WaldeltaError
-from waldelta.lake import CHANGES, bookkeeping_uri, local_path
+from waldelta.lake import local_path
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"
@@ -212,19 +212,13 @@ class Scene:
                 found.append(f"{table}: {lost} rows lost")
             if doubled := (in_target - in_source).total():
                 found.append(f"{table}: {doubled} rows too many")
-        return found + self._landed_twice()
+        return found + landed_twice(self.root)
 
     def stale_cut(self) -> list[str]:
         """Whether the cut that readers take as the newest is an older one."""
         cuts = Pipeline.load(self.files[False]).job().ledger.batches()
         newest = max(cut.batch for cut in cuts)
         return [f"the newest cut is of batch {cuts[-1].batch}, not {newest}"] * (cuts[-1].batch < newest)
-
-    def _landed_twice(self) -> list[str]:
-        log = DeltaTable(str(local_path(bookkeeping_uri(self.root, CHANGES))))
-        commits = log.to_pyarrow_dataset().to_table(columns=["end_lsn", "batch"], filter=pc.field("kind") == "C")
-        twice = len(commits) - pc.count_distinct(commits["end_lsn"]).as_py()
-        return [f"change log: {twice} transactions landed twice"] if twice else []
 
     def _columns(self, table: str) -> list[str]:
         named = {t.name: ["id", "part", "big", *t.columns] for t in self.workload.tables}

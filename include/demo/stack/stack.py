@@ -54,7 +54,7 @@ _DATA = ("postgres", "airflow", "spark", "lake", "logs")
 class Stack:
     """Everything the demo needs, below ``folder``. ``sources`` gives each source's database by Airflow conn_id.
 
-    ``report`` hears a line whenever a part is ready.
+    ``report`` hears a line whenever a part is ready. All processes but PostgreSQL's get the variables of ``environment``.
     """
 
     folder: Path = REPOSITORY / ".waldelta"
@@ -63,6 +63,7 @@ class Stack:
     pipelines: Path = REPOSITORY / "include/pipelines"
     sources: Mapping[str, str] = field(default_factory=lambda: {"flights_source": "flights"})
     spark_memory: str = "3g"
+    environment: Mapping[str, str] = field(default_factory=dict)
     report: Report = lambda _: None
 
     def __post_init__(self) -> None:
@@ -71,6 +72,7 @@ class Stack:
         self.logs = self.folder / "logs"
         self.lake = (self.folder / "lake").as_uri()
         self._state = StackState(0, 0, 0)
+        self._airflow_environment: dict[str, str] = {}
         self._leave = ExitStack()
 
     # What others need to know of a running stack
@@ -190,6 +192,19 @@ class Stack:
         with self.client() as client:
             create_pools(client, self.report, self.pipelines, self.places())
 
+    def kill_scheduler(self) -> None:
+        """Kill the scheduler of a stack started by this process, its workers and their tasks: nobody is told anything."""
+        killed = [part for part in self.parts if _is_scheduler(part)]
+        stop(killed, grace_s=0)
+        self._state = replace(self._state, parts=tuple(part for part in self.parts if part not in killed))
+        self._state.write(self._state_file)
+
+    def start_scheduler(self) -> None:
+        """Start another scheduler after that, and wait until it is at work."""
+        asked = datetime.now(UTC)
+        self._remember(self.airflow.start_scheduler(self._airflow_environment))
+        wait_until(lambda: self.airflow.is_healthy(asked), "Airflow", START_TIMEOUT_S, self.parts)
+
     def __enter__(self) -> Self:
         with ExitStack() as unwind:
             if threading.current_thread() is threading.main_thread():
@@ -218,17 +233,15 @@ class Stack:
         databases.prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
         databases.prepare_sources(self.postgres, self.sources.values())
         self.report(f"PostgreSQL {self.postgres.version} on 127.0.0.1:{self.postgres.port} {_since(clock)}")
-        environment = self.airflow.environment(base)
+        self._airflow_environment = environment = self.airflow.environment(base)
         self.airflow.configure()
         self.airflow.migrate(environment)
         self.report(f"Airflow's metadata database {_since(clock)}")
-        asked = datetime.now(UTC)
         self._remember(*self.airflow.start(environment))
         wait_until(self.spark.is_listening, "the Spark Connect server", START_TIMEOUT_S, self.parts)
         self.report(f"Spark Connect server on 127.0.0.1:{self.spark.port} {_since(clock)}")
         wait_until(self.airflow.answers, "Airflow's API server", START_TIMEOUT_S, self.parts)
-        self._remember(self.airflow.start_scheduler(environment))
-        wait_until(lambda: self.airflow.is_healthy(asked), "Airflow", START_TIMEOUT_S, self.parts)
+        self.start_scheduler()
         self._enter_everything()
         self._state = replace(self._state, complete=True)
         self._remember()
@@ -267,7 +280,7 @@ class Stack:
     def _stop_parts(self) -> None:
         with undisturbed():
             # The scheduler first: it ends its tasks while they can still report to the API server.
-            stop([part for part in self.parts if "scheduler" in part.name], grace_s=8)
+            stop(filter(_is_scheduler, self.parts), grace_s=8)
             stop(self.parts, grace_s=8)
             self._sweep()
             self._state = replace(self._state, parts=(), complete=False)
@@ -292,13 +305,17 @@ class Stack:
 
     def _base_environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
-        return kept | self.places() | {MARK: str(self.folder)}
+        return kept | self.places() | dict(self.environment) | {MARK: str(self.folder)}
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with (self.folder / "stack.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _is_scheduler(part: Part) -> bool:
+    return "scheduler" in part.name
 
 
 def _since(clock: float) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from waldelta.errors import ConfigError
 from waldelta_airflow.factory import create_dags
+from waldelta_airflow.settings import RETRY_DELAY_VARIABLE, retry_delay
 
 pytestmark = pytest.mark.airflow
 
@@ -91,6 +93,21 @@ def test_the_time_of_apply_is_the_files(write_pipeline):
     """Landing waits for it."""
     write_pipeline("shop", more="batch: {apply_timeout_minutes: 7}")
     assert create_dags()["shop_cdc"].get_task("apply").execution_timeout == timedelta(minutes=7)
+
+
+@pytest.mark.parametrize("given, seconds", [(None, 20), ("", 20), ("1.5", 1.5), ("600", 600)])
+def test_the_environment_says_how_long_a_first_retry_waits(monkeypatch, given, seconds):
+    monkeypatch.delenv(RETRY_DELAY_VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(RETRY_DELAY_VARIABLE, given)
+    assert retry_delay() == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "601", "nan"])
+def test_a_retry_delay_that_is_none_is_refused(monkeypatch, given):
+    monkeypatch.setenv(RETRY_DELAY_VARIABLE, given)
+    with pytest.raises(ConfigError, match="WALDELTA_RETRY_DELAY"):
+        retry_delay()
 
 
 def test_check_and_report_run_though_something_failed(dags):
