@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from tests.soak.results import RESULTS, all_kills, matrix
+from tests.soak.results import RESULTS, all_kills, code, matrix
 from tests.soak.steps import FAULTS, STEPS, cells
 
 _CONSUME = ("run.", "land.", "consume.", "apply.")
@@ -43,8 +42,8 @@ def _mark(cell: dict[str, Any] | None) -> str:
     return "–" if cell["ended"].startswith("not reached") else "✓"
 
 
-def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """What the page's placeholders stand for."""
+def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]], current: str) -> dict[str, str]:
+    """What the page's placeholders stand for; ``current`` is the code of now, as results.code() has it."""
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
     # The others' next runs are two, or check the targets too.
     seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]
@@ -54,7 +53,7 @@ def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str
         "cells": str(len(run)),
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
         "unreached": str(sum(_mark(cell) == "–" for cell in matrix.values())),
-        "older": _older(run),
+        "older": _older(run, current),
         "days": " and ".join(sorted({cell["at"] for cell in run} | {told["at"] for told in kills})),
         "versions": f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18",
         "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
@@ -62,13 +61,11 @@ def figures(matrix: dict[str, Any], kills: Sequence[dict[str, Any]]) -> dict[str
     }
 
 
-def _older(run: Sequence[dict[str, Any]]) -> str:
-    """How many cells are of code before the last one's."""
-    newest = max(run, key=lambda cell: cell["at"], default=None)
-    of_others = Counter(cell["code"] for cell in run if newest is not None and cell["code"] != newest["code"])
-    return (
-        f"{of_others.total()} of them were run while this version was written, with code before its last change."
-        * bool(of_others)
+def _older(run: Sequence[dict[str, Any]], current: str) -> str:
+    """How many cells are of other code than that of now."""
+    of_others = sum(cell["code"] != current for cell in run)
+    return f"{of_others} of them were run while this version was written, with code before its last change." * bool(
+        of_others
     )
 
 
@@ -108,7 +105,7 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    told = figures(matrix(options.results), all_kills(options.results))
+    told = figures(matrix(options.results), all_kills(options.results), code())
     options.page.write_text(Template(_DRAFT.read_text()).substitute(told))
 
 

@@ -61,7 +61,7 @@ def test_the_page_counts_what_was_tried():
         "land.committed | disk": cell | {"fault": "disk", "problems": ["w1: 1 rows lost"], "code": "new"},
         "land.committed | server": cell | {"fault": "server", "ended": "not reached; succeeded", "code": "new"},
     }
-    said = figures(results, [])
+    said = figures(results, [], "new")
     assert "| `land.committed` | ✓ | · | ✓ |  | · | – | ✗ |" in said["matrix"]
     assert (said["cells"], said["bad"], said["unreached"], said["recovery"]) == ("3", "1", "1", "3")
     assert "1 of them" in said["older"]
