@@ -34,6 +34,7 @@ ACTION_UPSERT = "upsert"  # of a new row, replacing one that stands at its key
 ACTION_DELETE = "delete"  # of the row at the base key; skipped when there is none
 ACTION_PURGE = "purge"  # like delete, but the source never said that there is a row
 ACTION_SKIP = "skip"  # an update or delete of a row that this very batch shows to be missing
+ACTIONS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE, ACTION_SKIP)
 
 
 class Root(IntEnum):

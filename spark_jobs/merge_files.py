@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,17 +22,19 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
-from spark_jobs.collapse import Ints
+from spark_jobs.collapse import ACTIONS, Ints
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, is_known
-from spark_jobs.net_files import NetFiles
+from spark_jobs.net_files import NetFiles, batches, gathered
 from spark_jobs.plan import TargetPlan
+from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Task, shares
+from waldelta.errors import WaldeltaError
 from waldelta.file_statistics import FileStatistics, bounded_columns
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
@@ -39,13 +42,10 @@ from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)
 
-# Net changes in memory, of which each task holds those of its files; beyond, Spark, which can spill.
+# The net changes of a task's files, which it holds in memory; beyond, Spark, which can spill.
 MOST_NET_BYTES = 512 << 20
 # A task reads at least so many of the target's rows, and half as many as there are net changes, whose keys it reads too.
 ROWS_PER_TASK = 250_000
-# Rows are read, merged and written in parts of about these bounds.
-_ROWS_PER_PART = 131_072
-_PART_BYTES = 64 << 20
 _TOLD = pa.schema([
     ("removed", pa.string()), ("removed_size", pa.int64()), ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
     ("updated", pa.int64()), ("deleted", pa.int64()), ("inserted", pa.int64()), ("matched", pa.binary()), ("is_possible", pa.bool_()),
@@ -90,23 +90,36 @@ def merge_files(
     table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated
-    merge = _begun(run, job, plan, folder, table)
-    if merge is None or not merge.rewrite():
-        return None
-    merge.insert()
-    tag = replace(tag, counts=tag.counts | merge.counts)
-    check()
     try:
-        _commit(table, merge, tag)
-    except DeltaError as err:
-        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
-        log.info("table=%s isn't merged file by file: %s", plan.state.table_name, err)
+        merge = _begun(run, job, plan, folder, tag, table)
+        return None if merge is None else _merged(merge, table, tag, check)
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        # Somebody else committed meanwhile, or removed a file; a value or worker is too much for a task. Spark does it, or says
+        # why not; what is committed all the same it won't repeat.
+        log.warning("table=%s isn't merged file by file: %s", plan.state.table_name, first_line(err))
         return None
+
+
+def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], None]) -> CommitTag | None:
+    try:
+        if not merge.rewrite():
+            merge.discard()
+            return None
+        merge.insert()
+        tag = replace(tag, counts=tag.counts | merge.counts)
+        check()
+        _commit(table, merge, tag)
+    except (CommitFailedError, WaldeltaError):
+        merge.discard()
+        raise
+    table.update_incremental()
     checkpoint(table, CHECKPOINT_INTERVAL)
     return tag
 
 
-def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, table: DeltaTable) -> _Merge | None:
+def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable) -> _Merge | None:
     """The merge, unless this target or these net changes are Spark's."""
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
     target = _Target(uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written)
@@ -114,8 +127,9 @@ def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, table: DeltaTable)
         return None
     net = NetFiles.of(folder, job.storage_options)
     held = _files(table, written)
+    is_whole = sum(net.rows) == sum(tag.counts.get(action, 0) for action in ACTIONS)
     # A path of more than a name is of a partitioned table, or of a clone's.
-    if net.bytes > MOST_NET_BYTES or any("/" in file.path or "%" in file.path for file in held):
+    if not is_whole or any("/" in file.path or "%" in file.path for file in held):
         return None
     return _Merge(run, target, net, held, emptied=plan.truncated and not plan.decode.gathers)
 
@@ -167,6 +181,13 @@ class _Merge:
         for row in self._run(len(chosen), _TOLD, lambda number: _insert(target, net, *chosen[number])):
             self._tell(row)
 
+    def discard(self) -> None:
+        """Remove the files that nobody will read; VACUUM does so otherwise."""
+        files = self._target.files()
+        for path, _, _ in self.added:
+            with suppress(OSError):
+                files.delete_file(path)
+
     def _tell(self, row: Any) -> None:
         if row["path"] is not None:
             self.added.append((row["path"], row["size"], row["stats"]))
@@ -197,7 +218,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written)
     matched = matched_by(of_row, count)
-    changes, wanted = net.take(matched), np.flatnonzero(matched)
+    changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
     told = [_told(matched=np.packbits(matched).tobytes())]
@@ -210,7 +231,8 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
     with _NewFile(files, target.schema) as new:
         updated = deleted = begin = 0
-        for held in _parts(target, files, file):
+        for part in gathered(batches(_open(target, files, file))):
+            held = part.cast(target.schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)
             chosen = np.unique(of_part[of_part >= 0])
@@ -227,14 +249,15 @@ def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.T
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
     """A task: write the chosen of one of the net changes' files as new rows."""
     files, told = target.files(), []
-    rows = net.take_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
-    for begin in range(0, len(rows), ROWS_PER_FILE):
-        part = rows.slice(begin, ROWS_PER_FILE)
-        held = target.schema.empty_table()
-        merged = MergedRows(held, part, np.zeros(0, np.int64), np.arange(len(part)), target.written)
+    parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
+    nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
+    part = next(parts, None)
+    while part is not None:
         with _NewFile(files, target.schema) as new:
-            new.write(merged.new_rows())
-            told.append(_told(inserted=len(part), **new.close()))
+            while part is not None and new.rows < ROWS_PER_FILE:
+                new.write(MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written).new_rows())
+                part = next(parts, None)
+            told.append(_told(inserted=new.rows, **new.close()))
     return pa.Table.from_pylist(told, _TOLD)
 
 
@@ -247,18 +270,6 @@ def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
     return ds.FileSystemDataset([layout.make_fragment(file.path, files)], target.schema, layout, files)
 
 
-def _parts(target: _Target, files: FileSystem, file: _File) -> Iterator[pa.Table]:
-    """A file's rows in their order, so many at once as memory is meant to hold."""
-    with files.open_input_file(file.path) as source:
-        groups = pq.ParquetFile(source).metadata
-    unpacked = sum(groups.row_group(k).total_byte_size for k in range(groups.num_row_groups))
-    rows = max(1, min(_ROWS_PER_PART, _PART_BYTES * groups.num_rows // max(1, unpacked)))
-    scanner = _open(target, files, file).scanner(batch_size=rows, batch_readahead=1, fragment_readahead=1)
-    for part in scanner.to_batches():
-        if len(part):
-            yield pa.Table.from_batches([part], target.schema)
-
-
 class _NewFile:
     """A data file under way, which goes again unless it is closed; there is none without rows."""
 
@@ -266,8 +277,14 @@ class _NewFile:
         self._files, self._schema = files, schema
         self._path = f"part-{uuid.uuid4()}.snappy.parquet"
         self._statistics = FileStatistics(bounded_columns(schema))
+        # Arrow leaves NaN out of a column's bounds, and Spark, for which it is the greatest, would skip rows by them.
+        self._bounded = [f.name for f in schema if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))]
         self._writer: pq.ParquetWriter | None = None
         self._is_closed = False
+
+    @property
+    def rows(self) -> int:
+        return self._statistics.rows
 
     def __enter__(self) -> _NewFile:
         return self
@@ -276,7 +293,9 @@ class _NewFile:
         if not len(rows):
             return
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, self._schema, filesystem=self._files, compression="snappy")
+            self._writer = pq.ParquetWriter(
+                self._path, self._schema, filesystem=self._files, compression="snappy", write_statistics=self._bounded
+            )
         self._writer.write_table(rows)
         self._statistics.add(rows)
 

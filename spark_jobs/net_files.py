@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,18 +14,25 @@ from pyarrow.fs import FileSelector
 from spark_jobs.collapse import Bools
 from waldelta.lake import SPARKS_TIMESTAMPS, rooted
 
-_ROWS_PER_READ = 131_072
+# Read in small pieces: what repeats itself is a thousandth in a file of what it is in memory.
+ROWS_PER_READ = 8_192
+# What is worked on at once.
+ROWS_PER_PART = 131_072
+PART_BYTES = 64 << 20
+
+
+class TooLargeError(Exception):
+    """The net changes of one task are more than its memory is meant for."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetFiles:
-    """The files in their order, how many rows each has, and their bytes in memory."""
+    """The files in their order, and how many rows each has."""
 
     folder: str
     storage_options: dict[str, str] | None
     paths: Sequence[str]
     rows: Sequence[int]
-    bytes: int
 
     @classmethod
     def of(cls, folder: str, storage_options: dict[str, str] | None) -> NetFiles:
@@ -33,36 +40,59 @@ class NetFiles:
         files = rooted(folder, storage_options)
         listed = sorted(info.path for info in files.get_file_info(FileSelector("")))
         paths = [path for path in listed if path.rpartition("/")[2][0] not in "._"]
-        rows, unpacked = [], 0
+        rows = []
         for path in paths:
             with files.open_input_file(path) as source:
-                told = pq.ParquetFile(source).metadata
-            rows.append(told.num_rows)
-            unpacked += sum(told.row_group(k).total_byte_size for k in range(told.num_row_groups))
-        return cls(folder, storage_options, paths, rows, unpacked)
+                rows.append(pq.ParquetFile(source).metadata.num_rows)
+        return cls(folder, storage_options, paths, rows)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Some columns of all of them."""
         return self._opened(self.paths).to_table(columns=list(columns))
 
-    def take(self, chosen: Bools) -> pa.Table:
-        """The chosen of all of them."""
-        return self._taken(self._opened(self.paths), chosen)
+    def take(self, chosen: Bools, most_bytes: int) -> pa.Table:
+        """The chosen of all of them; raises TooLargeError when they are more."""
+        dataset = self._opened(self.paths)
+        parts, taken = [], 0
+        for part in _chosen(dataset, chosen):
+            taken += part.nbytes
+            if taken > most_bytes:
+                raise TooLargeError(f"the net changes of a task are more than {most_bytes} bytes")
+            parts.append(part)
+        return pa.Table.from_batches(parts, dataset.schema)
 
-    def take_of(self, number: int, chosen: Bools) -> pa.Table:
-        """The chosen of one file."""
-        return self._taken(self._opened([self.paths[number]]), chosen)
+    def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
+        """The chosen of one file, so many at once as memory is meant to hold."""
+        return gathered(_chosen(self._opened([self.paths[number]]), chosen))
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
         return ds.dataset(list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout)
 
-    @staticmethod
-    def _taken(dataset: ds.Dataset, chosen: Bools) -> pa.Table:
-        parts, begin = [], 0
-        for part in dataset.scanner(batch_size=_ROWS_PER_READ, batch_readahead=2, fragment_readahead=1).to_batches():
-            here = chosen[begin : begin + len(part)]
-            begin += len(part)
-            if here.any():
-                parts.append(part.take(pa.array(np.flatnonzero(here))))
-        return pa.Table.from_batches(parts, dataset.schema)
+
+def batches(dataset: ds.Dataset) -> Iterator[pa.RecordBatch]:
+    """Rows in their order, a few at once."""
+    return iter(dataset.scanner(batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1).to_batches())
+
+
+def gathered(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """As many of these together as are worked on at once."""
+    held: list[pa.RecordBatch] = []
+    rows = taken = 0
+    for part in parts:
+        held.append(part)
+        rows, taken = rows + len(part), taken + part.nbytes
+        if rows >= ROWS_PER_PART or taken >= PART_BYTES:
+            yield pa.Table.from_batches(held)
+            held, rows, taken = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(held)
+
+
+def _chosen(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:
+    begin = 0
+    for part in batches(dataset):
+        here = chosen[begin : begin + len(part)]
+        begin += len(part)
+        if here.any():
+            yield part.take(pa.array(np.flatnonzero(here)))

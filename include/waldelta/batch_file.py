@@ -121,6 +121,7 @@ def commit_batch(
 
     Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises LateWriter when it is there already.
     """
+    version = -1
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(CommitFailedError),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -130,13 +131,19 @@ def commit_batch(
         with attempt:
             table = opened()
             if (table.transaction_version(app_id) or 0) >= batch:
-                if any(entry.get("userMetadata") == metadata for entry in table.history(_NEWEST)):
+                if (version := _version_of(table, metadata)) >= 0:
                     break  # by an attempt whose answer was lost
                 raise LateWriter(f"batch {batch} of the change log was landed by another run: run again")
             _commit(table, app_id, batch, file, metadata)
+            version = table.version() + 1  # a compare-and-swap; by now maintenance may have committed, too
             table.update_incremental()
             checkpoint(table, CHECKPOINT_INTERVAL)
-    return table.version()
+    return version
+
+
+def _version_of(table: DeltaTable, metadata: str) -> int:
+    """The version that one of the newest commits made; -1 when none of them has this userMetadata."""
+    return next((int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1)
 
 
 def _commit(table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str) -> None:

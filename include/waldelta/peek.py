@@ -88,6 +88,8 @@ where (
 ) and (get_byte(data, 0) <> 77 or lsn in (select lsn from messages))
 """
 
+_NAME_BYTES = 63
+
 
 @dataclass(frozen=True, slots=True)
 class PeekBound:
@@ -156,13 +158,18 @@ def plugin_options(source: Source) -> list[str]:
 
 def reader_name(slot: str) -> str:
     """The application_name of the backend that reads a slot for us."""
-    # PostgreSQL keeps 63 bytes of a name, so ours has no more.
-    return f"waldelta read {slot}"[:63]
+    # PostgreSQL keeps 63 bytes of a name: of slots with a long common beginning each needs one of its own.
+    name = f"waldelta read {slot}"
+    return name if len(name) <= _NAME_BYTES else f"{name[: _NAME_BYTES - 9]}_{_hash_of(slot)}"
 
 
 def short_name(slot: str) -> str:
     """The slot's name, or the beginning of a long one with a hash that tells it from others of that beginning."""
-    return slot if len(slot) <= 50 else f"{slot[:41]}_{hashlib.sha256(slot.encode()).hexdigest()[:8]}"
+    return slot if len(slot) <= 50 else f"{slot[:41]}_{_hash_of(slot)}"
+
+
+def _hash_of(slot: str) -> str:
+    return hashlib.sha256(slot.encode()).hexdigest()[:8]
 
 
 def name_of_copy(slot: str) -> str:

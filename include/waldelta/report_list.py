@@ -69,6 +69,11 @@ def remove_entry(folder: Path, page: str) -> None:
     _entry_path(folder, page).unlink(missing_ok=True)
 
 
+def entry_of(folder: Path, page: str) -> ReportEntry | None:
+    """What the list says of one page; None when it isn't on it."""
+    return _read_entry(_entry_path(folder, page))
+
+
 def read_entries(folder: Path) -> list[ReportEntry]:
     """All reports on the list whose page is there, in no order."""
     found = (_read_entry(path) for path in (folder / _ENTRIES_FOLDER).glob("*.json"))

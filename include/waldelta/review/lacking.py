@@ -12,6 +12,8 @@ from waldelta.quarantine import QUARANTINED, IncompleteRow
 from waldelta.review.bookkeeping import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
+# Not the messages: megabytes for each row, which no page shows.
+_SHOWN = tuple(name for name in IncompleteRow.schema.names if name != "messages")
 
 
 def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
@@ -47,12 +49,10 @@ def read_open(lake: Bookkeeping, keys: pa.Table) -> list[IncompleteRow]:
 def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
     """The first rows that a run found to lack values, oldest first, and how many there are."""
     chosen = pc.field("run_id") == run_id
-    count = lake.scan(IncompleteRow, ("at",), None, chosen).num_rows
-    return _rows(lake, chosen, most), count
+    moments = lake.scan(IncompleteRow, ("at",), None, chosen)["at"]
+    return _rows(lake, chosen & pc.field("at").isin(moments.slice(0, most).unique()))[:most], len(moments)
 
 
-def _rows(lake: Bookkeeping, chosen: pc.Expression, most: int | None = None) -> list[IncompleteRow]:
-    rows: Sequence[dict[str, Any]] = (
-        lake.scan(IncompleteRow, IncompleteRow.schema.names, None, chosen).slice(0, most).to_pylist()
-    )
+def _rows(lake: Bookkeeping, chosen: pc.Expression) -> list[IncompleteRow]:
+    rows: Sequence[dict[str, Any]] = lake.scan(IncompleteRow, _SHOWN, None, chosen).to_pylist()
     return [IncompleteRow(**{**row, "columns": row["columns"] or []}) for row in rows]

@@ -19,7 +19,7 @@ from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of
 from waldelta_airflow.views.render import HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
-from waldelta_airflow.views.reports import data_docs_folder, report_file
+from waldelta_airflow.views.reports import served_report
 
 _STYLE = Path(__file__).with_name("style.css")
 
@@ -121,8 +121,7 @@ def _add_reports(app: FastAPI) -> None:
 
     @app.get("/docs/{name}/{path:path}")
     def report(asked: AskedDep, name: str, path: str) -> FileResponse:
-        folder = data_docs_folder(asked.pipeline(name))
-        file = report_file(folder, path or "index.html") if folder is not None else None
+        file = served_report(asked.pipeline(name), path or "index.html")
         if file is None:
             raise HTTPException(404, "There is no such report.")
         return FileResponse(file, headers=REPORT_HEADERS)

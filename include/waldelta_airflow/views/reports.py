@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from waldelta.pipeline_file import PipelineFile
-from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, read_entries
+from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, entry_of, read_entries
 
 _SERVED = {".html", ".css", ".js", ".json", ".svg", ".png", ".jpg", ".gif", ".ico", ".woff", ".woff2", ".ttf"}
 
@@ -29,6 +29,18 @@ def report_file(folder: Path, path: str) -> Path | None:
         return None
     inside = file.is_relative_to(root)
     return file if inside and file.suffix.lower() in _SERVED and file.is_file() else None
+
+
+def served_report(pipeline: PipelineFile, path: str) -> Path | None:
+    """The file of a report, as report_file() finds it; None for what others have in a folder that several pipelines share."""
+    folder = data_docs_folder(pipeline)
+    file = report_file(folder, path) if folder is not None else None
+    if folder is None or file is None or file.suffix.lower() != ".html":
+        return file
+    entry = entry_of(folder, file.relative_to(folder.resolve()).as_posix())
+    # Lists and suites are of all who share the folder.
+    owners = {entry.pipeline} if entry is not None else {other.pipeline for other in read_entries(folder)}
+    return file if owners <= {pipeline.pipeline} else None
 
 
 def read_reports(pipeline: PipelineFile) -> list[CheckedRun]:

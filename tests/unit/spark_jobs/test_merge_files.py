@@ -12,6 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from spark_jobs import merge_files as module
+from spark_jobs import net_files
 from spark_jobs.collapse import EventShape
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_files import merge_files
@@ -43,7 +44,8 @@ __all__ = ["job"]
 def _small(monkeypatch):
     """Tasks and parts of a few rows."""
     monkeypatch.setattr(module, "ROWS_PER_TASK", 3)
-    monkeypatch.setattr(module, "_ROWS_PER_PART", 2)
+    monkeypatch.setattr(net_files, "ROWS_PER_PART", 2)
+    monkeypatch.setattr(net_files, "ROWS_PER_READ", 1)
 
 
 def one_by_one(count, schema, task) -> list[dict]:
@@ -171,18 +173,71 @@ def test_what_is_left_to_spark(job, case):
     assert table(job).version() == before
 
 
+def files_of(job) -> set:
+    return set(local_path(table_uri(job)).glob("*.parquet"))
+
+
 def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkeypatch):
+    """New rows aren't held."""
+    write_files(job, [(1, "a", "A")])
     monkeypatch.setattr(module, "MOST_NET_BYTES", 10)
-    assert merged(job, [("I", None, 4, "d", "D")]) is None
+    assert merged(job, [("U", 1, 1, "b", "B")]) is None
+    assert merged(job, [("I", None, 4, "d", "D")]) is not None
+
+
+def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
+    """As when an OPTIMIZE and a VACUUM come between."""
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    read = module._files
+
+    def vacuumed(*given):
+        found = read(*given)
+        (local_path(table_uri(job)) / found[-1].path).unlink()
+        return found
+
+    monkeypatch.setattr(module, "_files", vacuumed)
+    assert merged(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
+
+
+def test_changes_that_are_not_all_there_are_left_to_spark(job):
+    """Which fails for lack of its source."""
+    net = net_of([("I", None, 4, "d", "D")])
+    planned = replace(tag(), counts={"upsert": 2})
+    assert merge_files(one_by_one, job, plan(), staged(job, net), planned, fine) is None
+
+
+def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
+    """Of the version that was committed."""
+    monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 2)
+    for batch in (1, 2):
+        merged(job, [("I", None, batch, "v", "w")], batch)
+    assert [path.name[19:20] for path in (local_path(table_uri(job)) / "_delta_log").glob("*.checkpoint.parquet")] == [
+        "2"
+    ]
+
+
+def test_no_reader_skips_a_value_that_is_no_number(job):
+    """Arrow's bounds of a column leave NaN out, and for Spark it is the greatest."""
+    number = SCHEMA.get_field_index("gone")
+    with_nan = rows((1, "a", "A"), (2, "b", "B")).set_column(
+        number, SCHEMA.field(number), pa.array([float("nan"), 1.0])
+    )
+    write(job, with_nan)
+    merged(job, [("U", 2, 2, "c", "C")])
+    (name,) = names_of(job)
+    group = pq.read_metadata(local_path(table_uri(job)) / name).row_group(0)
+    bounded = {group.column(k).path_in_schema for k in range(group.num_columns) if group.column(k).is_stats_set}
+    assert "gone" not in bounded
+    assert "Id" in bounded
 
 
 def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
     """And what was written by then isn't there."""
     with_raw = rows((1, "a", "A")).set_column(6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE))
     write(job, with_raw)
-    files = set(local_path(table_uri(job)).glob("*.parquet"))
+    files = files_of(job)
     assert merged(job, [("U", 1, 1, "b", "~")]) is None
-    assert set(local_path(table_uri(job)).glob("*.parquet")) == files
+    assert files_of(job) == files
     assert merged(job, [("U", 1, 1, "b", "B")], raw=[(NAMES[1], "y")]) is not None
     assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
 
@@ -205,6 +260,8 @@ def test_somebody_elses_commit_is_not_overwritten(job):
 
     assert merged(job, [("U", 1, 1, "b", "B")], check=late) is None
     assert held(job) == {5: ("theirs", "x")}
+    # Theirs, what they replaced, and what the task's first try had left.
+    assert len(files_of(job)) == 3
 
 
 def test_files_carry_statistics(job):
