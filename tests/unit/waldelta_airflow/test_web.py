@@ -125,6 +125,15 @@ def test_nothing_else_is_served(client, path):
     assert client.get(f"/docs/{path}").status_code == 404
 
 
+def test_of_a_shared_folder_each_pipeline_shows_its_own_reports(client, docs):
+    """Who may read one pipeline may not read the others' values; lists and suites are of all."""
+    checked(docs, NOON, "public.mine")
+    checked(docs, NOON, "public.theirs", pipeline="other")
+    paths = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.html")) if not path.is_symlink()]
+    shown = [path for path in paths if client.get(f"/docs/shop/{path}").status_code == 200]
+    assert [path.partition(".")[2].partition("/")[0] for path in shown] == ["mine"], shown
+
+
 def test_an_absolute_path_doesnt_leave_the_folder(docs, tmp_path):
     """Joining an absolute path replaces the folder; it must be refused."""
     assert report_file(docs, str(tmp_path / "secret.html")) is None
