@@ -283,14 +283,14 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark
     database.execute("update t set v = 'b'")
     drain(spark, job)
     database.execute("update t set v = 'c'")
-    real = apply.__globals__["read_standings"]
+    real = apply.__globals__["end_killed_repairs"]
 
     def synced_again(*args):
-        standings = real(*args)
+        found = real(*args)
         sync(spark, job, ["public.t"], "by hand")
-        return standings
+        return found
 
-    monkeypatch.setitem(apply.__globals__, "read_standings", synced_again)
+    monkeypatch.setitem(apply.__globals__, "end_killed_repairs", synced_again)
     assert isinstance(apply(spark, job).failures["public.t"], LateWriter)
     assert [row[:2] for row in target_rows(spark, job)] == [(1, "c")]
     monkeypatch.undo()
