@@ -26,7 +26,7 @@ from spark_jobs.merge import (
 )
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
 from spark_jobs.merge_files import merge_files
-from spark_jobs.merge_here import merge_here
+from spark_jobs.merge_here import changes_copies, merge_here
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
@@ -371,7 +371,7 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Call
     by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
     columns = [by_name[name] for name in names]
     found = {}
-    if not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}:
+    if changes_copies(plan, tag):
         counted = run.spark.sql(
             count_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=plan.truncated_leaves)
         ).collect()
@@ -379,11 +379,11 @@ def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Call
         found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
         tag = replace(tag, counts=tag.counts | found)
         check()  # counting takes as long as it takes
-    empty, cut = plan.truncated and not plan.decode.gathers, plan.truncated_leaves
+    cut = plan.truncated_leaves
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=cut)
-    elif empty or not plan.decode.shape.key:
-        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=empty)
+    elif plan.is_emptied or not plan.decode.shape.key:
+        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_emptied)
     else:
         statement = merge_statement(
             uri, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut

@@ -29,11 +29,12 @@ from pyarrow.fs import FileSystem
 from spark_jobs.collapse import ACTIONS, Ints
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
-from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, is_known
+from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
 from spark_jobs.net_files import NetFiles, batches, gathered
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Task, shares
+from waldelta.delta_log import DeltaLog
 from waldelta.errors import WaldeltaError
 from waldelta.file_statistics import FileStatistics, bounded_columns
 from waldelta.job import Job
@@ -110,9 +111,16 @@ def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[]
         merge.insert()
         tag = replace(tag, counts=tag.counts | merge.counts)
         check()
-        _commit(table, merge, tag)
-    except (CommitFailedError, WaldeltaError):
+    except WaldeltaError:
         merge.discard()
+        raise
+    try:
+        _commit(table, merge, tag)
+    except CommitFailedError:
+        # An answer that was lost would be a commit all the same: only somebody else's in its place shows that there is none.
+        other = merge.log.read(table.version() + 1)
+        if other is not None and other.info.get("userMetadata") != tag.metadata:
+            merge.discard()
         raise
     table.update_incremental()
     checkpoint(table, CHECKPOINT_INTERVAL)
@@ -121,17 +129,16 @@ def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[]
 
 def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable) -> _Merge | None:
     """The merge, unless this target or these net changes are Spark's."""
-    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
-    target = _Target(uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written)
-    if not is_known(table) or not set(target.schema.names).issuperset(written.sources):
+    if (written := written_columns(job, plan, table)) is None:
         return None
+    target = _Target(uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written)
     net = NetFiles.of(folder, job.storage_options)
     held = _files(table, written)
     is_whole = sum(net.rows) == sum(tag.counts.get(action, 0) for action in ACTIONS)
     # A path of more than a name is of a partitioned table, or of a clone's.
     if not is_whole or any("/" in file.path or "%" in file.path for file in held):
         return None
-    return _Merge(run, target, net, held, emptied=plan.truncated and not plan.decode.gathers)
+    return _Merge(run, target, net, held, emptied=plan.is_emptied)
 
 
 def _files(table: DeltaTable, written: Written) -> list[_File]:
@@ -180,6 +187,11 @@ class _Merge:
         chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
         for row in self._run(len(chosen), _TOLD, lambda number: _insert(target, net, *chosen[number])):
             self._tell(row)
+
+    @property
+    def log(self) -> DeltaLog:
+        """The target's."""
+        return DeltaLog(self._target.uri, self._target.storage_options)
 
     def discard(self) -> None:
         """Remove the files that nobody will read; VACUUM does so otherwise."""

@@ -25,6 +25,7 @@ from deltalake.exceptions import DeltaError
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
 from spark_jobs.merge import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
+from spark_jobs.net_files import batches
 from spark_jobs.plan import TargetPlan
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
@@ -37,7 +38,6 @@ MOST_ROWS = 100_000
 MOST_FILE_BYTES = 16 << 20
 # In memory; what is packed into small files may unpack to much more, so that it is counted while it is read.
 MOST_BYTES = 64 << 20
-_ROWS_PER_READ = 8_192
 # New rows alone become one more file, until there are so many.
 _MOST_FILES = 8
 # As often as Spark writes one.
@@ -64,8 +64,6 @@ def merge_here(
     table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated
-    if not is_known(table):
-        return None
     try:
         return _merge(job, plan, table, net, tag, check)
     except (DeltaError, OSError, pa.ArrowException) as err:
@@ -77,12 +75,10 @@ def merge_here(
 def _merge(
     job: Job, plan: TargetPlan, table: DeltaTable, net: pa.Table, tag: CommitTag, check: Callable[[], None]
 ) -> CommitTag | None:
-    emptied = plan.truncated and not plan.decode.gathers
-    held = arrow_schema(table).empty_table() if emptied else _read(table)
-    if held is None:
+    if (written := written_columns(job, plan, table)) is None:
         return None
-    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
-    if not set(held.schema.names).issuperset(written.sources):
+    held = arrow_schema(table).empty_table() if plan.is_emptied else _read(table)
+    if held is None:
         return None
     of_row = match(held, net, written)
     new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
@@ -90,7 +86,7 @@ def _merge(
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
-    adds_only = not (emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
+    adds_only = not (plan.is_emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
     _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
@@ -100,11 +96,21 @@ def _merge(
 
 def is_for_arrow(plan: TargetPlan, tag: CommitTag) -> bool:
     """Whether rows are found by a key, or only added, and all of them go when any are truncated: the rest is Spark's."""
-    of_copies = not plan.decode.shape.key and tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE}
-    return not of_copies and not plan.truncated_leaves
+    return not changes_copies(plan, tag) and not plan.truncated_leaves
 
 
-def is_known(table: DeltaTable) -> bool:
+def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
+    """Whether rows without a key are updated or deleted, so many copies of each as the source did."""
+    return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
+
+
+def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> Written | None:
+    """What is written to the table; None when it lacks one of the columns, or asks more of its writers than is done here."""
+    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    return written if _is_known(table) and set(arrow_schema(table).names).issuperset(written.sources) else None
+
+
+def _is_known(table: DeltaTable) -> bool:
     """Whether everything that the table asks of its writers is done here."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
@@ -130,7 +136,7 @@ def _read(table: DeltaTable) -> pa.Table | None:
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     parts: list[pa.RecordBatch] = []
     taken = 0
-    for part in dataset.scanner(batch_size=_ROWS_PER_READ, batch_readahead=1, fragment_readahead=1).to_batches():
+    for part in batches(dataset):
         taken += part.nbytes
         if taken > MOST_BYTES:
             return None

@@ -57,6 +57,11 @@ class TargetPlan:
     evolution: Evolution | None
 
     @property
+    def is_emptied(self) -> bool:
+        """Whether all rows that the target had are gone; of one that gathers leaves only those of truncated ones are."""
+        return self.truncated and not self.decode.gathers
+
+    @property
     def truncated_leaves(self) -> tuple[int, ...]:
         """Of a target that gathers leaves: those whose rows were truncated."""
         return tuple(sorted(self.decode.truncated_at)) if self.decode.gathers else ()

@@ -48,8 +48,7 @@ def write_rows(
     plan, kept = replay.target, job.pipeline.target.metadata_columns
     columns = copied_columns(plan.state)
     staged = stage(spark, change_log, plan, f"{folder}-net")
-    is_emptied = plan.truncated and not plan.decode.gathers
-    version = "limit 0" if is_emptied else f"version as of {_version_of_copy(job, plan.state, target):d}"
+    version = "limit 0" if plan.is_emptied else f"version as of {_version_of_copy(job, plan.state, target):d}"
     base, cut = f"{path(target)} {version}", plan.truncated_leaves
     rows = spark.sql(rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut))
     rows.write.mode("overwrite").parquet(folder)

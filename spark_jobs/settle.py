@@ -52,7 +52,7 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
     keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
     for k, key in enumerate(keys):
         events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
-    if plan.truncated and not decode_plan.gathers:
+    if plan.is_emptied:
         events = events.withColumn(_MOVED, F.lit(moves))
     else:
         events = events.join(_keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys)

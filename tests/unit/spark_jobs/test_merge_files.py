@@ -17,11 +17,12 @@ from spark_jobs.collapse import EventShape
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_files import merge_files
 from spark_jobs.target_commit import read_commit
-from tests.unit.spark_jobs.test_collapse import apply_one_by_one, random_events
 from tests.unit.spark_jobs.test_merge_here import (
     NAMES,
     SCHEMA,
+    SIX_ROWS,
     UNKNOWN,
+    check_random_batches,
     fine,
     held,
     job,
@@ -85,21 +86,8 @@ def names_of(job) -> set[str]:
 
 
 def test_random_batches_equal_a_plain_simulation(job):
-    """Batch after batch the target holds what applying every change alone leaves, in however many files."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    expected = {key: (f"b{key}", f"bt{key}") for key in range(6)}
-    write_files(job, *([(key, *values)] for key, values in expected.items()))
-    last = 0
-    for batch in range(1, 31):
-        if events := random_events(rng, expected, rng.randrange(1, 25)):
-            last = batch
-            assert merged(job, events, batch) is not None
-            expected = apply_one_by_one(expected, events)
-            assert held(job) == expected, (seed, batch, events)
-            assert len(table(job).to_pyarrow_table()) == len(expected)
-    assert table(job).transaction_version("app") == last
+    """In however many files."""
+    check_random_batches(job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 30)
 
 
 def test_what_the_commit_tells(job):

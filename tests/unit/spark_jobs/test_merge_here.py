@@ -60,7 +60,9 @@ def net_of(events, raw=None) -> pa.Table:
 def plan(*, truncated=False, leaves=(), shape: EventShape = SHAPE):
     state = TableState(None, "r", "s.t", 1, "synced")
     decode = SimpleNamespace(shape=shape, names=NAMES, gathers=bool(leaves))
-    return SimpleNamespace(truncated=truncated, truncated_leaves=leaves, decode=decode, state=state)
+    return SimpleNamespace(
+        truncated=truncated, is_emptied=truncated and not leaves, truncated_leaves=leaves, decode=decode, state=state
+    )
 
 
 def tag(batch=1) -> CommitTag:
@@ -82,21 +84,28 @@ def held(job) -> dict:
     return {row["Id"]: (row["the `v`"], row["it's.big"]) for row in found}
 
 
-def test_random_batches_equal_a_plain_simulation(job):
-    """Batch after batch the target holds what applying every change alone leaves."""
+def check_random_batches(job, before, arrange, merge, batches) -> None:
+    """Batch after batch the target holds what applying every change alone leaves; ``arrange`` writes the rows from before."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    expected = {key: (f"b{key}", f"bt{key}") for key in range(6)}
-    write(job, rows(*((key, *values) for key, values in expected.items())))
-    last = 0
-    for batch in range(1, 41):
+    expected, last = before, 0
+    arrange((key, *values) for key, values in expected.items())
+    for batch in range(1, batches + 1):
         if events := random_events(rng, expected, rng.randrange(1, 25)):
             last = batch
-            assert merged(job, events, batch) is not None
+            assert merge(job, events, batch) is not None
             expected = apply_one_by_one(expected, events)
             assert held(job) == expected, (seed, batch, events)
+            assert len(table(job).to_pyarrow_table()) == len(expected)
     assert table(job).transaction_version("app") == last
+
+
+SIX_ROWS = {key: (f"b{key}", f"bt{key}") for key in range(6)}
+
+
+def test_random_batches_equal_a_plain_simulation(job):
+    check_random_batches(job, SIX_ROWS, lambda before: write(job, rows(*before)), merged, 40)
 
 
 def test_what_the_commit_tells(job):
