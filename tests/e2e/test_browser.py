@@ -1,0 +1,202 @@
+"""The pages in Airflow's UI as an engineer meets them in the morning: a real Chromium, a real Airflow, a pipeline that
+has copied, applied, failed an expectation and been told of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.support.expected_conditions import (
+    element_to_be_clickable,
+    frame_to_be_available_and_switch_to_it,
+    presence_of_element_located,
+)
+from selenium.webdriver.support.wait import WebDriverWait
+
+from demo.airflow_client import DagRun
+from demo.stack import Stack
+from tests.browser import LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
+from tests.e2e.shop import Shop, change, make_shop
+
+pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
+
+PICTURES = Path(".waldelta/screenshots")
+FAILING = """
+expectations:
+  - type: expect_column_values_to_be_in_set
+    kwargs: {column: note, value_set: [never]}
+    severity: critical
+"""
+PAGES = {
+    "pipelines": "/",
+    "pipeline": "/p/browsed",
+    "runs": "/p/browsed/runs",
+    "run": "/p/browsed/run/any/{run}",
+    "expectations": "/p/browsed/expectations",
+    "table": "/p/browsed/table/public.orders",
+    "quarantine": "/p/browsed/quarantine",
+    "reports": "/docs/",
+}
+each_page = pytest.mark.parametrize("page", PAGES)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[WebDriver]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
+    """A pipeline with a run that went well and a latest one whose check failed; the browser is logged in."""
+    for shop in make_shop(stack, "browsed", "waldelta_spark"):
+        change(shop)
+        shop.run("cdc")
+        (shop.suites / "public.orders.yml").write_text(FAILING)
+        change(shop)
+        shop.runs.append(shop.client.wait("browsed_cdc", shop.client.trigger("browsed_cdc")))
+        log_in(browser, stack)
+        yield shop
+
+
+def log_in(browser: WebDriver, stack: Stack) -> None:
+    browser.get(stack.url)
+    user = wait(browser).until(presence_of_element_located((By.NAME, "username")))
+    user.send_keys(stack.user)
+    browser.find_element(By.NAME, "password").send_keys(stack.password, Keys.RETURN)
+    wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "a[aria-label=Home]")))
+
+
+def wait(browser: WebDriver, timeout_s: float = 30) -> WebDriverWait:
+    return WebDriverWait(browser, timeout_s)
+
+
+def failed_run(shop: Shop) -> DagRun:
+    return shop.runs[-1]
+
+
+def address(shop: Shop, page: str) -> str:
+    return f"{shop.stack.url}/waldelta{PAGES[page].format(run=quote(failed_run(shop).run_id))}"
+
+
+def text_of(browser: WebDriver) -> str:
+    return browser.find_element(By.TAG_NAME, "main").text
+
+
+def follow(browser: WebDriver, link: str) -> None:
+    """Click a link and wait for its page."""
+    wanted = wait(browser).until(element_to_be_clickable((By.PARTIAL_LINK_TEXT, link)))
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", wanted)
+    was = browser.execute_script("return location.href")
+    wanted.click()
+    wait(browser).until(lambda b: b.execute_script("return location.href") != was)
+
+
+def test_the_morning_walk_leads_from_the_navigation_to_the_rows_that_failed(browser, browsed):
+    """Airflow's home, Pipelines, the pipeline with a problem, its run, the table's report: by clicks alone."""
+    browser.get(browsed.stack.url)
+    # Airflow keeps what plugins add under one entry of its navigation when there are several.
+    for name in ("Plugins", "Pipelines"):
+        entry = (By.XPATH, f"//*[self::a or self::button or @role='menuitem'][normalize-space()='{name}']")
+        wait(browser).until(element_to_be_clickable(entry)).click()
+    wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
+    wait(browser).until(presence_of_element_located((By.LINK_TEXT, "browsed")))
+    assert "problem" in text_of(browser)
+    screenshot(browser, PICTURES, "walk-1-pipelines")
+    follow(browser, "browsed")
+    assert "public.orders" in text_of(browser)
+    screenshot(browser, PICTURES, "walk-2-pipeline")
+    browser.get(address(browsed, "run"))
+    seen = text_of(browser)
+    assert "QualityFailed" in seen
+    assert "public.orders" in seen
+    follow(browser, "report")
+    report = browser.find_element(By.TAG_NAME, "body").text
+    assert "public.orders" in report
+    assert "values must belong to this set: never" in report
+    screenshot(browser, PICTURES, "walk-3-report")
+
+
+def test_a_dag_run_has_a_tab_with_what_it_changed(browser, browsed):
+    run = failed_run(browsed)
+    browser.get(f"{browsed.stack.url}/dags/{run.dag_id}/runs/{quote(run.run_id)}/plugin/waldelta-run")
+    wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
+    wait(browser).until(presence_of_element_located((By.TAG_NAME, "h1")))
+    assert run.run_id in text_of(browser)
+    assert "changes landed" in text_of(browser).lower()
+
+
+@each_page
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(browser, browsed, page, scheme):
+    """WCAG's contrast for each text, in light and in dark; and the browser has nothing to complain about."""
+    browser.get_log("browser")
+    prefer(browser, scheme)
+    browser.get(address(browsed, page))
+    screenshot(browser, PICTURES, f"{page}-{scheme}")
+    assert browser.execute_script(LOW_CONTRAST) == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@each_page
+@pytest.mark.parametrize("width", [1400, 700])
+def test_no_page_is_wider_than_its_window(browser, browsed, page, width):
+    browser.set_window_size(width, 900)
+    browser.get(address(browsed, page))
+    wider = browser.execute_script(WIDER)
+    browser.set_window_size(1400, 900)
+    assert wider <= 0
+
+
+@each_page
+def test_a_page_is_there_within_a_second(browser, browsed, page):
+    """The best of five: the tests beside this one want the same cores."""
+    seconds = []
+    for _ in range(5):
+        browser.get(address(browsed, page))
+        seconds.append(browser.execute_script(LOADED))
+    assert 0 < min(seconds) < 1
+
+
+@each_page
+def test_a_page_works_by_keyboard(browser, browsed, page):
+    """The first Tab offers to skip the navigation, and every link can be reached and is seen to have the focus."""
+    browser.get(address(browsed, page))
+    links = browser.execute_script("return [...document.querySelectorAll('a[href], button, input, select')].length")
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    first = browser.switch_to.active_element
+    assert first.text == "Skip to the content"
+    assert first.rect["y"] >= 0
+    reached = 1
+    for _ in range(links - 1):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        focused = browser.execute_script(
+            "const e = document.activeElement, s = getComputedStyle(e);"
+            "return e === document.body ? null : s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0"
+        )
+        if focused is None:
+            break
+        assert focused, browser.switch_to.active_element.text
+        reached += 1
+    assert reached >= links - 1
+    browser.get(address(browsed, page))
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.RETURN)
+    assert browser.execute_script("return document.activeElement.id") == "content"
+
+
+def test_who_isnt_logged_in_sees_nothing(stack, browsed):
+    with open_browser() as stranger:
+        stranger.get(address(browsed, "pipeline"))
+        deadline = time.monotonic() + 10
+        while "public.orders" not in stranger.page_source and time.monotonic() < deadline:
+            if "login" in stranger.current_url or "Not authenticated" in stranger.page_source:
+                break
+        assert "public.orders" not in stranger.page_source
