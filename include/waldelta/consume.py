@@ -118,6 +118,7 @@ def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: Slot
     ledger.append(replace(move, at=now(), event="intent", batch=None))
     fault_point("idle.intended")
     _advance(connection, slot, move.lsn)
+    fault_point("idle.moved")
     _check_moved(connection, slot, move.lsn)
 
 

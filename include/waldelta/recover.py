@@ -12,6 +12,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import LateWriter, SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import find_promotion, record_promotion
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
@@ -77,6 +78,7 @@ def recover(
             _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
             if promotion is not None:
                 record_promotion(job, promotion)
+            fault_point("recover.compared")
             move_idle_slot(connection, identity.slot, ledger, move)
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
