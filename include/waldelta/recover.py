@@ -108,7 +108,7 @@ def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn
 
 def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Transactions) -> None:
     try:
-        check_landed(connection, job.pipeline.source, move, landed)
+        check_landed(connection, job.pipeline.source, move, landed, by_then=True)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
         log.warning("slot %s moves without a comparison: %s", move.slot, err)
