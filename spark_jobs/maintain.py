@@ -74,6 +74,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
             held[state.table_name] = err
         else:
             result.tables[state.table_name] = TableResult()
+    fault_point("maintain.cleaned")
     renew_cut(job)
     stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
     if held:
@@ -90,6 +91,7 @@ def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> No
     if not deletion_vectors:
         # Before they are switched off: killed in between, the next maintenance does it again.
         spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
+        fault_point("maintain.purged")
     set_deletion_vectors(spark, uri, deletion_vectors)
 
 

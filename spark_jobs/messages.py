@@ -21,6 +21,7 @@ from spark_jobs.merge import CommitTag
 from spark_jobs.task_error import is_conflict, named_error
 from waldelta.change_log import ChangeLog, place_columns
 from waldelta.errors import ApplyError, LateWriter
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import sync_commit
 from waldelta.locks import messages_lock
@@ -85,12 +86,14 @@ def _append(
         .option("userMetadata", tag.metadata)
     )
     check()
+    fault_point("messages.writing")
     try:
         writer.save(uri)
     except Exception as err:
         if is_conflict(err):
             raise LateWriter("another run writes messages at this moment: run again") from err
         raise named_error(err) or ApplyError(f"messages not written: {err}") from err
+    fault_point("messages.written")
     sync_commit(uri, DeltaTable(uri, storage_options=job.storage_options).version())
     return last
 

@@ -37,6 +37,7 @@ from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.fault import fault_point
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
@@ -106,6 +107,7 @@ def check(
         plans = pool.map(lambda session, target: _plan(session, target, own), targets)
         imported.result()
         report = _run(pool, folder, pipeline, run_id, list(zip(targets, plans, asked, strict=True)), tuple(unused))
+    fault_point("check.reported")
     _record(ledger, report)
     _log(report)
     return report

@@ -17,6 +17,7 @@ from spark_jobs.merge import CommitTag, tagged, void_statement
 from spark_jobs.target_commit import committed_verb, read_commit
 from spark_jobs.task_error import first_line
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
+from waldelta.fault import fault_point
 from waldelta.job import Job, identity_of, life_of
 from waldelta.ledger_rows import TableState, TargetCut, now
 from waldelta.locks import target_lock
@@ -52,6 +53,7 @@ def record_repaired(
     at = now()
     done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
     done = job.ledger.append_state(done, begun)
+    fault_point("repair.recorded")
     # For people: rows of an earlier generation count no more.
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     if keys := sorted(open_keys(quarantine.rows(before.table_name, before.generation))):

@@ -37,6 +37,7 @@ from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import read_commit, read_untouched
 from spark_jobs.task_error import of_table, writing_error
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger_rows import TableState, TargetCut
@@ -242,8 +243,10 @@ def _commit(run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: A
     lock.check()
     if run.held.of(state) > plan.target.batches[1]:
         raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+    fault_point("replay.merging")
     with tagged(run.spark, tag):
         run.spark.sql(statement).collect()
+    fault_point("replay.merged")
     return read_commit(job, state, tag)
 
 

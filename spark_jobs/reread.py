@@ -31,6 +31,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.column_names import RELID
 from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import open_parquet, write_parquet
 from waldelta.ledger_rows import now
@@ -72,6 +73,7 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *,
             quarantine.add(work.told)
     elif work.told or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.told)
+    fault_point("reread.told")
     if quarantined := work.counts[QUARANTINED_ROWS]:
         log.warning(
             "table=%s rows=%d came without values that the source no longer has: they are in %s, not in the target",

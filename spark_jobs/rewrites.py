@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from spark_jobs.plan import refusal
 from waldelta.errors import NeedsSync
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.locks import target_lock
@@ -40,6 +41,7 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
         known = replace(held, storage=present.storage) if what else to_record(held, present.storage, renew=renew)
         if known is not None:
             job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
+            fault_point("rewrite.recorded")
     return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else []
 
 

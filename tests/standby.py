@@ -46,12 +46,12 @@ def ask(server: EmbeddedPostgres, statement: str, dbname: str = "postgres") -> l
         return cursor.fetchall() if cursor.description else []
 
 
-def follow(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
+def follow(standby: EmbeddedPostgres, primary: EmbeddedPostgres, slot: str = "standby") -> None:
     """Make a standby that streams from the primary, through a physical slot, and start it."""
     standby._make_readable()
     shutil.copy(primary.folder / "password", standby.folder / "password")
     standby._run(
-        "pg_basebackup", "-d", primary.conninfo(), "-D", str(standby.data), "-R", "-C", "-S", "standby", "-c", "fast"
+        "pg_basebackup", "-d", primary.conninfo(), "-D", str(standby.data), "-R", "-C", "-S", slot, "-c", "fast"
     )
     configure(standby, hot_standby_feedback="on")
     standby.start()

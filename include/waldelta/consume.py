@@ -6,6 +6,7 @@ a temporary copy of the slot keeps a way back, and only then does PostgreSQL for
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+ORIGINS_SINCE = 160000  # the option, as server_version has it
 # A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
 _KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
 # In the order of the fields of Transactions: 67 Commit, 80 Prepare, 75 Commit Prepared, 114 Rollback Prepared, 73 Insert,
@@ -100,12 +102,18 @@ def consume(
     return consumed
 
 
-def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
-    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
-    peeked = call("peek", whole(source), Lsn(move.lsn), None, _KIND)
-    with _named_use(source.slot):
-        held = _count(connection, peeked, two_phase=source.options.two_phase)
-    if not _agree(connection, held, landed):
+def check_landed(
+    connection: Connection, source: Source, move: SlotMove, landed: Transactions, *, by_then: bool = False
+) -> None:
+    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays.
+
+    ``by_then``: another run landed it, whose pipeline file may have asked for more, or less, than this one's.
+    """
+    held = _held(connection, source, move)
+    others = _asked_otherwise(connection, source) if by_then else ()
+    if not _agree(connection, held, landed) and not any(
+        _agree(connection, _held(connection, other, move), landed) for other in others
+    ):
         raise ConsumeMismatch(
             f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
             "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
@@ -113,11 +121,28 @@ def check_landed(connection: Connection, source: Source, move: SlotMove, landed:
         )
 
 
+def _held(connection: Connection, source: Source, move: SlotMove) -> Transactions:
+    peeked = call("peek", whole(source), Lsn(move.lsn), None, _KIND)
+    with _named_use(source.slot):
+        return _count(connection, peeked, two_phase=source.options.two_phase)
+
+
+def _asked_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
+    """The source by other options that decide on what a slot gives."""
+    now = source.options
+    origins = ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
+    for messages, origin in itertools.product((False, True), origins):
+        if (messages, origin) != (now.messages, now.origin):
+            options = now.model_copy(update={"messages": messages, "origin": origin})
+            yield source.model_copy(update={"options": options})
+
+
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
     """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL back."""
     ledger.append(replace(move, at=now(), event="intent", batch=None))
     fault_point("idle.intended")
     _advance(connection, slot, move.lsn)
+    fault_point("idle.moved")
     _check_moved(connection, slot, move.lsn)
 
 

@@ -25,6 +25,7 @@ from waldelta.errors import (
     SourceError,
     SourceUnreachable,
 )
+from waldelta.fault import fault_point
 from waldelta.job import Job, life_of
 from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.locks import target_lock
@@ -170,7 +171,9 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     identity, lsn = promotion.identity, promotion.left_at.value
     moved = SlotMove(now(), job.run_id, "promoted", identity.slot, identity.system_identifier, identity.timeline,
                      identity.incarnation, lsn)  # fmt: skip
+    fault_point("failover.marked")
     job.ledger.append(moved)
+    fault_point("failover.recorded")
     log.warning(
         "slot=%s: the server was promoted to timeline %d at %s, and everything landed lies before that: going on",
         identity.slot, identity.timeline, promotion.left_at,

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import StateError
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now
 from waldelta.locks import target_lock
@@ -167,6 +168,7 @@ def _record(job: Job, state: TableState, fresh: Sequence[ForeignCommit]) -> None
         if len(commits) > MOST_RECORDED:
             commits = [commits[0], *commits[1 - MOST_RECORDED :]]
         job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, foreign_commits=commits), held)
+        fault_point("foreign.recorded")
 
 
 def _tell_lack(state: TableState, seen: Seen) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.standing import NEEDS_SYNC
@@ -21,6 +22,7 @@ def mark(job: Job, state: TableState, reason: str) -> None:
     """Record that a target needs a new copy; the caller holds its lock, and ``state`` is the latest."""
     marked = replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason)
     job.ledger.append_state(marked, state)
+    fault_point("recopy.marked")
 
 
 def read_table_bytes(job: Job) -> dict[str, int]:

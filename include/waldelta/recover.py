@@ -12,6 +12,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import LateWriter, SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import find_promotion, record_promotion
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
@@ -77,6 +78,7 @@ def recover(
             _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
             if promotion is not None:
                 record_promotion(job, promotion)
+            fault_point("recover.compared")
             move_idle_slot(connection, identity.slot, ledger, move)
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
@@ -106,7 +108,7 @@ def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn
 
 def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Transactions) -> None:
     try:
-        check_landed(connection, job.pipeline.source, move, landed)
+        check_landed(connection, job.pipeline.source, move, landed, by_then=True)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
         log.warning("slot %s moves without a comparison: %s", move.slot, err)

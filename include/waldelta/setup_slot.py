@@ -12,6 +12,7 @@ import psycopg
 from waldelta.change_log import ChangeLog
 from waldelta.consume import kept_copy
 from waldelta.errors import SlotForeign, TransactionsStillOpen, WaldeltaError
+from waldelta.fault import fault_point
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
@@ -59,6 +60,7 @@ def end_life(conn: Connection, job: Job) -> bool:
     if made_here(moves) and (found := read_slot(conn, name)) is not None:
         check_ours(found)
         dropped = beyond(job, found) is None and drop_slot(conn, name)
+    fault_point("setup.dropped")
     job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
     return dropped
 
@@ -153,6 +155,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
         return
     creating = SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed)
     job.ledger.append(creating)
+    fault_point("setup.creating")
     try:
         source = job.pipeline.source
         if conn is primary:
@@ -165,6 +168,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
         if isinstance(err, WaldeltaError):
             raise
         raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
+    fault_point("setup.created")
     _record(job, replace(slot, timeline=timeline), "created")
 
 

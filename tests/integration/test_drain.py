@@ -186,6 +186,24 @@ def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, databas
     assert change_log.landed(1).transactions.inserts == 1
 
 
+@pytest.mark.parametrize("then", [False, True], ids=["switched on", "switched off"])
+def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, database, lake, then):
+    """What has landed is compared with what the slot gives by the options of then: logical messages were asked for, or weren't."""
+    database.execute("create table t(id int primary key, v text)")
+    files = {asked: pipeline_file(lake, f"s_{database.name}", options={"messages": asked}) for asked in (False, True)}
+    job = bare_slot(database, files[then])
+    database.execute("begin; insert into t values (1, 'a'); select pg_logical_emit_message(true, 'p', 'x'); commit")
+    database.execute("select pg_logical_emit_message(true, 'p', 'a transaction of its own')")
+    land_only(spark, job, 1)
+    changed = replace(job, pipeline=files[not then])
+    drain(spark, changed)
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
+
+
+def landed_end(job, batch):
+    return job.change_log(job.slot_identity()).landed_end(batch)
+
+
 def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(spark, database, job, monkeypatch):
     """An immediate stop of a busy server moves it back by a checkpoint's WAL, which no look could read again in its time."""
     slot = job.pipeline.source.slot

@@ -10,6 +10,7 @@ import yaml
 
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
+from tests.standby import SCHEMA, ask, catch_up, follow, held, insert, pipeline_on, servers, there
 from waldelta.errors import SlotMissing
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -23,8 +24,11 @@ def statements(slot):
     return [s.strip() for block in blocks for s in block.replace("flights_cdc", slot).split(";") if s.strip()]
 
 
+OLDEST_WAL = "select min(name) from pg_ls_waldir() where name ~ '^[0-9A-F]{24}$'"
+
+
 def oldest_wal(database):
-    ((name,),) = database.execute("select min(name) from pg_ls_waldir() where name ~ '^[0-9A-F]{24}$'")
+    ((name,),) = database.execute(OLDEST_WAL)
     return name
 
 
@@ -66,3 +70,38 @@ def test_the_page(spark, database, lake, tmp_path):
     database.execute("insert into t values (8)")
     pipeline.consume(spark)
     assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 8
+
+
+def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
+    """With source.read_from it is the standby's disk that fills: the same statements free it there, as the page says."""
+    replaced = re.search(r"run this there, with `(\w+)\(\)` in place of `(\w+)\(\)`", PAGE)
+    with servers(max(postgres.version, 16)) as (primary, standby):
+        ask(primary.start(), f"{SCHEMA}; reset role; grant execute on function pg_log_standby_snapshot() to app")
+        follow(standby, primary)
+        lead_to(primary)
+        monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", standby.uri(user="app", password="p"))
+        pipeline = pipeline_on(lake, read_from="test_standby")
+        pipeline.setup()
+        pipeline.sync(spark)
+        for number in range(2, 8):
+            insert(primary, number, "not read")
+            ask(primary, "select pg_switch_wal()")
+        catch_up(standby, primary)
+        look, blocked, drop, checkpoint = (s.replace(replaced[2], replaced[1]) for s in statements("flights"))
+        held_back = {row[0]: row for row in ask(standby, look)}
+        assert held_back["flights"][1:3] == (False, "reserved")
+        assert ask(primary, blocked) == []
+        before = ask(standby, OLDEST_WAL)
+        ask(standby, drop)
+        assert "`checkpoint` first on the primary, then there" in PAGE
+        ask(primary, checkpoint)
+        catch_up(standby, primary)
+        ask(standby, checkpoint)
+        assert ask(standby, OLDEST_WAL) > before
+        with pytest.raises(RunFailed, match="does not exist"):
+            pipeline.consume(spark)
+        pipeline.resync(spark)
+        insert(primary, 8, "after")
+        catch_up(standby, primary)
+        pipeline.consume(spark)
+        assert held(lake) == there(primary)

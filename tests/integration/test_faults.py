@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 CELLS = [
     ("consume.got", "server"),
+    ("within get: consume.copied", "network"),
     ("apply.merging", "zombie"),
 ]
 

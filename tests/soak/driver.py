@@ -1,6 +1,6 @@
 """A driver of several runs at once, each on a pipeline of its own, so that one kill meets each at its own step.
 
-    python -m tests.soak.driver    a line of JSON on stdin begins a run: {"verb", "file", "run_id", "tables"}
+    python -m tests.soak.driver    a line of JSON on stdin begins a run: {"verb", "file", "run_id", "details"}
 
 It says on stdout when it is ready, and of each run what it ended with. A scene's own runs are the command line's
 (Scene.start); these share a session's start, which would be most of what a matrix of kills costs.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Queue
 from typing import IO, Any
@@ -44,11 +44,11 @@ class Driver:
         self._ended: dict[str, str] = {}
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
 
-    def begin(self, verb: str, file: Path, run_id: str, tables: list[str] | None) -> None:
+    def begin(self, verb: str, file: Path, run_id: str, details: Mapping[str, Any]) -> None:
         """Begin a run; returns at once."""
         assert self.process.stdin is not None
-        wanted = {"verb": verb, "file": str(file), "run_id": run_id, "tables": tables}
-        self.process.stdin.write(json.dumps(wanted).encode() + b"\n")
+        wanted = {"verb": verb, "file": str(file), "run_id": run_id, "details": details}
+        self.process.stdin.write(json.dumps(wanted, default=datetime.isoformat).encode() + b"\n")
         self.process.stdin.flush()
 
     def ended(self, run_id: str) -> str | None:
@@ -103,12 +103,17 @@ def merge_either_way() -> None:
 
 def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
     try:
-        tables = {"tables": wanted["tables"]} if wanted["tables"] else {}
-        getattr(Pipeline.load(wanted["file"]), wanted["verb"])(spark, run_id=wanted["run_id"], **tables)
+        details = {name: _value(name, given) for name, given in wanted["details"].items()}
+        getattr(Pipeline.load(wanted["file"]), wanted["verb"])(spark, run_id=wanted["run_id"], **details)
     except Exception as err:  # of any kind: a killed JVM's are py4j's
         told.put(f"ended {wanted['run_id']} {said(err)}")
     else:
         told.put(f"ended {wanted['run_id']} succeeded")
+
+
+def _value(name: str, given: Any) -> Any:
+    """As the verb takes it; JSON has no dates."""
+    return datetime.fromisoformat(given) if name in ("start", "end") else given
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -27,6 +28,7 @@ from tests.soak.driver import Driver, grow_old, merge_either_way, said
 from tests.soak.results import MATRIX, RESULTS, code, matrix, write
 from tests.soak.scene import Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
+from tests.soak.within import Within
 from waldelta.fault import SOCKET
 from waldelta.ledger_rows import now
 
@@ -70,7 +72,7 @@ def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple
         unit = [c for c in left if c[1] == fault][: lanes if FAULTS[fault].own_process else 1]
         left = [c for c in left if c not in unit]
         # A transaction that isn't over yet keeps the server's other slots from being made.
-        yield sorted(unit, key=lambda c: c[0].point == "setup.publications")
+        yield sorted(unit, key=lambda c: c[0].point.startswith("setup."))
 
 
 class Matrix:
@@ -146,15 +148,23 @@ class Matrix:
         is_between = step.point.startswith("apply.") and "cut" not in step.point
         after = scene.random.randint(0, 1) if is_between else 0
         scene.focus(2 if after else self._tables(scene))
+        scene.listener.disarm()
         step.prepare(scene)
         return after
 
     def _cell(self, scene: Scene, step: Step, name: str) -> None:
         kind, after = FAULTS[name], self._prepare(scene, step)
-        done = scene.listener.arm(step.point, lambda pid: kind.fault(scene, _victim(pid, kind)), after)
+        within = Within(scene, step.within, lambda: kind.fault(scene, os.getpid())) if step.within else None
+        if within is not None:
+            scene.listener.arm(step.point, within.begin, after)
+            done = within.met
+        else:
+            done = scene.listener.arm(step.point, lambda pid: kind.fault(scene, _victim(pid, kind)), after)
         try:
             ended = self._here(scene, step)
         finally:
+            if within is not None:
+                within.end()
             scene.network.heal()
             disk_is_free(os.getpid())
         for other in self.scenes if name == "server" else ():
@@ -167,18 +177,28 @@ class Matrix:
         driver, self._ready = self._ready or self._start(), None
         driver.wait_until_ready()
         go_on, reached, runs = threading.Event(), [], []
+        watches = []
         for (step, _), scene in zip(unit, lanes, strict=True):
             after = self._prepare(scene, step)
             there = threading.Event()
-            scene.listener.arm(step.point, lambda _, there=there: (there.set(), go_on.wait()), after)
+
+            def stay(_: int = 0, there: threading.Event = there) -> None:
+                there.set()
+                go_on.wait()
+
+            if step.within:
+                watches.append(Within(scene, step.within, stay))
+            scene.listener.arm(step.point, watches[-1].begin if step.within else stay, after)
             scene.runs += 1
             runs.append(f"{scene.name}_{scene.runs}")
-            driver.begin(step.verb, scene.files[step.checked], runs[-1], _volley_tables(step))
+            driver.begin(step.verb, scene.files[step.checked], runs[-1], _volley_details(scene, step))
             wait_until(lambda there=there, run=runs[-1]: there.is_set() or driver.ended(run))
             reached.append(there.is_set())
         FAULTS[fault].fault(lanes[0], driver.process.pid)
         go_on.set()
         wait_until(lambda: all(driver.ended(run) for run in runs))
+        for watch in watches:
+            watch.end()
         ends = [driver.ended(run) or "" for run in runs]
         driver.end()
         if another:
@@ -243,8 +263,10 @@ class Matrix:
         return Cell(step.name, "zombie", what, round(seconds, 1), problems)
 
     def _next_runs(self, scene: Scene, step: Step) -> list[str]:
-        # Maintenance comes around by itself; a resync was asked for, and is asked for again.
-        verbs = [step.verb, "consume"] if step.verb in ("maintain", "resync") else ["consume"]
+        # Maintenance comes around by itself; what was asked for is asked for again.
+        verbs = {"consume": ["consume"], "sync": ["consume"], "retry_quarantined": ["consume", step.verb]}.get(
+            step.verb, [step.verb, "consume"]
+        )
         ends = [(verb, self._next_run(scene, verb, checked=step.checked)) for verb in verbs]
         return [f"next {verb}: {ended}" for verb, ended in ends if ended != "succeeded"]
 
@@ -254,7 +276,7 @@ class Matrix:
         scene.runs += 1
         run = f"{scene.name}_{scene.runs}"
         self._next.wait_until_ready()
-        self._next.begin(verb, scene.files[checked], run, None)
+        self._next.begin(verb, scene.files[checked], run, scene.details.get(verb, {}))
         wait_until(lambda: self._next is None or self._next.ended(run))
         return self._next.ended(run)
 
@@ -267,9 +289,9 @@ class Matrix:
         return "succeeded"
 
 
-def _volley_tables(step: Step) -> list[str] | None:
-    """One, where several would be copied at once: a run that is held is still then, and the next one isn't mistaken for it."""
-    return ["public.copies"] if step.verb == "sync" else None
+def _volley_details(scene: Scene, step: Step) -> dict[str, Any]:
+    """One table, where several would be copied at once: a run that is held is still then, and the next one isn't mistaken for it."""
+    return {"tables": ["public.copies"]} if step.verb == "sync" else scene.details.get(step.verb, {})
 
 
 def _victim(pid: int, kind: Kind) -> int:

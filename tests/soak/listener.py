@@ -52,6 +52,11 @@ class Listener:
             self._armed = {step: (act, after)}
         return done
 
+    def disarm(self) -> None:
+        """What is still armed, since nobody came there, isn't for whoever comes next."""
+        with self._lock:
+            self._armed = {}
+
     def hold(self, pid: int) -> tuple[threading.Event, threading.Event]:
         """Keep a process at its first fault point: one event says that it is there, the other lets it go on."""
         with self._lock:

@@ -41,6 +41,10 @@ class Network:
         """Forward nothing until it is healed; connections stay open."""
         self._flows.clear()
 
+    def lead_to(self, port: int) -> None:
+        """From now on, forward to another server of that machine."""
+        self._to = (self._to[0], port)
+
     def heal(self) -> None:
         """All as it was."""
         self._down, self._left = False, None

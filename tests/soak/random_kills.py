@@ -87,7 +87,7 @@ def kill_all(scenes: Sequence[Scene], driver: Driver, how: str, longest_s: float
     for scene in scenes:
         scene.runs += 1
         runs.append(f"{scene.name}_{scene.runs}")
-        driver.begin("consume", scene.files[False], runs[-1], None)
+        driver.begin("consume", scene.files[False], runs[-1], {})
     _wait(scenes[0].random.uniform(0, longest_s), lambda: all(driver.ended(run) for run in runs))
     alive = sum(driver.ended(run) is None for run in runs)
     KILLS[how](scenes[0], driver.process.pid)

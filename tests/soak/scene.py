@@ -20,6 +20,7 @@ import psutil
 import psycopg
 import yaml
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
 
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.processes import stop
@@ -30,13 +31,15 @@ from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
 from tests.soak.network import Network
 from waldelta.errors import WaldeltaError
-from waldelta.lake import local_path
+from waldelta.lake import MESSAGES, bookkeeping_uri, local_path
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"
 FILTERS = ("part < 4", "part < 3")
 TIMEOUT_S = 240.0
+_FIRST_FRESH = 100_000  # beyond the keys of random rows
 MOST_COLUMNS = 6
+KEEPS_SLOTS = 17  # on standbys, from this version of PostgreSQL on
 Rows = Counter[tuple[Any, ...]]
 _QUICK = """
 spark.sql.codegen.wholeStage false
@@ -61,8 +64,13 @@ class Scene:
         folder.mkdir(exist_ok=True)
         self.runs = 0
         self.transactions = self.applied = 0
+        self._fresh = _FIRST_FRESH
+        self._ending = ExitStack()
         self._copies_too = True
         self.log = folder / "runs.log"
+        self.emitted: Counter[str] = Counter()
+        # What a verb is called with, besides the run's id: kept for whoever asks for the same again.
+        self.details: dict[str, dict[str, Any]] = {}
         self._execute("postgres", f"create database {self.name}")
         self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
         self.workload = Workload(self.connection, seed, KEYED)
@@ -95,8 +103,13 @@ class Scene:
         Pipeline.load(self.files[False]).setup()
         self.run("sync")
 
+    def at_end(self, callback: Callable[[], Any]) -> None:
+        """What is to be done once nobody needs the scene any more."""
+        self._ending.callback(callback)
+
     def close(self) -> None:
         """Give everything back but the server."""
+        self._ending.close()
         for name in self.environment:
             os.environ.pop(name, None)
         self.connection.close()
@@ -117,6 +130,41 @@ class Scene:
         for number in range(max(1, transactions // 4) if self._copies_too else 0):
             self._write_copies(at_least_one_row=number == 0)
 
+    def break_off(self, step: str) -> None:
+        """A run that ends at that step, its connections gone."""
+        done = self.listener.arm(step, lambda _: self.end_backends())
+        with suppress(Exception):
+            self.run("consume")
+        assert done.is_set()
+        self.settle()
+
+    def emit(self) -> None:
+        """Logical messages: of a transaction, of one that is rolled back, and of none."""
+        number = len(self.emitted)
+        for transactional, kept in ((True, True), (True, False), (False, True)):
+            content = f"{number} {transactional} {self.random.random()}"
+            with self.connection.transaction(force_rollback=not kept):
+                self.connection.execute("select pg_logical_emit_message(%s, 'soak', %s)", (transactional, content))
+            self.emitted[content] += kept
+
+    def rows(self, table: str, values: str, count: int = 3) -> list[int]:
+        """Rows that nothing else is written to: (id, part, big) by an expression of ``i``; returns their keys."""
+        self._fresh += count
+        low, high = self._fresh - count + 1, self._fresh
+        self.connection.execute(
+            f"insert into {table} (id, part, big) select i, {values} from generate_series({low}, {high}) i".encode()
+        )
+        return list(range(low, high + 1))
+
+    def lead_to(self, server: EmbeddedPostgres) -> None:
+        """The source is another server from now on."""
+        self.connection.close()
+        self.network.cut()
+        self.server = server
+        self.network.lead_to(server.port)
+        self.network.heal()
+        self.reconnect()
+
     def alter(self, *kinds: str) -> None:
         """An ALTER TABLE of one of these kinds between changes."""
         if not self.workload.chosen:
@@ -125,10 +173,16 @@ class Scene:
         self.workload.kinds = kinds
         self.workload.alter()
         self.write(4)
+        for table in self.workload.chosen:  # whatever was rolled back, emptied or filtered out
+            self.rows(table.name, "1, 'small'")
 
     def refilter(self) -> None:
-        """Another filter for the table that has one, between changes of it: the next run repairs its target."""
+        """Another filter for the table that has one, between changes of it: the next run repairs its target.
+
+        A table that is truncated meanwhile would be copied instead.
+        """
         self.workload.chosen = [table for table in self.workload.tables if table.name == KEYED[0]]
+        self.workload.truncates = False
         self.write(4)
         (now,) = self.connection.execute(_FILTER).fetchone() or ("",)
         (other,) = (text for text in FILTERS if text not in now)
@@ -137,6 +191,7 @@ class Scene:
             f"alter publication {self.name}_pub set table {KEYED[0]} where ({other}), {others}".encode()
         )
         self.write(4)
+        self.workload.truncates = True
 
     def is_wide(self) -> bool:
         """Whether enough columns have been added to the tables that are written to."""
@@ -153,7 +208,7 @@ class Scene:
                 raise WaldeltaError(f"{verb} failed: {self.log.read_text().splitlines()[-1]}")
             return time.monotonic() - began
         began, pipeline = time.monotonic(), Pipeline.load(self.files[checked])
-        getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **details)
+        getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **self.details.get(verb, {}) | details)
         return time.monotonic() - began
 
     def start(self, verb: str, *arguments: str, checked: bool = False, **environment: str) -> subprocess.Popen[bytes]:
@@ -201,9 +256,8 @@ class Scene:
         """Rows that a target lacks or has too often, by table; and changes that stand in the change log more than once."""
         found = []
         for table in [*(t.name for t in self.workload.tables), COPIES]:
-            target = DeltaTable(str(local_path(f"{self.root}/public/{table}")))
             names = self._columns(table)
-            held = target.to_pyarrow_table(columns=names).to_pylist()
+            held = self._held(table, names)
             in_target: Rows = Counter(tuple(row[name] for name in names) for row in held)
             (where,) = (self.connection.execute(_FILTER).fetchone() or ()) if table == KEYED[0] else ("true",)
             query = f"select {', '.join(names)} from {table} where {where}"
@@ -212,13 +266,28 @@ class Scene:
                 found.append(f"{table}: {lost} rows lost")
             if doubled := (in_target - in_source).total():
                 found.append(f"{table}: {doubled} rows too many")
-        return found + landed_twice(self.root)
+        return found + landed_twice(self.root) + self._messages()
 
     def stale_cut(self) -> list[str]:
         """Whether the cut that readers take as the newest is an older one."""
         cuts = Pipeline.load(self.files[False]).job().ledger.batches()
         newest = max(cut.batch for cut in cuts)
         return [f"the newest cut is of batch {cuts[-1].batch}, not {newest}"] * (cuts[-1].batch < newest)
+
+    def _held(self, table: str, names: list[str]) -> list[dict[str, Any]]:
+        path = local_path(f"{self.root}/public/{table}")
+        try:
+            return DeltaTable(str(path)).to_pyarrow_table(columns=names).to_pylist()
+        except DeltaProtocolError:  # it has had deletion vectors
+            return self.spark.read.format("delta").load(str(path)).select(names).toArrow().to_pylist()
+
+    def _messages(self) -> list[str]:
+        if not self.emitted.total():
+            return []
+        contents = DeltaTable(str(local_path(bookkeeping_uri(self.root, MESSAGES)))).to_pyarrow_table(["content"])
+        held = Counter(content.decode() for content in contents["content"].to_pylist())
+        lost, doubled = (self.emitted - held).total(), (held - self.emitted).total()
+        return [f"{lost} messages lost"] * bool(lost) + [f"{doubled} messages too many"] * bool(doubled)
 
     def _columns(self, table: str) -> list[str]:
         named = {t.name: ["id", "part", "big", *t.columns] for t in self.workload.tables}
@@ -242,8 +311,9 @@ class Scene:
         tables[0]["where"] = FILTERS[0]
         document = {
             "pipeline": self.name,
-            "source": {"conn_id": self.name, "slot": self.name,
-                       "publications": [{"name": f"{self.name}_pub", "tables": tables}]},
+            "source": {"conn_id": self.name, "slot": self.name, "options": {"messages": True},
+                       "publications": [{"name": f"{self.name}_pub", "tables": tables}],
+                       **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
             "target": {"root": self.root},
             "quality": {"enabled": checked},
         }  # fmt: skip

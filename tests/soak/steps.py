@@ -8,57 +8,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tests.soak import preparations as prepared
 from tests.soak.scene import Fault, Scene, family, kill_driver, kill_jvm, kill_process
 
 Prepare = Callable[[Scene], None]
 _FILE_BYTES = 1500  # a disk that is full in the middle of a file
 
 
-def _changes(scene: Scene) -> None:
-    scene.write()
-
-
-def _columns(scene: Scene) -> None:
-    scene.alter(*(["drop", "rename"] if scene.is_wide() else ["add default"]))
-
-
-def _rewritten(scene: Scene) -> None:
-    scene.alter("rewrite" if scene.is_wide() else "add volatile")
-
-
-def _refiltered(scene: Scene) -> None:
-    scene.refilter()
-
-
-def _unpublished(scene: Scene) -> None:
-    for _ in range(3):
-        scene.connection.execute(b"select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
-        scene.connection.execute(b"select pg_switch_wal()")
-
-
-def _written_down(scene: Scene) -> None:
-    """The slot's position, without which maintenance forgets nothing; and then changes, as ever."""
-    scene.connection.execute(b"checkpoint")
-    scene.write()
-
-
-def _slot_dropped(scene: Scene) -> None:
-    scene.write(4)
-    scene.connection.execute(
-        b"select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
-    )
-    scene.write(4)
-
-
 @dataclass(frozen=True)
 class Step:
-    """A moment of a run: its fault point, the verb that passes it, and what is written to the source before."""
+    """A moment of a run: its fault point, the verb that passes it, and what is written to the source before.
+
+    ``within``: not the point itself, but what the server does next, a statement of which this is a part.
+    """
 
     point: str
     verb: str = "consume"
-    prepare: Prepare = _changes
+    prepare: Prepare = prepared.changes
     group: str = ""
     checked: bool = False
+    within: str = ""
 
     @property
     def name(self) -> str:
@@ -67,27 +36,40 @@ class Step:
 
 
 _SYNC = ("sync.begun", "sync.planned", "sync.reading", "sync.committed", "sync.recorded")
+_REPAIR = ("recopy.marked", "repair.begun", "repair.merged", "repair.recorded")
 STEPS: tuple[Step, ...] = (
-    *(Step(point) for point in (
-        "run.begun", "land.reading", "land.committed", "consume.landed", "consume.intended", "consume.copied",
-        "consume.got", "consume.moved",
+    *(Step(point) for point in ("run.begun", "land.reading", "land.committed")),
+    *(Step(point) for point in ("consume.landed", "consume.intended", "consume.copied")),
+    Step("consume.copied", group="within get", within="pg_logical_slot_get_binary_changes"),
+    *(Step(point) for point in ("consume.got", "consume.moved")),
+    *(Step(point, prepare=prepared.unpublished) for point in ("idle.intended", "idle.moved")),
+    *(Step(point, prepare=prepared.behind, group="behind") for point in (
+        "recover.compared", "idle.intended", "idle.moved",
     )),
-    Step("idle.intended", prepare=_unpublished),
+    *(Step(point, prepare=prepared.failed_over) for point in ("failover.marked", "failover.recorded")),
+    *(Step(point, prepare=prepared.emitted) for point in ("messages.writing", "messages.written")),
     *(Step(point) for point in (
         "apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cutting", "apply.cut",
     )),
-    *(Step(point, prepare=_columns) for point in ("reshape.begun", "reshape.committed", "reshape.recorded")),
-    *(Step(point, prepare=_rewritten, group="recopy") for point in _SYNC),
-    *(Step(point, prepare=_refiltered) for point in ("repair.begun", "repair.merged")),
-    *(Step(point, checked=True) for point in ("check.begun", "check.ended")),
+    Step("reread.told", prepare=prepared.incomplete),
+    Step("foreign.recorded", prepare=prepared.written_by_others),
+    *(Step(point, prepare=prepared.columns) for point in (
+        "rewrite.recorded", "reshape.begun", "reshape.committed", "reshape.recorded",
+    )),
+    *(Step(point, prepare=prepared.rewritten, group="recopy") for point in ("recopy.marked", *_SYNC)),
+    *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),
+    *(Step(point, checked=True) for point in ("check.begun", "check.reported", "check.ended")),
     Step("run.ended"),
+    *(Step(point, "replay", prepared.damaged) for point in ("replay.merging", "replay.merged")),
+    *(Step(point, "retry_quarantined", prepared.quarantined, "quarantine") for point in _REPAIR[1:]),
     *(Step(point, "sync", group="sync") for point in _SYNC),
-    *(Step(point, "resync", _slot_dropped, "resync") for point in (
-        "resync.recorded", "setup.publications", "resync.compared", *_SYNC,
+    *(Step(point, "resync", prepared.slot_dropped, "resync") for point in (
+        "resync.recorded", "setup.dropped", "setup.publications", "setup.creating", "setup.created", "resync.compared", *_SYNC,
     )),
-    *(Step(point, "maintain", _written_down) for point in (
-        "maintain.compacted", "maintain.forgetting", "maintain.forgotten", "maintain.pruned",
+    *(Step(point, "maintain", prepared.written_down) for point in (
+        "maintain.compacted", "maintain.cleaned", "maintain.forgetting", "maintain.forgotten", "maintain.pruned",
     )),
+    Step("maintain.purged", "maintain", prepared.with_vectors),
 )  # fmt: skip
 
 
@@ -114,12 +96,16 @@ def _stall(scene: Scene, _: int) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A fault; ``own_process``: it takes the run's process with it, ``of_worker``: a task's; ``only_at``: where it means anything."""
+    """A fault; ``own_process``: it takes the run's process with it, ``of_worker``: a task's; ``only_at``: where it means anything.
+
+    ``within``: whether it means anything while the run waits for the server's answer.
+    """
 
     fault: Fault
     own_process: bool = False
     of_worker: bool = False
     only_at: tuple[str, ...] = ()
+    within: bool = True
 
 
 _TASKS = ("land.reading", "sync.reading")
@@ -133,7 +119,8 @@ FAULTS: dict[str, Kind] = {
     "disk": Kind(_full_disk),
     "network": Kind(lambda scene, _: scene.network.cut()),
     "mid-message": Kind(lambda scene, _: scene.network.cut_after(1000), only_at=_TASKS),
-    "zombie": Kind(lambda scene, _: None),  # see Matrix._zombie
+    # See Matrix._zombie. A run that waits for an answer when its connections end has nothing in mind to go on with.
+    "zombie": Kind(lambda scene, _: None, within=False),
     "stall": Kind(_stall, only_at=(*_TASKS, "consume.copied", "apply.staged")),
 }
 
@@ -145,5 +132,6 @@ def cells(steps: Sequence[str], faults: Sequence[str]) -> list[tuple[Step, str]]
         (step, fault)
         for fault in faults or FAULTS
         for step in chosen
-        if not FAULTS[fault].only_at or step.point in FAULTS[fault].only_at
+        if (not FAULTS[fault].only_at or step.point in FAULTS[fault].only_at)
+        and (FAULTS[fault].within or not step.within)
     ]

@@ -1,0 +1,140 @@
+"""What is written to the source, or done to the lake, before a run, so that it comes by a step of the fault matrix."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from demo.embedded_postgres import EmbeddedPostgres
+from spark_jobs.pipeline import Pipeline
+from tests.random_workload import BIG
+from tests.soak.scene import COPIES, KEYED, Scene
+from tests.standby import ask, catch_up, follow, keep_slot, promote
+from waldelta.lake import target_uri
+from waldelta.ledger_rows import now
+
+
+def changes(scene: Scene) -> None:
+    """Random transactions."""
+    scene.write()
+
+
+def columns(scene: Scene) -> None:
+    """Columns that come with a value, go, or are renamed."""
+    scene.alter(*(["drop", "rename"] if scene.is_wide() else ["add default"]))
+
+
+def rewritten(scene: Scene) -> None:
+    """An ALTER that gives rows other values, of which the stream says nothing."""
+    scene.alter("rewrite" if scene.is_wide() else "add volatile")
+
+
+def refiltered(scene: Scene) -> None:
+    """Another row filter."""
+    scene.refilter()
+
+
+def unpublished(scene: Scene) -> None:
+    """WAL that holds nothing for the pipeline, but for what maintenance and checkpoints bring."""
+    for _ in range(3):
+        scene.connection.execute(b"select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+        scene.connection.execute(b"select pg_switch_wal()")
+
+
+def written_down(scene: Scene) -> None:
+    """The slot's position, without which maintenance forgets nothing; and then changes, as ever."""
+    scene.connection.execute(b"checkpoint")
+    scene.write()
+
+
+def slot_dropped(scene: Scene) -> None:
+    """Somebody has dropped the slot between changes."""
+    scene.write(4)
+    scene.connection.execute(
+        b"select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
+    )
+    scene.write(4)
+
+
+def behind(scene: Scene) -> None:
+    """A run that landed and didn't live to consume: the slot stands behind the lake."""
+    scene.write()
+    scene.break_off("consume.landed")
+    scene.write(4)
+
+
+def emitted(scene: Scene) -> None:
+    """Logical messages between changes."""
+    scene.write(4)
+    scene.emit()
+    scene.write(4)
+
+
+def incomplete(scene: Scene) -> None:
+    """Rows that move into the filter without their large values."""
+    scene.write(4)
+    _move_in(scene)
+
+
+def quarantined(scene: Scene) -> None:
+    """Such rows that couldn't be completed: applied while their column had another name."""
+    _move_in(scene)
+    scene.run("consume", stage="land")
+    scene.connection.execute(f"alter table {KEYED[0]} rename column big to hidden".encode())
+    scene.run("consume", stage="apply")
+    scene.connection.execute(f"alter table {KEYED[0]} rename column hidden to big".encode())
+    if not Pipeline.load(scene.files[False]).quarantined():
+        raise AssertionError("no row is in quarantine")
+
+
+def _move_in(scene: Scene) -> None:
+    low, *_ = scene.rows(KEYED[0], f"5, {BIG.format('i')}")
+    scene.connection.execute(f"update {KEYED[0]} set part = 1 where id >= {low}".encode())
+
+
+def damaged(scene: Scene) -> None:
+    """Rows that a run brought are gone from a target; the run's time is what is to be replayed."""
+    keys, began = scene.rows(KEYED[1], "1, 'small'"), now()
+    scene.run("consume")
+    scene.details["replay"] = {"start": began, "end": now(), "tables": [f"public.{KEYED[1]}"]}
+    _execute(scene, KEYED[1], f"delete from {{}} where id in ({', '.join(map(str, keys))})")
+
+
+def written_by_others(scene: Scene) -> None:
+    """Somebody else writes to a target, and takes it back."""
+    _execute(scene, COPIES, "insert into {} (n, t) values (-1, 'theirs')")
+    _execute(scene, COPIES, "delete from {} where n = -1")
+    scene.write()
+
+
+def with_vectors(scene: Scene) -> None:
+    """A target has deletion vectors, which the pipeline file doesn't want."""
+    scene.run("consume")
+    _execute(scene, COPIES, "alter table {} set tblproperties ('delta.enableDeletionVectors' = 'true')")
+    scene.write()
+
+
+def failed_over(scene: Scene) -> None:
+    """A standby that kept the slot has become the primary; some changes the lake has, and some it hasn't."""
+    scene.write(4)
+    primary, pipeline = scene.server, Pipeline.load(scene.files[False])
+    settings = {"fsync": "off", "shared_buffers": "32MB"}
+    standby = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), primary.version, settings)
+    scene.at_end(standby.delete)
+    follow(standby, primary, f"standby_{standby.folder.name[-8:]}".lower())
+    scene.run("consume")  # keep_slot moves an idle slot
+    keep_slot(standby, primary, pipeline)
+    scene.write(4)
+    scene.run("consume")
+    scene.write(4)
+    catch_up(standby, primary)
+    scene.lead_to(standby)
+    promote(standby)
+    scene.write(4)
+    # Nobody reads it there any more, and other pipelines still use that server.
+    ask(primary, f"select pg_drop_replication_slot('{pipeline.file.source.slot}')")
+
+
+def _execute(scene: Scene, table: str, statement: str) -> None:
+    """SQL of somebody else's on a target."""
+    scene.spark.sql(statement.format(f"delta.`{target_uri(scene.root, 'public', table)}`")).collect()
