@@ -5,7 +5,7 @@ Pure: the plan names Great Expectations' types and arguments, ``quality.py`` run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -42,6 +42,14 @@ class PlannedExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRules:
+    """What the source makes sure of for all rows of a table: CHECK constraints, and the labels of enum columns by name."""
+
+    checks: Sequence[CheckConstraint] = ()
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SuitePlan:
     """A target's expectations, and what could not be made one."""
 
@@ -54,19 +62,21 @@ def plan_suite(
     state: TableState,
     held_columns: Sequence[str],
     own: OwnSuiteFile | None = None,
-    checks: Sequence[CheckConstraint] = (),
+    sure: SourceRules | None = None,
 ) -> SuitePlan:
     """Plan the suite of one target.
 
-    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept. ``checks`` are the
-    constraints of the table that feeds it.
+    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept. ``sure`` is what
+    the source makes sure of besides.
     """
+    sure = sure or SourceRules()
     left_out: list[str] = []
     planned = [
         _columns_match(state),
         *_key_unique(state, left_out),
         *_not_null(state, held_columns, left_out),
-        *_checks_hold(state, held_columns, checks, left_out),
+        *_labels_only(state, sure),
+        *_checks_hold(state, held_columns, sure.checks, left_out),
         *_filters_hold(state, held_columns, left_out),
         *_own(own),
     ]
@@ -121,6 +131,15 @@ def _held_somewhere(
     key = column.name.replace("\\", "\\\\").replace("'", "\\'")
     condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW}, '{key}'), false))"
     yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+
+
+def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpectation]:
+    for column in state.columns:
+        labels = sure.labels.get(column.name)
+        if labels and column.spark_type == "string" and _nameable(column.name):
+            kwargs = {"column": _gx_name(column.name), "value_set": list(labels)}
+            meaning = f"{column.name} has labels of {column.type_name} only"
+            yield PlannedExpectation("expect_column_values_to_be_in_set", kwargs, "critical", "catalog", meaning)
 
 
 def _checks_hold(

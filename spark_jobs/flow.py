@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
-from waldelta.check_constraints import CheckConstraint, read_check_constraints
+from waldelta.check_constraints import read_check_constraints
 from waldelta.consume import confirmed_lsn
+from waldelta.enum_labels import read_enum_labels
 from waldelta.errors import ApplyError, SourceError, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
 from waldelta.fault import fault_point
@@ -46,6 +47,7 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_jobs.expectation_suite import SourceRules
     from spark_jobs.sync import SyncResult
 
 log = logging.getLogger(__name__)
@@ -165,7 +167,7 @@ def _check(
         stage.detail = "switched off"
         return
     versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
-    left = Left(versions, frozenset(quick), _read_check_constraints(job, result, tables))
+    left = Left(versions, frozenset(quick), _read_rules(job, result, tables))
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.report, result.failed_expectations = report.location, list(report.failures)
     result.passed = sorted(fine - set(report.failed_tables))
@@ -174,19 +176,23 @@ def _check(
     report.raise_if_critical()
 
 
-def _read_check_constraints(
-    job: Job, result: RunResult, tables: Sequence[str]
-) -> dict[str, tuple[CheckConstraint, ...]]:
+def _read_rules(job: Job, result: RunResult, tables: Sequence[str]) -> dict[str, SourceRules]:
     """What the source makes sure of; a check goes on without, when the source can't be asked."""
+    from spark_jobs.expectation_suite import SourceRules
+
     if not tables:
         return {}
     try:
         states = job.table_states()
         with job.connect("check") as connection:
             wanted = [states[name] for name in tables if name in states]
-            return read_check_constraints(connection, wanted, result.landed_as_of)
+            checks = read_check_constraints(connection, wanted, result.landed_as_of)
+            labels = read_enum_labels(connection, wanted)
+        return {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
     except SourceError as err:
-        result.warnings.append(f"CHECK constraints weren't checked, since the source couldn't be asked: {err}")
+        result.warnings.append(
+            f"CHECK constraints and enum labels weren't checked, since the source couldn't be asked: {err}"
+        )
         return {}
 
 

@@ -31,12 +31,11 @@ from spark_jobs.data_docs import (
 )
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
 from spark_jobs.expectation_import import import_great_expectations
-from spark_jobs.expectation_suite import SuitePlan, plan_suite
+from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
 from spark_jobs.quick_check import outcomes_here, quick_outcomes
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
-from waldelta.check_constraints import CheckConstraint
 from waldelta.errors import StateError
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake import target_uri
@@ -82,7 +81,7 @@ class Left:
     versions: Mapping[str, int] = field(default_factory=dict)
     quick: frozenset[str] = frozenset()
     # What the tables that feed them make sure of, by target.
-    checks: Mapping[str, Sequence[CheckConstraint]] = field(default_factory=dict)
+    rules: Mapping[str, SourceRules] = field(default_factory=dict)
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -154,7 +153,7 @@ def _quick(
     def look(session: SparkSession, target: _Target) -> TableVerdict | None:
         started = time.monotonic()
         name = target.state.table_name
-        plan = plan_suite(target.state, target.columns(options), own.get(name), left.checks.get(name, ()))
+        plan = plan_suite(target.state, target.columns(options), own.get(name), left.rules.get(name))
         found = outcomes_here(target.uri, target.version, plan, options)
         if found is None:
             frame = target.frame(session)
@@ -223,7 +222,7 @@ def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
 
 def _plan(spark: SparkSession, target: _Target, own: Mapping[str, OwnSuiteFile], left: Left) -> SuitePlan:
     name = target.state.table_name
-    return plan_suite(target.state, target.frame(spark).columns, own.get(name), left.checks.get(name, ()))
+    return plan_suite(target.state, target.frame(spark).columns, own.get(name), left.rules.get(name))
 
 
 def _run(

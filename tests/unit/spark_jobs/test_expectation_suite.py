@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.expectation_suite import plan_suite
+from spark_jobs.expectation_suite import SourceRules, plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
 from waldelta.check_constraints import CheckConstraint
 from waldelta.ledger_rows import ColumnState, TableState
@@ -113,8 +113,18 @@ CHECKS = [
 @pytest.mark.parametrize(("expression", "is_planned", "told"), [c[1:] for c in CHECKS], ids=[c[0] for c in CHECKS])
 def test_check_constraints(expression, is_planned, told):
     """What the source makes sure of is expected of the target, where Spark can tell; else it is said."""
-    plan = plan_suite(state([ID, ("n", "integer", "int", False)]), HELD, None, [CheckConstraint("c", expression)])
+    plan = plan_suite(
+        state([ID, ("n", "integer", "int", False)]), HELD, None, SourceRules([CheckConstraint("c", expression)])
+    )
     found = [item for item in plan.expectations if item.meaning.startswith("CHECK constraint c holds")]
     assert [item.severity for item in found] == ["critical"] * is_planned
     texts = [item.kwargs["condition"] for item in found] or list(plan.left_out)
     assert texts[-1].startswith(told)
+
+
+def test_enum_labels():
+    """A column of an enum has its labels only; one whose values stand otherwise in the lake isn't asked for them."""
+    columns = [ID, ("mood", "mood", "string", False), ("moods", "mood[]", "array<string>", False)]
+    plan = plan_suite(state(columns), HELD, None, SourceRules(labels={"mood": ("sad", "ok"), "moods": ("sad", "ok")}))
+    found = [(item.type, item.kwargs, item.severity) for item in plan.expectations if "labels" in item.meaning]
+    assert found == [("expect_column_values_to_be_in_set", {"column": "mood", "value_set": ["sad", "ok"]}, "critical")]
