@@ -15,6 +15,7 @@ import tenacity
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
 from spark_jobs.drift import check_drift, read_published_now
+from spark_jobs.gate import TableGate, judge, read_gates
 from spark_jobs.merge import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -108,6 +109,7 @@ class _Run:
     stretches: Stretches
     present: dict[str, PresentTable]
     watch: Watch
+    gates: dict[str, TableGate]
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -147,7 +149,9 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    run = _Run(spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)))
+    run = _Run(
+        spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)), read_gates(job, states)
+    )
     for state in _to_be_fed(states, applied):
         _look(run, state, held.versions[state.table_name], applied)
     untold = mended | _unreported(run, states, applied)
@@ -317,7 +321,9 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
             evolved = [column.state for column in plan.evolution.columns]
             plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
-        changes = reread(job, run.stretches.change_log, plan, changes)
+        gate = run.gates.get(state.table_name)
+        judged = partial(judge, run.spark, job, plan, gate) if gate is not None else None
+        changes = reread(job, run.stretches.change_log, plan, changes, judged)
         fault_point("apply.staged")
         check()
         fault_point("apply.merging")

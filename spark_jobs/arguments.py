@@ -59,9 +59,10 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
         "quarantine": ("the rows that targets lack", _TABLES | {
             "--retry": _FLAG | {"help": "read these rows from the source again"},
             "--discard": _FLAG | {"help": "the target is to lack these rows (--row, or all of --tables)"},
-            "--row": {"action": "append", "metavar": "ID", "help": "of the list, to be discarded; repeat it for several"},
+            "--release": _FLAG | {"help": "what has landed for --tables passes their stop gates"},
+            "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be discarded; repeat it, or write commas, for several"},
             "--by": {"help": "who asks for it; by default the user of this process"},
-            "--reason": {"help": "why they are discarded"},
+            "--reason": {"help": "why they are discarded, or released"},
         }),
         "teardown": ("drop the slot and the publications that this pipeline made", {
             "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
@@ -92,9 +93,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """An option that means nothing beside the others is refused here too."""
-    if options.retry and options.discard:
-        parser.error("--retry and --discard exclude each other")
-    if not options.discard and (options.row or options.reason):
-        parser.error("--row and --reason are --discard's")
-    if options.by and not (options.retry or options.discard):
-        parser.error("--by is --retry's and --discard's")
+    asked = [name for name in ("retry", "discard", "release") if getattr(options, name)]
+    if len(asked) > 1:
+        parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
+    if options.row and not options.discard:
+        parser.error("--row is --discard's")
+    if options.reason and not (options.discard or options.release):
+        parser.error("--reason is --discard's and --release's")
+    if options.by and not asked:
+        parser.error("--by is --retry's, --discard's and --release's")
+    if options.release and not options.tables:
+        parser.error("--release needs --tables")

@@ -112,11 +112,14 @@ def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    found = (
-        pipeline.discard_quarantined(options.row or (), options.tables, options.reason, options.by, options.run_id)
-        if options.discard
-        else pipeline.quarantined(options.tables)
-    )
+    if options.release:
+        found = pipeline.release(options.tables, options.reason, options.by, options.run_id)
+    elif options.discard:
+        found = pipeline.discard_quarantined(
+            options.row or (), options.tables, options.reason, options.by, options.run_id
+        )
+    else:
+        found = pipeline.quarantined(options.tables)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     sys.stdout.write(text + "\n")
     _write_simple(options, "quarantine", text)

@@ -123,6 +123,8 @@ def list_reports(
 ) -> Path:
     """Put a run's pages on the list, write the index anew and return it."""
     for verdict in verdicts:
+        if verdict.page is None:
+            continue
         page = verdict.page.relative_to(folder).as_posix()
         missed = {severity: tuple(map(str, verdict.failed(severity))) for severity in ("critical", "warning")}
         entry = ReportEntry(

@@ -5,7 +5,7 @@ Pure: the plan names Great Expectations' types and arguments, ``quality.py`` run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from spark_jobs.identifier import quote
 from spark_jobs.own_suites import OwnSuiteFile, Severity
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
+from waldelta.check_constraints import CheckConstraint
 from waldelta.column_names import RAW
 from waldelta.drift import EVERYTHING
 from waldelta.errors import FilterNotTranslatable
@@ -41,6 +42,14 @@ class PlannedExpectation:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRules:
+    """What the source makes sure of for all rows of a table: CHECK constraints, and the labels of enum columns by name."""
+
+    checks: Sequence[CheckConstraint] = ()
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SuitePlan:
     """A target's expectations, and what could not be made one."""
 
@@ -49,18 +58,27 @@ class SuitePlan:
     left_out: tuple[str, ...] = ()
 
 
-def plan_suite(state: TableState, held_columns: Sequence[str], own: OwnSuiteFile | None = None) -> SuitePlan:
+def plan_suite(
+    state: TableState,
+    held_columns: Sequence[str],
+    own: OwnSuiteFile | None = None,
+    sure: SourceRules | None = None,
+) -> SuitePlan:
     """Plan the suite of one target.
 
-    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept.
+    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept. ``sure`` is what
+    the source makes sure of besides.
     """
+    sure = sure or SourceRules()
     left_out: list[str] = []
     planned = [
         _columns_match(state),
         *_key_unique(state, left_out),
         *_not_null(state, held_columns, left_out),
+        *_labels_only(state, sure),
+        *_checks_hold(state, held_columns, sure.checks, left_out),
         *_filters_hold(state, held_columns, left_out),
-        *_own(own, left_out),
+        *_own(own),
     ]
     return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
 
@@ -115,6 +133,28 @@ def _held_somewhere(
     yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
 
 
+def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpectation]:
+    for column in state.columns:
+        labels = sure.labels.get(column.name)
+        if labels and column.spark_type == "string" and _nameable(column.name):
+            kwargs = {"column": _gx_name(column.name), "value_set": list(labels)}
+            meaning = f"{column.name} has labels of {column.type_name} only"
+            yield PlannedExpectation("expect_column_values_to_be_in_set", kwargs, "critical", "catalog", meaning)
+
+
+def _checks_hold(
+    state: TableState, held: Sequence[str], checks: Sequence[CheckConstraint], left_out: list[str]
+) -> Iterator[PlannedExpectation]:
+    for check in checks:
+        meaning = f"CHECK constraint {check.name} holds: {check.expression}"
+        # Where it is null a row meets it, so that those are looked for which make its opposite true.
+        read = partial(published_filter, f"(NOT {check.expression})")
+        found = _translated(state, held, f"CHECK constraint {check.name}", read, left_out)
+        if found is not None:
+            condition = f"not coalesce({found}, false)"
+            yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+
+
 def _filters_hold(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
     # Rows that an earlier filter let in stay, so that each row passes one of them.
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
@@ -135,33 +175,41 @@ def _filter_holds(
     left_out: list[str],
 ) -> Iterator[PlannedExpectation]:
     what, read, meaning, origin = told
+    condition = _translated(state, held, what, read, left_out)
+    if condition is not None:
+        yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning)
+
+
+def _translated(
+    state: TableState, held: Sequence[str], what: str, read: Callable[[], RowFilter], left_out: list[str]
+) -> str | None:
+    """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which is told."""
     try:
         # Without metadata columns there is no map of the values that stand verbatim.
         names = None if RAW in held else {}
         row_filter = read()
         if absent := set(row_filter.columns) - {column.name for column in state.columns}:
             left_out.append(f"{what}: not checked, because the target has no column {', '.join(sorted(absent))} yet")
-            return
+            return None
         condition = spark_condition(row_filter, state.columns, names)
     except FilterNotTranslatable as err:
         left_out.append(f"{what}: not checked, because of its part at {err.where}: {err.reason}")
-        return
+        return None
     if UNJUDGED in condition:
         left_out.append(f"{what}: not checked, because it computes with columns that may hold infinity or years BC")
-        return
-    yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning)
+        return None
+    return condition
 
 
 def _satisfy(condition: str, meaning: str) -> dict[str, Any]:
     return {"condition": condition, "meaning": meaning}
 
 
-def _own(own: OwnSuiteFile | None, left_out: list[str]) -> Iterator[PlannedExpectation]:
+def _own(own: OwnSuiteFile | None) -> Iterator[PlannedExpectation]:
     if own is None:
         return
+    # Those with a gate too: what a copy brought, or was let pass, was never judged by it.
     for number, item in enumerate(own.suite.expectations):
-        if item.gate != "warn":
-            left_out.append(f"{own.place(number)}: gate {item.gate} isn't in effect yet: judged after the merge")
         meaning = item.notes or item.type
         yield PlannedExpectation(item.type, dict(item.kwargs), item.severity, "own", meaning, own.place(number))
 

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
+from waldelta.check_constraints import read_check_constraints
 from waldelta.consume import confirmed_lsn
-from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
+from waldelta.enum_labels import read_enum_labels
+from waldelta.errors import ApplyError, SourceError, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
 from waldelta.fault import fault_point
 from waldelta.gap import describe, gaps_recorded
@@ -45,10 +47,13 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_jobs.expectation_suite import SourceRules
     from spark_jobs.sync import SyncResult
 
 log = logging.getLogger(__name__)
 
+# A table with no more changes than that in a run gets a report only when an expectation isn't met.
+QUICK_CHANGES = 10_000
 _MESSAGES = "the table of messages"
 _LEFT = (
     "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
@@ -100,8 +105,8 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
             result.warnings.append(
-                f"{name}: {table.quarantined} rows came without values that the source no longer has; they are in the "
-                f"lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
+                f"{name}: {table.quarantined} rows came without values that the source no longer has, or fail an expectation with "
+                f"gate: quarantine; they are in the lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
             )
         if table.verbatim and not job.pipeline.target.metadata_columns:
             result.warnings.append(
@@ -135,11 +140,24 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Check the targets that the run changed; raises QualityFailed when a critical expectation failed."""
-    _check(spark, job, result, stage, [name for name, table in result.tables.items() if table.changed])
+    changed = {name: table for name, table in result.tables.items() if table.changed}
+    few = (
+        [n for n, t in changed.items() if t.inserted + t.updated + t.deleted <= QUICK_CHANGES]
+        if result.verb == "consume"
+        else []
+    )
+    _check(spark, job, result, stage, list(changed), few)
 
 
-def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult, tables: Sequence[str]) -> None:
-    from spark_jobs.quality import check
+def _check(
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    stage: StageResult,
+    tables: Sequence[str],
+    quick: Sequence[str] = (),
+) -> None:
+    from spark_jobs.quality import Left, check
 
     fault_point("check.begun")
     result.passed = []
@@ -149,12 +167,33 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult,
         stage.detail = "switched off"
         return
     versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
-    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, versions)
+    left = Left(versions, frozenset(quick), _read_rules(job, result, tables))
+    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.report, result.failed_expectations = report.location, list(report.failures)
     result.passed = sorted(fine - set(report.failed_tables))
     stage.detail = report.summary
     fault_point("check.ended")
     report.raise_if_critical()
+
+
+def _read_rules(job: Job, result: RunResult, tables: Sequence[str]) -> dict[str, SourceRules]:
+    """What the source makes sure of; a check goes on without, when the source can't be asked."""
+    from spark_jobs.expectation_suite import SourceRules
+
+    if not tables:
+        return {}
+    try:
+        states = job.table_states()
+        with job.connect("check") as connection:
+            wanted = [states[name] for name in tables if name in states]
+            checks = read_check_constraints(connection, wanted, result.landed_as_of)
+            labels = read_enum_labels(connection, wanted)
+        return {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
+    except SourceError as err:
+        result.warnings.append(
+            f"CHECK constraints and enum labels weren't checked, since the source couldn't be asked: {err}"
+        )
+        return {}
 
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

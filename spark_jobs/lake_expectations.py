@@ -15,11 +15,10 @@ from great_expectations.expectations.metrics.table_metric_provider import TableM
 from great_expectations.render import LegacyRendererType, RenderedStringTemplateContent
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType
 
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
+from spark_jobs.target_columns import column_differences
 
-_METADATA_PREFIX = "_wd_"
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
 ASKED_AHEAD = "duplicate_keys_asked_ahead"
 # In a result: what was observed, without the rows' values that its ``observed_value`` shows in the report.
@@ -162,25 +161,6 @@ class ExpectTargetColumnsToMatch(_TargetExpectation):
         held = {column["name"]: column["type"].simpleString() for column in metrics["table.column_types"]}
         differences = column_differences(self.columns, held)
         return {"success": not differences, "result": {"observed_value": "; ".join(differences) or "as recorded"}}
-
-
-def column_differences(recorded: dict[str, str], held: dict[str, str]) -> list[str]:
-    """Each column that is missing, of another type, or not recorded; names as Great Expectations lists them."""
-    expected = {_listed(name): _simple(type_name) for name, type_name in recorded.items()}
-    missing = [f"{name} is missing" for name in expected if name not in held]
-    changed = [f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t]
-    added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(_METADATA_PREFIX)]
-    return missing + changed + added
-
-
-def _listed(name: str) -> str:
-    """As Great Expectations lists a column: in backticks where it has a dot; those within the name stay as they are."""
-    return name if "." not in name or (name.startswith("`") and name.endswith("`")) else f"`{name}`"
-
-
-def _simple(type_name: str) -> str:
-    """``map<string, string>`` and ``INTEGER`` as Spark's simpleString writes them."""
-    return DataType.fromDDL(type_name).simpleString()
 
 
 def _sentence(

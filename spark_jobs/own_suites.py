@@ -7,7 +7,7 @@
       - type: expect_column_values_to_be_between
         kwargs: {column: dep_delay, min_value: -120, max_value: 2000}
         severity: warning          # critical (default) fails the run, warning is only reported
-        gate: warn                 # warn (default): judged after the merge
+        gate: warn                 # warn (default): judged after the merge; stop, quarantine: before it as well (gate.py)
         notes: longest delay ever seen is 1301 minutes
 
 Reading a file checks its shape; names and arguments are checked by Great Expectations when the suite is built.
@@ -73,16 +73,29 @@ def read_own_suites(folder: Path | None) -> dict[str, OwnSuiteFile]:
         raise ConfigError(f"there is no folder {folder} for own expectations (quality.suites): create it")
     found: dict[str, OwnSuiteFile] = {}
     problems: list[str] = []
-    for path in sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES):
-        if path.stem in found:
-            problems.append(f"{path}: a second file for the same table: merge it into {found[path.stem].path.name}")
-            continue
-        try:
-            found[path.stem] = OwnSuiteFile(path, _read_suite(path))
-        except ConfigError as err:
-            problems.append(str(err))
+    for path, file in read_each(folder).items():
+        if isinstance(file, ConfigError):
+            problems.append(str(file))
+        else:
+            found[path.stem] = file
     if problems:
         raise ConfigError("expectation files are refused:\n" + "\n".join(f"  - {p}" for p in problems))
+    return found
+
+
+def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
+    """Each file of a folder, or why it is refused."""
+    found: dict[Path, OwnSuiteFile | ConfigError] = {}
+    stems: dict[str, Path] = {}
+    for path in sorted(p for p in folder.glob("*") if p.suffix in _SUFFIXES):
+        first = stems.setdefault(path.stem, path)
+        if first != path:
+            found[path] = ConfigError(f"{path}: a second file for the same table: merge it into {first.name}")
+            continue
+        try:
+            found[path] = OwnSuiteFile(path, _read_suite(path))
+        except ConfigError as err:
+            found[path] = err
     return found
 
 

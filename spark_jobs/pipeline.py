@@ -164,6 +164,14 @@ class Pipeline:
 
         return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
 
+    def release(
+        self, tables: Collection[str], reason: str | None = None, by: str | None = None, run_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Let what has landed for these tables pass their gates with ``stop``; the next run merges it. Without Spark."""
+        from waldelta.release import release_tables
+
+        return release_tables(self.job(run_id), tables, by=by, reason=reason)
+
     def cut(self) -> dict[str, int]:
         """The newest consistent cut: each target's Delta version as of one batch, to be read together; empty before the first.
 

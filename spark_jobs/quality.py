@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,9 @@ from spark_jobs.data_docs import (
 )
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
 from spark_jobs.expectation_import import import_great_expectations
-from spark_jobs.expectation_suite import SuitePlan, plan_suite
+from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
+from spark_jobs.quick_check import outcomes_here, quick_outcomes
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
@@ -62,8 +63,26 @@ class _Target:
     version: int
     uri: str
 
+    def columns(self, storage_options: Mapping[str, str] | None) -> list[str]:
+        """The names of its columns, without Spark."""
+        table = DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
+        return [field.name for field in table.schema().fields]
+
     def frame(self, spark: SparkSession) -> DataFrame:
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a run has made of its targets: the Delta versions it has left them at, and which it changed so little that their check is quick.
+
+    Of those only targets get a page that don't meet an expectation, or have one that only Great Expectations knows.
+    """
+
+    versions: Mapping[str, int] = field(default_factory=dict)
+    quick: frozenset[str] = frozenset()
+    # What the tables that feed them make sure of, by target.
+    rules: Mapping[str, SourceRules] = field(default_factory=dict)
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -86,13 +105,14 @@ def check(
     ledger: Ledger,
     run_id: str,
     tables: Iterable[str] | None = None,
-    versions: Mapping[str, int] | None = None,
+    left: Left | None = None,
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``versions`` are the Delta versions that the run has left its targets at; others are checked as the latest cut has
-    them. Raises ConfigError for expectation files that are refused, before anything is checked.
+    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. Raises ConfigError for
+    expectation files that are refused, before anything else is judged.
     """
+    left = left or Left()
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
     own, unused = assign_suites(read_own_suites(_suites(pipeline)), states)
@@ -101,16 +121,53 @@ def check(
         return QualityReport(run_id, (), notes=tuple(unused))
     kinds = {item.type for file in own.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
-        imported = background.submit(import_great_expectations, kinds)
-        targets = _targets(ledger, [states[name] for name in wanted], versions or {})
+        imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
+        targets = _targets(ledger, [states[name] for name in wanted], left.versions)
+        met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [_ask_ahead(background, spark, target, ledger.storage_options) for target in targets]
-        plans = pool.map(lambda session, target: _plan(session, target, own), targets)
-        imported.result()
-        report = _run(pool, folder, pipeline, run_id, list(zip(targets, plans, asked, strict=True)), tuple(unused))
+        plans = pool.map(lambda session, target: _plan(session, target, own, left), targets)
+        if imported is not None:
+            imported.result()
+        index = _index(folder)
+        verdicts: list[TableVerdict] = []
+        if targets:
+            import_great_expectations(kinds)
+            planned = list(zip(targets, plans, asked, strict=True))
+            verdicts, index = _run(pool, folder, pipeline, run_id, planned)
+        both = sorted([*met, *verdicts], key=lambda verdict: verdict.table)
+        report = QualityReport(run_id, tuple(both), index, tuple(unused))
     fault_point("check.reported")
     _record(ledger, report)
     _log(report)
     return report
+
+
+def _quick(
+    pool: SessionPool,
+    background: ThreadPoolExecutor,
+    ledger: Ledger,
+    targets: Sequence[_Target],
+    suites: tuple[Mapping[str, OwnSuiteFile], Left],
+) -> tuple[list[TableVerdict], list[_Target]]:
+    """The verdicts on those of the quick targets that meet everything, and the targets that are left."""
+    options, (own, left) = ledger.storage_options, suites
+
+    def look(session: SparkSession, target: _Target) -> TableVerdict | None:
+        started = time.monotonic()
+        name = target.state.table_name
+        plan = plan_suite(target.state, target.columns(options), own.get(name), left.rules.get(name))
+        found = outcomes_here(target.uri, target.version, plan, options)
+        if found is None:
+            frame = target.frame(session)
+            found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options))
+        if found is None:
+            return None
+        return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
+
+    chosen = [target for target in targets if target.state.table_name in left.quick]
+    met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
+    done = {verdict.table for verdict in met}
+    return met, [target for target in targets if target.state.table_name not in done]
 
 
 def _suites(pipeline: PipelineFile) -> Path | None:
@@ -165,8 +222,9 @@ def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
         raise StateError(f"the target of {table} isn't at {uri}: run the initial sync again") from err
 
 
-def _plan(spark: SparkSession, target: _Target, own: Mapping[str, OwnSuiteFile]) -> SuitePlan:
-    return plan_suite(target.state, target.frame(spark).columns, own.get(target.state.table_name))
+def _plan(spark: SparkSession, target: _Target, own: Mapping[str, OwnSuiteFile], left: Left) -> SuitePlan:
+    name = target.state.table_name
+    return plan_suite(target.state, target.frame(spark).columns, own.get(name), left.rules.get(name))
 
 
 def _run(
@@ -175,8 +233,7 @@ def _run(
     pipeline: PipelineFile,
     run_id: str,
     planned: list[tuple[_Target, SuitePlan, _Asked]],
-    notes: tuple[str, ...],
-) -> QualityReport:
+) -> tuple[list[TableVerdict], Path]:
     from spark_jobs.build_expectations import build_suite
     from spark_jobs.validate import SuiteCheck, outcomes
 
@@ -207,7 +264,13 @@ def _run(
     drop_old_results(context, folder, pipeline.quality.keep_reports)
     build_site(context, identifiers)
     index = list_reports(folder, pipeline, run_id, at, verdicts)
-    return QualityReport(run_id, tuple(verdicts), index, notes)
+    return verdicts, index
+
+
+def _index(folder: Path) -> Path | None:
+    """The index of all reports, where earlier checks have left one."""
+    index = folder / "index.html"
+    return index if index.exists() else None
 
 
 def _about(pipeline: PipelineFile, run_id: str, target: _Target, plan: SuitePlan) -> dict[str, str]:

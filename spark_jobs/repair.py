@@ -55,7 +55,7 @@ from waldelta.locks import AdvisoryLock, slot_lock, target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
 from waldelta.present import read_present
-from waldelta.quarantine import Quarantine, open_keys
+from waldelta.quarantine import Quarantine, watched_rows
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
 from waldelta.row_filter import RowFilter
@@ -135,7 +135,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     generation = drifted.state.generation + 1
     take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    quarantined = open_keys(quarantine.rows(name, drifted.state.generation))
+    quarantined = watched_rows(quarantine.rows(name, drifted.state.generation)).keys()
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)

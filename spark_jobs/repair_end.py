@@ -22,7 +22,7 @@ from waldelta.job import Job, identity_of, life_of
 from waldelta.ledger_rows import TableState, TargetCut, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, open_keys
+from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, watched_rows
 from waldelta.standing import COPYING, SYNCED, Due, Standing, read_standings
 from waldelta.targets import Feed
 from waldelta.watermark import uri_of
@@ -56,7 +56,7 @@ def record_repaired(
     fault_point("repair.recorded")
     # For people: rows of an earlier generation count no more.
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    if keys := sorted(open_keys(quarantine.rows(before.table_name, before.generation))):
+    if keys := sorted(watched_rows(quarantine.rows(before.table_name, before.generation))):
         reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (f": {begun.reason}" if begun.reason else "")
         quarantine.add(
             [

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -24,6 +25,7 @@ from spark_jobs.collapse import (
     ACTION_UPSERT,
 )
 from spark_jobs.differences import write_differences
+from spark_jobs.gate import TableGate, judge, read_gates
 from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.merge_copies import replace_statement
@@ -59,7 +61,9 @@ LOCK_TIMEOUT_S = 900.0
 # What the merge effects; of rows that are only counted, or completed, nothing is committed.
 _EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
 # Beside a target's folder of staged changes.
-_STAGED = ("-states", "-states-moved", "-completed", "-net", "-net-routed")
+_STAGED = (
+    "-states", "-states-moved", "-completed", "-replaced", "-net", "-net-routed", "-let", "-let-aside", "-let-gone",
+)  # fmt: skip
 
 
 @dataclass
@@ -81,6 +85,7 @@ class _Run:
     span: Span
     held: Watermarks
     stretches: Stretches
+    gates: Mapping[str, TableGate] = field(default_factory=dict)
 
 
 def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None) -> Replayed:
@@ -100,6 +105,7 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
         standings = read_standings(job, read_published(connection, job))
         states = [s.state for s in standings if s.due == Due.FEED and s.state is not None]
         present = read_present(connection, states)
+    run = replace(run, gates=read_gates(job, states))
     for standing in standings:
         if standing.due != Due.FEED and _is_chosen(standing.table_name, tables) and _is_left_out(touched, standing):
             done.warnings.append(f"{standing.table_name} isn't replayed: {standing.why}")
@@ -222,7 +228,9 @@ def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, done: Replayed) -> tu
     keys = settle(run.spark, change_log, plan, f"{folder}-states")
     changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
     done.warnings += _told_skipped(state, changes)
-    changes = reread(job, change_log, plan.target, changes, replays=True)
+    gate = run.gates.get(state.table_name)
+    judged = partial(judge, run.spark, job, plan.target, gate) if gate is not None else None
+    changes = reread(job, change_log, plan.target, changes, judged, replays=True)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +21,23 @@ import pyarrow.compute as pc
 from spark_jobs.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
 from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
+from spark_jobs.net_rows import (
+    FRESH,
+    as_net,
+    keys_of,
+    lacking,
+    move_keys,
+    purges,
+    sent,
+    unsent,
+    with_action,
+    with_column,
+    without_base,
+)
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_keys import first_values, row_keys
+from spark_jobs.row_keys import first_values
 from spark_jobs.sent_messages import sent_messages
+from spark_jobs.set_aside import AsideRow, Judged
 from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
 from waldelta.arrow_columns import one_array
@@ -35,38 +49,57 @@ from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import open_parquet, write_parquet
 from waldelta.ledger_rows import now
-from waldelta.pg_text import pg_text
-from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage, open_keys
+from waldelta.quarantine import (
+    QUARANTINED,
+    REREAD,
+    RESOLVED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    watched_rows,
+)
 
 log = logging.getLogger(__name__)
 
 # Rows read from the source by one statement; with values of a megabyte each the driver still holds them.
 ROWS_PER_READ = 1000
-_FRESH = (ACTION_INSERT, ACTION_UPSERT)
 
 
-def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *, replays: bool = False) -> Staged:
-    """Complete the staged rows that lack values; returns what to merge instead, with its counts.
+Judge = Callable[[Staged], Judged]
+
+
+def reread(
+    job: Job,
+    change_log: ChangeLog,
+    plan: TargetPlan,
+    staged: Staged,
+    judge: Judge | None = None,
+    *,
+    replays: bool = False,
+) -> Staged:
+    """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all; returns what to merge instead.
 
     What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
     A quarantined row's later update takes the row out of quarantine, whatever its key is by then. Raises
     TransactionsStillOpen (retryable) while a change isn't visible on the source yet, SourceUnreachable,
-    PrivilegeMissing.
+    PrivilegeMissing; what ``judge`` raises, and nothing is told then.
     """
     if not plan.decode.shape.key:
-        return staged
+        return staged if judge is None else judge(staged).staged
     state, after = plan.state, plan.batches[1] if replays else plan.batches[0]
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     held = quarantine.rows(state.table_name, state.generation)
-    if not staged.incomplete and not held:
+    if not staged.incomplete and not held and judge is None:
         return staged
     work = _Work(job, change_log, plan, staged)
-    opened = open_keys(row for row in held if row.batch <= after)
-    emptied = opened & _truncated_keys(held, plan)
+    watched = watched_rows(row for row in held if row.batch <= after)
+    emptied = watched.keys() & _truncated_keys(held, plan)
     work.told += [work.row(RESOLVED, key) for key in sorted(emptied)]
-    work.resolve(opened - emptied, {row.key: row.messages or [] for row in held if row.batch <= after})
+    work.resolve({key: row for key, row in watched.items() if key not in emptied})
     for rows in _chunks(staged, plan):
         work.complete(rows)
+    judged = Judged(work.completed()) if judge is None else judge(work.completed())
+    work.tell_aside(judged.aside)
     work.keep_messages()
     if replays:
         if work.told:
@@ -74,12 +107,12 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *,
     elif work.told or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.told)
     fault_point("reread.told")
-    if quarantined := work.counts[QUARANTINED_ROWS]:
+    if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
-            "table=%s rows=%d came without values that the source no longer has: they are in %s, not in the target",
+            "table=%s rows=%d came without values that the source no longer has, or fail a gate: they are in %s, not in the target",
             state.table_name, quarantined, quarantine.uri,
         )  # fmt: skip
-    return replace(staged, source=work.source(), counts={k: n for k, n in work.counts.items() if n}, net=None)
+    return judged.staged
 
 
 @dataclass
@@ -94,46 +127,74 @@ class _Work:
     # Of rows that come out of quarantine by an update: what they came from before, by the key that they have now.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
+    # Whether some updates of the staged rows were staged anew as whole ones.
+    replaces: bool = False
 
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
 
-    def resolve(self, opened: set[str], messages: Mapping[str, list[SentMessage]]) -> None:
-        """Say which quarantined rows this range of batches ends, and bring back those that it updates.
+    def resolve(self, watched: Mapping[str, IncompleteRow]) -> None:
+        """Say which rows that the target lacks, or has as they were before, this range ends, and make its updates of them whole.
 
-        ``messages`` are what they came from, by key.
+        What was sent for such a row since then was never written, so that an update that doesn't send it again lacks it.
         """
-        if not opened:
+        if not watched:
             return
-        touched = _touched(self.staged, self.plan, opened)
-        self.told += [self.row(RESOLVED, key) for key in sorted(set(_keys(touched, self.plan, "b")))]
-        updated = touched.filter(pc.equal(touched["action"], ACTION_UPDATE))
+        touched = _touched(self.staged, self.plan, watched.keys())
+        keys = keys_of(touched, self.plan, "b")
+        self.told += [self.row(RESOLVED, key) for key in sorted(set(keys))]
+        is_update = np.array([action == ACTION_UPDATE for action in touched["action"].to_pylist()], np.bool_)
+        is_there = np.array([bool(watched[key].outdated) for key in keys], np.bool_)
+        updated = touched.filter(pa.array(is_update & ~is_there))
+        # Done by a whole row: an overlay would leave values of before the change that was set aside.
+        overlaid = touched.filter(pa.array(is_update & is_there & lacking(touched, self.plan)))
+        if len(updated) + len(overlaid):
+            bases = self.plan.decode.shape.bases
+            write_parquet(self._replaced, pa.concat_tables([updated.select(bases), overlaid.select(bases)]))
+            self.replaces = True
         if len(updated):
             # The target has no row at the base key; what stands at the new one is purged by a row of its own.
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
-            before, after = (_keys(updated, self.plan, which) for which in "bc")
-            self.earlier = {now: messages[then] for then, now in zip(before, after, strict=True)}
-            self.complete(_without_base(_with_action(updated, ACTION_INSERT), self.plan))
+            before, after = (keys_of(updated, self.plan, which) for which in "bc")
+            self.earlier = {now: watched[then].messages or [] for then, now in zip(before, after, strict=True)}
+            self.complete(without_base(with_action(updated, ACTION_INSERT), self.plan))
+        if len(overlaid):
+            self.complete(overlaid)
 
     def complete(self, rows: pa.Table) -> None:
-        """Read what these new rows lack, and stage them anew: whole, or as a purge of whatever stands at their key."""
-        lacking = _lacking(rows, self.plan)
-        keys = _keys(rows, self.plan, "c")
-        values = read_values(self.job, self.change_log, self.plan, rows, lacking)
+        """Read what these rows lack, and stage them anew: whole, or as a purge of whatever stands at their key."""
+        lacks = lacking(rows, self.plan)
+        keys = keys_of(rows, self.plan, "c")
+        values = read_values(self.job, self.change_log, self.plan, rows, lacks)
         filled = _filled(rows, self.plan, values)
-        self._tell(rows, keys, values, lacking)
+        self._tell(rows, keys, values, lacks)
         missing = pa.array(values.missing)
         lost = rows.filter(missing)
-        replaced = lost.filter(pc.equal(lost["action"], ACTION_UPSERT))
-        for action in _FRESH:
+        gone = lost.filter(pa.array(np.asarray(pc.equal(lost["action"], ACTION_UPSERT)) | move_keys(lost, self.plan)))
+        for action in (*FRESH, ACTION_UPDATE):
             self.counts[action] -= pc.sum(pc.equal(lost["action"], action)).as_py() or 0
-        self.counts[ACTION_PURGE] += len(replaced)
-        self.counts[REREAD_ROWS] += int((lacking & ~values.missing).sum())
+        self.counts[ACTION_PURGE] += len(gone)
+        self.counts[REREAD_ROWS] += int((lacks & ~values.missing).sum())
         self.counts[QUARANTINED_ROWS] += len(lost)
-        ready = pa.concat_tables([filled.filter(pc.invert(missing)), _purges(replaced, self.plan)])
+        ready = pa.concat_tables([filled.filter(pc.invert(missing)), purges(gone, self.plan)])
         write_parquet(self._folder, ready, self.parts)
         self.parts += 1
+
+    def completed(self) -> Staged:
+        """The staged rows as far as they could be completed."""
+        counts = {name: count for name, count in self.counts.items() if count}
+        if not self.parts:
+            return replace(self.staged, counts=counts)
+        return replace(self.staged, source=self._source(), counts=counts, net=None)
+
+    def tell_aside(self, rows: Sequence[AsideRow]) -> None:
+        """Tell of the rows that the gate set aside."""
+        self.told += [
+            self.row(QUARANTINED, row.key, columns=row.columns, sent=row.sent, lsn=row.lsn, commit_ts=row.commit_ts,
+                     reason=row.reason, outdated=row.outdated)
+            for row in rows
+        ]  # fmt: skip
 
     def keep_messages(self) -> None:
         """Keep with the rows that go into quarantine the messages that they came from."""
@@ -144,34 +205,39 @@ class _Work:
             for row in self.told
         ]
 
-    def source(self) -> str:
+    def _source(self) -> str:
         """What the merge reads: the staged rows that were whole, and those made whole."""
-        if not self.parts:
-            return self.staged.source
-        schema = self.plan.decode.net_schema
-        flags = " or ".join(self.plan.decode.shape.flags) or "false"
-        fresh = ", ".join(f"'{action}'" for action in _FRESH)
-        names = ", ".join(schema.names)
+        flags = " or ".join(f"s.{flag}" for flag in self.plan.decode.shape.flags) or "false"
+        fresh = ", ".join(f"'{action}'" for action in FRESH)
+        names = self.plan.decode.net_schema.names
+        same = " and ".join(f"s.{base} <=> r.{base}" for base in self.plan.decode.shape.bases)
+        but = f" left anti join {parquet(self._replaced)} as r on s.action = '{ACTION_UPDATE}' and {same}"
         # Numbered columns and our own folders: nothing of the source's is in it.
         return (
-            f"(select {names} from {self.staged.source} where not (action in ({fresh}) and ({flags}))"
-            f" union all select {names} from {parquet(self._folder)})"
+            f"(select {', '.join(f's.{name}' for name in names)} from {self.staged.source} as s{but if self.replaces else ''}"
+            f" where not (s.action in ({fresh}) and ({flags}))"
+            f" union all select {', '.join(names)} from {parquet(self._folder)})"
         )
 
     @property
     def _folder(self) -> str:
         return f"{self.staged.folder}-completed"
 
-    def _tell(self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacking: Mask) -> None:
-        for n, row in enumerate(rows.select(["lsn", "commit_ts", *self.plan.decode.shape.flags]).to_pylist()):
-            if not lacking[n]:
+    @property
+    def _replaced(self) -> str:
+        return f"{self.staged.folder}-replaced"
+
+    def _tell(self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacks: Mask) -> None:
+        absent, told = unsent(rows, self.plan), sent(rows, self.plan, unsent(rows, self.plan))
+        stay = ~move_keys(rows, self.plan)
+        for n, row in enumerate(rows.select(["action", "lsn", "commit_ts"]).to_pylist()):
+            if not lacks[n]:
                 continue
-            absent = [self.plan.decode.names[i] for i in self.plan.decode.shape.toastable if row[f"u{i}"]]
-            status = QUARANTINED if values.missing[n] else REREAD
-            sent = _sent(rows.slice(n, 1), self.plan, absent) if values.missing[n] else None
+            is_lost = bool(values.missing[n])
+            outdated = bool(stay[n]) if is_lost and row["action"] == ACTION_UPDATE else None
             self.told.append(
-                self.row(status, keys[n], columns=absent, sent=sent, lsn=row["lsn"], commit_ts=row["commit_ts"],
-                          reason=values.reasons[n])
+                self.row(QUARANTINED if is_lost else REREAD, keys[n], columns=absent[n], sent=told[n] if is_lost else None,
+                         lsn=row["lsn"], commit_ts=row["commit_ts"], reason=values.reasons[n], outdated=outdated)
             )  # fmt: skip
 
     def row(self, status: str, key: str, **details: Any) -> IncompleteRow:
@@ -193,17 +259,17 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
     flags = plan.decode.shape.flags
     if not staged.incomplete:
         return
-    lacking = pc.field(flags[0])
+    lacks = pc.field(flags[0])
     for flag in flags[1:]:
-        lacking = lacking | pc.field(flag)
-    chosen = pc.field("action").isin(list(_FRESH)) & lacking
+        lacks = lacks | pc.field(flag)
+    chosen = pc.field("action").isin(list(FRESH)) & lacks
     scanner = open_parquet(staged.folder).scanner(filter=chosen, batch_size=ROWS_PER_READ, batch_readahead=1)
     for part in scanner.to_batches():
         if part.num_rows:
-            yield _as_net(pa.Table.from_batches([part]), plan)
+            yield as_net(pa.Table.from_batches([part]), plan)
 
 
-def _touched(staged: Staged, plan: TargetPlan, opened: set[str]) -> pa.Table:
+def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Table:
     """The staged rows whose base key is one of these."""
     first = plan.decode.names[plan.decode.shape.key[0]]
     if renamed := [key for key in opened if first not in json.loads(key)]:
@@ -212,26 +278,8 @@ def _touched(staged: Staged, plan: TargetPlan, opened: set[str]) -> pa.Table:
         )
     files = open_parquet(staged.folder)
     values = first_values(opened, plan.decode, files.schema.field("b0").type)
-    found = _as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
-    return found.filter(pa.array([key in opened for key in _keys(found, plan, "b")], pa.bool_()))
-
-
-def _as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    schema = plan.decode.net_schema
-    return rows.select(schema.names).cast(schema).combine_chunks()
-
-
-def _keys(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
-    """Each row's key as JSON: the base (``b``) or its present one (``c``)."""
-    shape = plan.decode.shape
-    return row_keys(rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key])
-
-
-def _sent(row: pa.Table, plan: TargetPlan, absent: Sequence[str]) -> str:
-    """The values of one row that did come, as JSON."""
-    raw = dict(row["raw"][0].as_py() or [])
-    texts = {name: pg_text(one_array(row[f"c{i}"]))[0] for i, name in enumerate(plan.decode.names)}
-    return json.dumps({name: raw.get(name, text) for name, text in texts.items() if name not in absent})
+    found = as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
+    return found.filter(pa.array([key in opened for key in keys_of(found, plan, "b")], pa.bool_()))
 
 
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
@@ -242,42 +290,9 @@ def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
         typed, raw = plan.decode.types[i].from_text(pa.array(texts, pa.string()))
         both = pa.concat_arrays([one_array(rows[f"c{i}"]), typed])
         chosen = pa.array([n + len(rows) if flag else n for n, flag in enumerate(flags)], pa.int64())
-        rows = _with_column(rows, f"c{i}", both.take(chosen))
-        rows = _with_column(rows, f"u{i}", pa.array([False] * len(rows)))
+        rows = with_column(rows, f"c{i}", both.take(chosen))
+        rows = with_column(rows, f"u{i}", pa.array([False] * len(rows)))
         for n, text in enumerate(raw.to_pylist() if raw is not None else []):
             if flags[n] and text is not None:
                 raws[n][plan.decode.names[i]] = text
-    return _with_column(rows, "raw", pa.array([list(raw.items()) or None for raw in raws], RAW_TYPE))
-
-
-def _purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """These rows as purges of whatever stands at their key."""
-    rows = _with_action(rows, ACTION_PURGE)
-    for name in [*plan.decode.shape.values, "raw"]:
-        rows = _with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
-    for name in plan.decode.shape.flags:
-        rows = _with_column(rows, name, pa.array([False] * len(rows), pa.bool_()))
-    return rows
-
-
-def _without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    for name in plan.decode.shape.bases:
-        rows = _with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
-    return rows
-
-
-def _with_action(rows: pa.Table, action: str) -> pa.Table:
-    return _with_column(rows, "action", pa.array([action] * len(rows), pa.string()))
-
-
-def _with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    at = rows.schema.get_field_index(name)
-    return rows.set_column(at, rows.schema.field(at), values)
-
-
-def _lacking(rows: pa.Table, plan: TargetPlan) -> Mask:
-    """Which rows came without some value."""
-    lacking = np.zeros(len(rows), bool)
-    for flag in plan.decode.shape.flags:
-        lacking |= np.asarray(rows[flag])
-    return lacking
+    return with_column(rows, "raw", pa.array([list(raw.items()) or None for raw in raws], RAW_TYPE))

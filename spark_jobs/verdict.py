@@ -30,13 +30,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """A target's outcomes, the Delta version they hold for, and their page."""
+    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met."""
 
     table: str
     version: int
     outcomes: tuple[Outcome, ...]
     left_out: tuple[str, ...]
-    page: Path
+    page: Path | None
     seconds: float
 
     def failed(self, severity: str) -> list[Outcome]:
@@ -73,7 +73,7 @@ class QualityReport:
         """The page to open: the first failing table's, else the index of all reports."""
         for severity in ("critical", "warning"):
             for verdict in self.tables:
-                if verdict.failed(severity):
+                if verdict.failed(severity) and verdict.page is not None:
                     return str(verdict.page)
         return None if self.index is None else str(self.index)
 

@@ -38,7 +38,7 @@
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
      +-- StageTimeout                a stage behind landing took longer than its task may
-     +-- QualityFailed               critical expectations failed; the data is landed and safe
+     +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
      +-- StateError                  verbs called out of order
 
 Messages are lower case without a final dot, name the object and say what to do next.

@@ -33,7 +33,10 @@ _FIELDS: list[pa.Field[Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class ExpectationResult:
-    """What one expectation found; ``success`` is null when it could not be evaluated."""
+    """What one expectation found; ``success`` is null when it could not be evaluated.
+
+    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet.
+    """
 
     at: datetime
     run_id: str
@@ -45,7 +48,7 @@ class ExpectationResult:
     success: bool | None
     observed: str | None
     unexpected_count: int | None
-    version: int
+    version: int | None
 
     table: ClassVar[str] = "expectations"
     schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)

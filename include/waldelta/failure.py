@@ -56,6 +56,7 @@ REMEDIES: dict[str, str] = {
     "SchemaChanged": "sync that table again: initial sync with tables",
     "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
     "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
-    "QualityFailed": "open the report the log names; those tables have no asset event",
+    "QualityFailed": "open the report the log names, those tables have no asset event; where changes wait at a gate, correct the "
+    "expectation, or release them (docs/pipeline-file.md#gates)",
     "StateError": "as the message says",
 }

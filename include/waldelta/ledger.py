@@ -1,7 +1,7 @@
 """The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
 
 ``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync, ``batches`` the
-consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost, ``bites`` what the server manages. Rows are
+consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost, ``bites`` what the server manages, ``releases`` what somebody let pass a gate. Rows are
 never changed; the latest one counts, and maintenance drops old ones that nothing depends on (``ledger_upkeep``).
 """
 
@@ -24,6 +24,7 @@ from waldelta.ledger_rows import (
     Gap,
     KeptBite,
     LabelState,
+    Release,
     Row,
     Run,
     SlotMove,
@@ -33,7 +34,7 @@ from waldelta.ledger_rows import (
 )
 from waldelta.ledger_table import LedgerTable, Newest
 
-R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite)
+R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite, Release)
 
 
 class Ledger:
@@ -79,6 +80,10 @@ class Ledger:
     def gaps(self, slot: str) -> list[Gap]:
         """All rows on gaps of a slot, oldest first."""
         return self._read(Gap, pc.field("slot") == slot)
+
+    def releases(self) -> list[Release]:
+        """All that was let pass stop gates, oldest first."""
+        return self._read(Release)
 
     def slot_moves(self) -> list[SlotMove]:
         """All moves, oldest first."""

@@ -346,4 +346,28 @@ class KeptBite:
     )
 
 
-Row = SlotMove | TableState | BatchCut | Run | Gap | KeptBite
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Changes that somebody lets pass a table's stop gates: all whose commits lie before ``upto_lsn``."""
+
+    at: datetime
+    run_id: str
+    table_name: str
+    generation: int
+    incarnation: str
+    timeline: int
+    upto_lsn: int
+    by: str
+    reason: str | None = None
+
+    table: ClassVar[str] = "releases"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", _UTC), ("run_id", pa.string()), ("table_name", pa.string()), ("generation", pa.int64()),
+            ("incarnation", pa.string()), ("timeline", pa.int64()), ("upto_lsn", pa.int64()), ("by", pa.string()),
+            ("reason", pa.string()),
+        ]
+    )  # fmt: skip
+
+
+Row = SlotMove | TableState | BatchCut | Run | Gap | KeptBite | Release

@@ -1,4 +1,4 @@
-"""Rows that came without all of their values, and what became of them: the bookkeeping table ``quarantine``.
+"""Rows that came without all of their values, or fail a gate, and what became of them: the bookkeeping table ``quarantine``.
 
 Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had moved on), ``reread``
 (in the target, with some values as they were later than the change), ``resolved`` (was quarantined; a later change has
@@ -49,7 +49,9 @@ _MESSAGE = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class IncompleteRow:
-    """A row that came without the values of ``columns``.
+    """A row that came without the values of ``columns``, or whose values fail an expectation with ``gate: quarantine`` (``reason``).
+
+    ``outdated``: the target has the row as it was before the change.
 
     ``key`` and ``sent`` (the values that did come; None unless quarantined) are JSON objects of PostgreSQL's texts.
     ``batch`` is the last of the batches that were applied with it. ``messages`` are those that a quarantined row came from, in
@@ -70,6 +72,7 @@ class IncompleteRow:
     reason: str | None = None
     messages: list[SentMessage] | None = None
     by: str | None = None
+    outdated: bool | None = None
 
     table: ClassVar[str] = "quarantine"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -77,7 +80,7 @@ class IncompleteRow:
             ("at", _UTC), ("run_id", pa.string()), ("status", pa.string()), ("table_name", pa.string()),
             ("generation", pa.int64()), ("batch", pa.int64()), ("key", pa.string()), ("columns", pa.list_(pa.string())),
             ("sent", pa.string()), ("lsn", pa.int64()), ("commit_ts", _UTC), ("reason", pa.string()),
-            ("messages", pa.list_(_MESSAGE)), ("by", pa.string()),
+            ("messages", pa.list_(_MESSAGE)), ("by", pa.string()), ("outdated", pa.bool_()),
         ]
     )  # fmt: skip
 
@@ -142,9 +145,22 @@ def _in_order(rows: Sequence[IncompleteRow]) -> list[dict[str, Any]]:
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
     copies = {(row.table_name, row.generation) for row in rows}
     opened = {
-        (*copy, key) for copy in copies for key in open_keys(r for r in rows if (r.table_name, r.generation) == copy)
+        (*copy, key) for copy in copies for key in watched_rows(r for r in rows if (r.table_name, r.generation) == copy)
     }
     return [r.at >= oldest or (r.table_name, r.generation, r.key) in opened for r in rows]
+
+
+def watched_rows(rows: Iterable[IncompleteRow]) -> dict[str, IncompleteRow]:
+    """The latest row of each key that isn't in the target as the source has it, of the rows of one copy in their order.
+
+    Of discarded ones, those that the target has as they were before: later changes don't send all that changed since.
+    """
+    latest = {row.key: row for row in rows}
+    return {
+        key: row
+        for key, row in latest.items()
+        if row.status == QUARANTINED or (row.status == DISCARDED and row.outdated)
+    }
 
 
 def open_keys(rows: Iterable[IncompleteRow]) -> set[str]:

@@ -55,6 +55,17 @@ key, and writes only the rows that differ; what has no key, or other columns, is
 - With a slot that is fine, nothing is made anew: then it only mends the tables that are named, or waiting.
 - *If it fails*: run it again; finished tables aren't compared again.
 """,
+    "quarantine": """\
+Decides on what a gate or the source kept out of the targets: rows in quarantine, and tables that an expectation with `gate: stop` holds
+back. Who triggered the run is recorded with it.
+
+- **action**: `retry` reads quarantined rows from the source again and writes them as they are now; `discard` leaves them out (or as
+  they were) for good; `release` lets everything that has landed for the tables pass their `stop` gates, with the next run of `{name}_cdc`.
+- **tables**: which ones; `release` needs them.
+- **rows**: ids of single rows, for `discard`.
+- **reason**: kept with what `discard` and `release` did.
+- *If it fails*: nothing was decided, or the tables that are named couldn't be read; run it again.
+""",
     "maintenance": """\
 Compacts and cleans the targets and the pipeline's own tables, and removes old reports. It never goes below the
 promised retention: the change log reaches back {days} days, time travel {hours} hours.

@@ -1,4 +1,4 @@
-"""The five DAGs of one pipeline; each builder shows its tasks in the order of the flow."""
+"""The DAGs of one pipeline; each builder shows its tasks in the order of the flow."""
 
 from __future__ import annotations
 
@@ -41,6 +41,25 @@ _ACCEPT_SERVER = Param(
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 # A large table that has to be copied again is left to the DAG of the initial sync, beside which runs go on.
 _HAND_OVER = {"hand-over": "True"}
+_ACTION = Param(
+    "retry",
+    type="string",
+    enum=["retry", "discard", "release"],
+    description="retry: read the rows from the source again; discard: leave them as they are; release: let what a gate stopped pass",
+)
+_QUARANTINED = Param(
+    None,
+    type=["null", "array"],
+    items={"type": "string", "pattern": r"^.+\..+$"},
+    description="tables, as schema.table; empty: all (retry), those of the rows (discard)",
+)
+_ROWS = Param(
+    None,
+    type=["null", "array"],
+    items={"type": "string", "pattern": r"^[0-9a-f]{16}$"},
+    description="discard: the rows' ids, as the page of the quarantine shows them",
+)
+_WHY = Param(None, type=["null", "string"], maxLength=200, description="discard and release: why; kept with who")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
@@ -92,7 +111,7 @@ class _Job:
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError for its notifiers."""
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
-    return [_setup(job), _initial_sync(job), _cdc(job), _resync(job), _maintenance(job)]
+    return [_setup(job), _initial_sync(job), _cdc(job), _resync(job), _quarantine(job), _maintenance(job)]
 
 
 def _setup(job: _Job) -> DAG:
@@ -118,6 +137,20 @@ def _resync(job: _Job) -> DAG:
     # while it is made anew.
     accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
     return _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server)
+
+
+def _quarantine(job: _Job) -> DAG:
+    params = {"action": _ACTION, "tables": _QUARANTINED, "rows": _ROWS, "reason": _WHY}
+    options = {action: f"{{{{ params.action == '{action}' }}}}" for action in ("retry", "discard", "release")}
+    options |= {
+        "tables": "{{ (params.tables or []) | join(',') }}",
+        "row": "{{ (params.rows or []) | join(',') }}",
+        "reason": "{{ params.reason or '' }}",
+        "by": "{{ dag_run.triggering_user_name or '' }}",
+    }
+    with job.dag("quarantine", None, params=params) as dag:
+        job.task("quarantine", "quarantine", options=options, execution_timeout=settings.SYNC_TIMEOUT)
+    return dag
 
 
 def _copies(

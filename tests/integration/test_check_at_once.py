@@ -39,12 +39,12 @@ def test_query_expectations_see_their_own_table(lake):
 
 def test_the_version_that_the_run_left_is_checked(spark, lake):
     """While another target is behind no cut is published, so that the run's own version counts, not the cut's."""
-    from spark_jobs.quality import check
+    from spark_jobs.quality import Left, check
 
     lake.target(row_filter=FILTER)
     lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
     lake.target([(4, "LGA", "1", None)], row_filter=FILTER)
-    report = check(spark, lake.pipeline(), lake.ledger, "run", ["public.t"], {"public.t": 1})
+    report = check(spark, lake.pipeline(), lake.ledger, "run", ["public.t"], Left({"public.t": 1}))
     assert (report.tables[0].version, report.failed_tables) == (1, ("public.t",))
 
 

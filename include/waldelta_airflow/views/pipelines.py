@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KINDS = {"setup": "setup", "initial_sync": "sync", "cdc": "consume", "resync": "resync", "maintenance": "maintain"}
+_KINDS = {
+    "setup": "setup",
+    "initial_sync": "sync",
+    "cdc": "consume",
+    "resync": "resync",
+    "quarantine": "quarantine",
+    "maintenance": "maintain",
+}
 
 
 def load_pipelines() -> dict[str, PipelineFile | str]:

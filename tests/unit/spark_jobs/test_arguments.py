@@ -20,6 +20,8 @@ REFUSED = {
     "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
     "a row of a retry": ["quarantine", "f.yml", "--retry", "--row=1"],
     "who lists rows": ["quarantine", "f.yml", "--by=me"],
+    "changes both released and discarded": ["quarantine", "f.yml", "--release", "--discard", "--tables=a.b"],
+    "every table's changes released": ["quarantine", "f.yml", "--release"],
     "a dry run of a copy": ["sync", "f.yml", "--dry-run"],
     "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
     "an abbreviation": ["sync", "f.yml", "--table=public.a"],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.expectation_suite import plan_suite
+from spark_jobs.expectation_suite import SourceRules, plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
+from waldelta.check_constraints import CheckConstraint
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
@@ -95,8 +96,35 @@ def test_own_expectations_keep_their_place():
     assert own.place == "x/public.t.yml: expectations[0]"
 
 
-def test_gates_that_are_not_there_yet_are_said():
-    """A gate before the merge is accepted, and the plan says that it is judged after it."""
+def test_what_is_a_gate_is_checked_too():
+    """What a copy brought, or somebody let pass, was never judged before."""
     suite = OwnSuite.model_validate({"expectations": [{"type": "expect_column_to_exist", "gate": "stop"}]})
     plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("public.t.yml"), suite))
-    assert plan.left_out == ("public.t.yml: expectations[0]: gate stop isn't in effect yet: judged after the merge",)
+    assert (plan.expectations[-1].type, plan.left_out) == ("expect_column_to_exist", ())
+
+
+CHECKS = [
+    ("a comparison, met where it is null", "(n > 0)", True, "not coalesce("),
+    ("of a column that isn't published", "(other > 0)", False, "CHECK constraint c: not checked, because the target has no column other yet"),
+    ("with a function that Spark lacks", "(my_function(n) > 0)", False, "CHECK constraint c: not checked, because of its part at"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "is_planned", "told"), [c[1:] for c in CHECKS], ids=[c[0] for c in CHECKS])
+def test_check_constraints(expression, is_planned, told):
+    """What the source makes sure of is expected of the target, where Spark can tell; else it is said."""
+    plan = plan_suite(
+        state([ID, ("n", "integer", "int", False)]), HELD, None, SourceRules([CheckConstraint("c", expression)])
+    )
+    found = [item for item in plan.expectations if item.meaning.startswith("CHECK constraint c holds")]
+    assert [item.severity for item in found] == ["critical"] * is_planned
+    texts = [item.kwargs["condition"] for item in found] or list(plan.left_out)
+    assert texts[-1].startswith(told)
+
+
+def test_enum_labels():
+    """A column of an enum has its labels only; one whose values stand otherwise in the lake isn't asked for them."""
+    columns = [ID, ("mood", "mood", "string", False), ("moods", "mood[]", "array<string>", False)]
+    plan = plan_suite(state(columns), HELD, None, SourceRules(labels={"mood": ("sad", "ok"), "moods": ("sad", "ok")}))
+    found = [(item.type, item.kwargs, item.severity) for item in plan.expectations if "labels" in item.meaning]
+    assert found == [("expect_column_values_to_be_in_set", {"column": "mood", "value_set": ["sad", "ok"]}, "critical")]

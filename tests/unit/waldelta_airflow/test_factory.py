@@ -40,6 +40,7 @@ GRAPHS = {
         "report": ["fail_the_run"],
         "fail_the_run": [],
     },
+    "quarantine": {"quarantine": []},
     "maintenance": {"maintain": []},
 }
 
@@ -69,8 +70,8 @@ def test_graph(dags, kind):
     assert {t.task_id: sorted(t.downstream_task_ids) for t in dag.tasks} == GRAPHS[kind]
 
 
-def test_five_dags_per_file(dags):
-    """A pipeline file gives exactly the five DAGs of the stable surface."""
+def test_the_dags_of_a_file(dags):
+    """A pipeline file gives exactly the DAGs of the stable surface."""
     assert set(dags) == {f"shop_{kind}" for kind in GRAPHS}
 
 
@@ -157,6 +158,7 @@ def test_params(dags):
     """Params are typed, with defaults that are valid."""
     assert dags["shop_setup"].params.dump() == {"dry_run": False}
     assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None}
+    assert dags["shop_quarantine"].params.dump() == {"action": "retry", "tables": None, "rows": None, "reason": None}
     assert dags["shop_resync"].params.dump() == {"tables": None, "reason": None, "accept_server": None}
 
 
@@ -233,6 +235,6 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
             check=True,
         )
         count, seconds, imported = run.stdout.split()[-3:]
-        assert (count, imported) == ("250", "none")
+        assert (count, imported) == ("300", "none")
         taken.append(float(seconds))
     assert min(taken) < 1.0

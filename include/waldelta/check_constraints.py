@@ -1,0 +1,59 @@
+"""CHECK constraints of source tables: what every row of a table meets, so that every row of its target must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from waldelta.ledger_rows import TableState
+from waldelta.pipeline_file import split_table_name
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConstraint:
+    """A constraint's name and its expression as PostgreSQL prints it; a row meets it where that is true or null."""
+
+    name: str
+    expression: str
+
+
+def read_check_constraints(
+    connection: psycopg.Connection[Any], states: Sequence[TableState], landed_as_of: int | None
+) -> dict[str, tuple[CheckConstraint, ...]]:
+    """The constraints that hold for all rows of the tables that feed these targets, by target.
+
+    Without those that a transaction made which hasn't landed (xid8 from ``landed_as_of`` on): rows that it changed first may be
+    in the target as they were. And without those on columns whose collation finds different texts equal.
+    """
+    fed_by = {state.table_name: split_table_name(state.fed_by or state.table_name) for state in states}
+    if not fed_by:
+        return {}
+    schemas, names = (list(part) for part in zip(*fed_by.values(), strict=True))
+    found: dict[tuple[str, str], list[CheckConstraint]] = {}
+    for schema, table, name, expression, made_by in connection.execute(_CHECKS, (schemas, names)):
+        if landed_as_of is None or made_by < landed_as_of:
+            found.setdefault((schema, table), []).append(CheckConstraint(name, expression))
+    return {target: tuple(found[table]) for target, table in fed_by.items() if table in found}
+
+
+_CHECKS = """
+select n.nspname, c.relname, k.conname, pg_get_expr(k.conbin, k.conrelid),
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(k.xmin)
+from pg_constraint k
+join pg_class c on c.oid = k.conrelid
+join pg_namespace n on n.oid = c.relnamespace
+where k.contype = 'c'
+  and k.convalidated
+  and (n.nspname, c.relname) in (select * from unnest(%s::text[], %s::text[]))
+  and not exists (
+      select from pg_attribute a
+      join pg_collation l on l.oid = a.attcollation
+      where a.attrelid = c.oid
+        and a.attnum = any (k.conkey)
+        and not l.collisdeterministic
+  )
+order by 1, 2, 3
+"""

@@ -1,0 +1,56 @@
+"""Release: changes that a stop gate holds back are let pass, as somebody has decided; recorded with who, when and why.
+
+By position: what had landed by then passes, whatever it is; what lands later is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from waldelta.errors import ConfigError, StateError
+from waldelta.job import Job
+from waldelta.ledger_rows import Release, now
+from waldelta.lsn import Lsn
+from waldelta.quarantined import current_user
+
+
+def release_tables(
+    job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
+) -> list[dict[str, Any]]:
+    """Let all that has landed for these tables pass their stop gates; the next run merges it. Returns what was recorded.
+
+    ``by`` is by default the user of this process. Raises ConfigError for a table that isn't a target, StateError when nothing
+    has landed.
+    """
+    if not tables:
+        raise ConfigError("name the tables whose changes are to pass (--tables)")
+    states = job.table_states()
+    if unknown := sorted(set(tables) - states.keys()):
+        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    last = change_log.last_batch()
+    if last is None:
+        raise StateError("nothing has landed, so that nothing is held back")
+    upto, by = change_log.landed_end(last), by or current_user()
+    told = []
+    for name in sorted(set(tables)):
+        row = Release(
+            now(), job.run_id, name, states[name].generation, identity.incarnation, identity.timeline, upto, by, reason
+        )
+        job.ledger.append(row)
+        told.append({"table": name, "upto": str(Lsn(upto)), "by": by, "at": row.at.isoformat(), "reason": reason})
+    return told
+
+
+def released_upto(job: Job) -> dict[tuple[str, int], int]:
+    """Up to which position (of a commit) changes of each table's copy pass its stop gates; none where nothing was released."""
+    identity = job.slot_identity()
+    found: dict[tuple[str, int], int] = {}
+    for row in job.ledger.releases():
+        # Positions of another life or timeline say nothing of this one's.
+        if (row.incarnation, row.timeline) == (identity.incarnation, identity.timeline):
+            copy = (row.table_name, row.generation)
+            found[copy] = max(row.upto_lsn, found.get(copy, 0))
+    return found

@@ -1,0 +1,327 @@
+"""Gate: expectations marked ``stop`` or ``quarantine`` judge a table's net changes before they are merged.
+
+Judged are the rows that the merge would write, as the target would hold them; deletes always pass. What a change didn't send
+(an unchanged TOASTed value) isn't judged: it was when it came. ``quarantine`` rows are set aside first (set_aside), and
+``stop`` judges the rest, without what was released (waldelta.release). Nothing is remembered from one attempt to the next:
+whoever applies a range judges it by the files as they are then, and what is told of the range says what that commit left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from spark_jobs.merge import QUARANTINED_ROWS
+from spark_jobs.net_rows import WRITTEN, as_net
+from spark_jobs.own_suites import OwnExpectation, OwnSuiteFile, assign_suites, read_each
+from spark_jobs.plan import TargetPlan
+from spark_jobs.row_conditions import ROW_KINDS, RowCondition, row_condition
+from spark_jobs.set_aside import Judged, set_aside
+from spark_jobs.stage import Staged
+from spark_jobs.target import VARIANT
+from spark_jobs.task_error import named_error
+from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.errors import ConfigError, QualityFailed
+from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.job import Job
+from waldelta.ledger_rows import TableState, now
+from waldelta.release import released_upto
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+# More rows than that in one range aren't a few bad ones: somebody has to look before anything is merged.
+MOST_SET_ASIDE = 10_000
+_NET = "_wd_net"
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """An expectation that judges before the merge, and the place it stands at."""
+
+    item: OwnExpectation
+    place: str
+
+    @property
+    def meaning(self) -> str:
+        """What it is called in messages."""
+        column = self.item.kwargs.get("column")
+        return (self.item.notes or self.item.type) + (f" on {column}" if column else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TableGate:
+    """One table's gate; ``released`` is the position up to which commits pass its ``stop``."""
+
+    table: str
+    expectations: tuple[Gated, ...] = ()
+    problem: ConfigError | None = None
+    released: int = 0
+
+
+@dataclass(slots=True)
+class _Verdict:
+    gated: Gated
+    condition: RowCondition | None
+    unexpected: int | None = None
+    judged: int | None = None
+    success: bool | None = None
+    why: str | None = None
+    observed: str | None = field(default=None)
+
+
+def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
+    """The gates of those of these tables that have one, as the files of own expectations are now.
+
+    A file that can't be read may hold a gate: its table has one with a problem.
+    """
+    folder = job.pipeline.quality.suites
+    if folder is None:
+        return {}
+    files = read_each(Path(folder))
+    broken = {path.stem: err for path, err in files.items() if isinstance(err, ConfigError)}
+    suites = {path.stem: file for path, file in files.items() if isinstance(file, OwnSuiteFile)}
+    generations = {state.table_name: state.generation for state in states}
+    try:
+        assigned, _ = assign_suites(suites, generations)
+    except ConfigError as err:
+        return {name: TableGate(name, problem=err) for name in generations}
+    gates = {}
+    for name, suite in assigned.items():
+        items = tuple(
+            Gated(item, suite.place(number))
+            for number, item in enumerate(suite.suite.expectations)
+            if item.gate != "warn"
+        )
+        if items:
+            gates[name] = TableGate(name, items)
+    if gates:
+        released = released_upto(job)
+        for name, gate in gates.items():
+            gates[name] = TableGate(name, gate.expectations, None, released.get((name, generations[name]), 0))
+    for stem, err in broken.items():
+        for name in generations:
+            if stem in (name, name.rpartition(".")[2]):
+                gates[name] = TableGate(name, problem=err)
+    return gates
+
+
+def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged) -> Judged:
+    """What is to be merged of the staged changes; raises QualityFailed when nothing may, ConfigError for a gate that can't be."""
+    if gate.problem is not None:
+        raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
+    verdicts = [_Verdict(item, row_condition(item.item.type, item.item.kwargs)) for item in gate.expectations]
+    _check_gates(gate, plan, verdicts)
+    if not any(staged.counts.get(action) for action in WRITTEN):
+        return Judged(staged)
+    frame = _batch_frame(spark, job, plan, staged)
+    try:
+        judged = _set_aside(
+            spark, plan, gate, staged, frame, [v for v in verdicts if v.gated.item.gate == "quarantine"]
+        )
+        stops = [v for v in verdicts if v.gated.item.gate == "stop"]
+        if stops:
+            rest = frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
+            _stop(plan, gate, rest.where(F.col(f"{_NET}.lsn") > gate.released), stops)
+    finally:
+        _record(job, gate, verdicts)
+    return judged
+
+
+def _check_gates(gate: TableGate, plan: TargetPlan, verdicts: Sequence[_Verdict]) -> None:
+    problems = []
+    for verdict in verdicts:
+        item = verdict.gated.item
+        if item.gate != "quarantine":
+            continue
+        if not plan.decode.shape.key:
+            problems.append(f"{verdict.gated.place}: gate: quarantine needs a key, which the table hasn't: use stop")
+        elif verdict.condition is None:
+            known = ", ".join(ROW_KINDS)
+            problems.append(
+                f"{verdict.gated.place}: gate: quarantine needs an expectation that tells which rows fail, with its plain "
+                f"arguments only: one of {known}; {item.type} can be stop or warn"
+            )
+        elif verdict.condition.mostly < 1:
+            problems.append(f"{verdict.gated.place}: gate: quarantine judges each row: leave out mostly, or use stop")
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
+
+
+def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
+    """The rows that the merge would write, with the target's columns, and each net change as a struct."""
+    decode = plan.decode
+    written = ", ".join(f"'{action}'" for action in WRITTEN)
+    rows = spark.sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608 - our own actions and folder
+    columns = [F.struct(*(F.col(name) for name in decode.net_schema.names)).alias(_NET)]
+    for i, (name, kind) in enumerate(zip(decode.names, decode.types, strict=True)):
+        value = F.parse_json(F.col(f"c{i}")) if kind.spark == VARIANT else F.col(f"c{i}")
+        columns.append(value.alias(name))
+    if job.pipeline.target.metadata_columns:
+        columns += [F.col("lsn").alias(LSN), F.col("commit_ts").alias(COMMIT_TS), F.col("raw").alias(RAW)]
+    return rows.select(*columns)
+
+
+def _set_aside(
+    spark: SparkSession, plan: TargetPlan, gate: TableGate, staged: Staged, frame: DataFrame, verdicts: list[_Verdict]
+) -> Judged:
+    if not verdicts:
+        return Judged(staged)
+    failing = {number: _fails(plan, verdict) for number, verdict in enumerate(verdicts)}
+    anything = reduce(lambda one, other: one | other, failing.values())
+    count = _count(gate, frame, verdicts, failing, anything)
+    if not count:
+        return Judged(staged)
+    if count > MOST_SET_ASIDE:
+        raise QualityFailed(
+            f"{gate.table}: not merged: {count:,} rows of its changes fail expectations with gate: quarantine, and no more than "
+            f"{MOST_SET_ASIDE:,} at once are set aside:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the "
+            "expectation, which the next run then judges by, or make it warn until they are merged"
+        )
+    marks = F.array(*(F.when(condition, F.lit(number)) for number, condition in failing.items()))
+    found = frame.where(anything).select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
+    numbers = found["failed"].to_pylist()
+    reasons = [
+        "fails " + "; ".join(f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in of_row)
+        for of_row in numbers
+    ]
+    rows = as_net(found.drop_columns(["failed"]), plan)
+    judged = set_aside(spark, plan, staged, rows, reasons)
+    log.warning(
+        "table=%s gate: %d rows set aside, %d in all",
+        gate.table, len(judged.aside), judged.staged.counts.get(QUARANTINED_ROWS, 0),
+    )  # fmt: skip
+    return judged
+
+
+def _stop(plan: TargetPlan, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]) -> None:
+    by_row = [verdict for verdict in verdicts if verdict.condition is not None]
+    if by_row:
+        failing = {number: _fails(plan, verdict) for number, verdict in enumerate(by_row)}
+        _count(gate, frame, by_row, failing, F.lit(False))
+    if others := [verdict for verdict in verdicts if verdict.condition is None]:
+        _judge_as_a_whole(plan, frame, others)
+    failed = [verdict for verdict in verdicts if not verdict.success]
+    if not failed:
+        return
+    raise QualityFailed(
+        f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
+        "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the data, which "
+        f"the next run judges again, or let what has landed pass: quarantine --release --tables {gate.table}"
+    )
+
+
+def _fails(plan: TargetPlan, verdict: _Verdict) -> Column:
+    """Whether a row fails an expectation by what was sent of it."""
+    condition = verdict.condition
+    assert condition is not None  # noqa: S101 - _check_gates, _stop
+    return _is_sent(plan, condition.columns) & F.coalesce(condition.unexpected, F.lit(False))
+
+
+def _is_sent(plan: TargetPlan, columns: Sequence[str] | None) -> Column:
+    """Whether a change sent all of these columns (None: any that there are)."""
+    shape, names = plan.decode.shape, plan.decode.names
+    # Spark finds columns whatever their case is.
+    asked = None if columns is None else {name.lower() for name in columns}
+    flags = [F.col(f"{_NET}.u{i}") for i in shape.toastable if asked is None or names[i].lower() in asked]
+    return reduce(lambda one, other: one & ~other, flags, F.lit(True))
+
+
+def _count(
+    gate: TableGate, frame: DataFrame, verdicts: Sequence[_Verdict], failing: Mapping[int, Column], anything: Column
+) -> int:
+    """Count the rows that fail, in one query; raises QualityFailed for an expectation that Spark can't evaluate."""
+    asked = []
+    for number, condition in failing.items():
+        judged = verdicts[number].condition
+        assert judged is not None  # noqa: S101 - as before
+        asked += [
+            F.count(F.when(condition, 1)).alias(f"f{number}"),
+            F.count(F.when(judged.judged, 1)).alias(f"j{number}"),
+        ]
+    try:
+        row = frame.agg(*asked, F.count(F.when(anything, 1)).alias("any")).first()
+    except Exception as err:
+        if (named := named_error(err)) is not None:
+            raise named from err
+        _find_unevaluable(frame, verdicts, failing)
+        raise QualityFailed(
+            f"{gate.table}: not merged, since its gate can't be evaluated:\n{_listed([v for v in verdicts if v.why])}\n"
+            "Correct the expectation: the next run judges by it"
+        ) from err
+    for number in failing:
+        verdict = verdicts[number]
+        verdict.unexpected, verdict.judged = int(row[f"f{number}"]), int(row[f"j{number}"])
+        mostly = verdict.condition.mostly if verdict.condition is not None else 1.0
+        met = verdict.judged - verdict.unexpected
+        verdict.success = not verdict.unexpected or met >= mostly * verdict.judged
+    return int(row["any"])
+
+
+def _find_unevaluable(frame: DataFrame, verdicts: Sequence[_Verdict], failing: Mapping[int, Column]) -> None:
+    for number, condition in failing.items():
+        try:
+            frame.agg(F.count(F.when(condition, 1))).first()
+        except Exception as err:  # its message may show values
+            kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
+            verdicts[number].why = f"can't be evaluated ({kind or type(err).__name__})"
+
+
+def _judge_as_a_whole(plan: TargetPlan, frame: DataFrame, verdicts: Sequence[_Verdict]) -> None:
+    """What isn't of single rows is Great Expectations' to evaluate, on the rows that were sent whole where one wasn't."""
+    from spark_jobs.expectation_import import import_great_expectations
+
+    import_great_expectations({verdict.gated.item.type for verdict in verdicts})
+    import great_expectations as gx
+
+    from spark_jobs.build_expectations import build_suite
+    from spark_jobs.expectation_suite import PlannedExpectation, SuitePlan
+    from spark_jobs.validate import SuiteCheck, outcomes
+
+    for number, verdict in enumerate(verdicts):
+        item = verdict.gated.item
+        given = {name for value in item.kwargs.values() for name in (value if isinstance(value, list) else [value])}
+        columns = [name for name in plan.decode.names if name in given or f"`{name}`" in given] or None
+        planned = PlannedExpectation(
+            item.type, dict(item.kwargs), item.severity, "own", item.notes or item.type, verdict.gated.place
+        )
+        suite_plan = SuitePlan(plan.state.table_name, (planned,))
+        check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(f"gate {number}", suite_plan))
+        rows = frame.where(_is_sent(plan, columns)).drop(_NET)
+        (found,) = outcomes(check.run(rows, {}), suite_plan)
+        verdict.success, verdict.observed, verdict.unexpected = found.success, found.observed, found.unexpected_count
+        if found.success is None:
+            verdict.why = "can't be evaluated"
+
+
+def _listed(verdicts: Sequence[_Verdict]) -> str:
+    return "\n".join(f"  - {v.gated.meaning} ({_found(v)}) at {v.gated.place}" for v in verdicts)
+
+
+def _found(verdict: _Verdict) -> str:
+    return verdict.why or (f"{verdict.unexpected:,} rows" if verdict.unexpected is not None else "not met")
+
+
+def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
+    """Enter what was found beside the checks' results, where the pages find both."""
+    at = now()
+    rows = [
+        ExpectationResult(
+            at, job.run_id, gate.table, v.gated.item.type, f"gate {v.gated.item.gate}: {v.gated.meaning}",
+            v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical", "own", v.success,
+            v.why or v.observed, v.unexpected, None,
+        )
+        for v in verdicts
+        if v.success is not None or v.why
+    ]  # fmt: skip
+    append_expectation_results(job.pipeline.target.root, rows, job.storage_options)

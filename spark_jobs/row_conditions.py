@@ -1,0 +1,193 @@
+"""Row conditions: expectations that judge each row by itself, as Spark columns that tell which rows don't meet them.
+
+As Great Expectations evaluates them on Spark (tests compare the two): what is null meets all but "not null", and so does what a
+condition gives null for. Its own evaluation tells how many rows don't meet one, for a query of its own each; here many are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlglot
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from sqlglot import exp
+
+from spark_jobs.identifier import quote
+
+# For which every row has to be of the kind that Great Expectations says; "mostly" is a share of the rows judged.
+_COMMON = frozenset({"mostly"})
+
+
+@dataclass(frozen=True, slots=True)
+class RowCondition:
+    """One expectation: ``unexpected`` is true for a row that doesn't meet it, ``judged`` for one that it says anything of.
+
+    ``columns`` are those it looks at, None where that can't be told; ``mostly`` the share of judged rows that have to meet it.
+    """
+
+    unexpected: Column
+    judged: Column
+    columns: tuple[str, ...] | None
+    mostly: float = 1.0
+
+
+def row_condition(kind: str, kwargs: Mapping[str, Any]) -> RowCondition | None:
+    """The condition of an expectation by its type (or class) and arguments; None for one that isn't translated here."""
+    known = _KNOWN.get(_snake(kind))
+    if known is None:
+        return None
+    required, optional, build = known
+    given = set(kwargs)
+    mostly = kwargs.get("mostly", 1.0)
+    is_share = isinstance(mostly, (int, float)) and not isinstance(mostly, bool) and 0 <= mostly <= 1
+    if not required <= given <= required | optional | _COMMON or not is_share:
+        return None
+    found = build({name: value for name, value in kwargs.items() if name not in _COMMON})
+    if found is None:
+        return None
+    return RowCondition(found.unexpected, found.judged, found.columns, float(mostly))
+
+
+def _snake(kind: str) -> str:
+    """``ExpectColumnValuesToBeNull`` as ``expect_column_values_to_be_null``."""
+    if not kind[:1].isupper():
+        return kind
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).lstrip("_")
+
+
+def _name(column: Any) -> str:
+    """A column's name; Great Expectations lists one with a dot in backticks."""
+    text = str(column)
+    return text[1:-1] if "." in text and text.startswith("`") and text.endswith("`") else text
+
+
+def _column(name: str) -> Column:
+    return F.col(quote(name))
+
+
+def _of_values(condition: Callable[[Column, dict[str, Any]], Column | None]) -> Callable[..., RowCondition | None]:
+    """Of one column's values that aren't null."""
+
+    def build(kwargs: dict[str, Any]) -> RowCondition | None:
+        column = _column(name := _name(kwargs["column"]))
+        expected = condition(column, kwargs)
+        return (
+            expected if expected is None else RowCondition(column.isNotNull() & ~expected, column.isNotNull(), (name,))
+        )
+
+    return build
+
+
+def _not_null(kwargs: dict[str, Any]) -> RowCondition:
+    column = _column(name := _name(kwargs["column"]))
+    return RowCondition(column.isNull(), F.lit(True), (name,))
+
+
+def _null(kwargs: dict[str, Any]) -> RowCondition:
+    column = _column(name := _name(kwargs["column"]))
+    return RowCondition(column.isNotNull(), F.lit(True), (name,))
+
+
+def _between(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    low, high = kwargs.get("min_value"), kwargs.get("max_value")
+    parts = []
+    if low is not None:
+        parts.append(value > F.lit(low) if kwargs.get("strict_min") else value >= F.lit(low))
+    if high is not None:
+        parts.append(value < F.lit(high) if kwargs.get("strict_max") else value <= F.lit(high))
+    if not parts or any(isinstance(bound, Mapping) for bound in (low, high)):
+        return None
+    return parts[0] if len(parts) == 1 else parts[0] & parts[1]
+
+
+def _in_set(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    values = kwargs["value_set"]
+    return value.isin(list(values)) if isinstance(values, (list, tuple, set)) and values else None
+
+
+def _not_in_set(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    found = _in_set(value, kwargs)
+    return found if found is None else ~found
+
+
+def _regex(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    return value.rlike(kwargs["regex"]) if isinstance(kwargs["regex"], str) else None
+
+
+def _not_regex(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    found = _regex(value, kwargs)
+    return found if found is None else ~found
+
+
+def _length(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    return _between(F.length(value), kwargs)
+
+
+def _length_equals(value: Column, kwargs: dict[str, Any]) -> Column | None:
+    return F.length(value) == F.lit(kwargs["value"]) if isinstance(kwargs["value"], int) else None
+
+
+def _pair(condition: Callable[[Column, Column, dict[str, Any]], Column]) -> Callable[..., RowCondition | None]:
+    """Of two columns' values; rows where both are null aren't looked at."""
+
+    def build(kwargs: dict[str, Any]) -> RowCondition | None:
+        names = _name(kwargs["column_A"]), _name(kwargs["column_B"])
+        left, right = (_column(name) for name in names)
+        judged = left.isNotNull() | right.isNotNull()
+        return RowCondition(judged & ~condition(left, right, kwargs), judged, names)
+
+    return build
+
+
+def _greater(left: Column, right: Column, kwargs: dict[str, Any]) -> Column:
+    return (left >= right) | left.eqNullSafe(right) if kwargs.get("or_equal") else left > right
+
+
+def _satisfy(kwargs: dict[str, Any]) -> RowCondition | None:
+    text = kwargs["condition"]
+    # A null condition admits no row.
+    return RowCondition(~F.coalesce(F.expr(text), F.lit(False)), F.lit(True), columns_of(text))
+
+
+def columns_of(condition: str) -> tuple[str, ...] | None:
+    """The columns that a condition in Spark SQL names; None when that can't be told.
+
+    >>> columns_of("a > 1 and `b c` is not null")
+    ('a', 'b c')
+    """
+    try:
+        tree = sqlglot.parse_one(condition, read="spark")
+    except sqlglot.errors.SqlglotError:
+        return None
+    return tuple(sorted({column.name for column in tree.find_all(exp.Column)}))
+
+
+_BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})
+_ONE, _NONE = frozenset({"column"}), frozenset[str]()
+_Known = tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], RowCondition | None]]
+_KNOWN: dict[str, _Known] = {
+    "expect_column_values_to_not_be_null": (_ONE, _NONE, _not_null),
+    "expect_column_values_to_be_null": (_ONE, _NONE, _null),
+    "expect_column_values_to_be_between": (_ONE, _BOUNDS, _of_values(_between)),
+    "expect_column_values_to_be_in_set": (_ONE | {"value_set"}, _NONE, _of_values(_in_set)),
+    "expect_column_values_to_not_be_in_set": (_ONE | {"value_set"}, _NONE, _of_values(_not_in_set)),
+    "expect_column_values_to_match_regex": (_ONE | {"regex"}, _NONE, _of_values(_regex)),
+    "expect_column_values_to_not_match_regex": (_ONE | {"regex"}, _NONE, _of_values(_not_regex)),
+    "expect_column_value_lengths_to_be_between": (_ONE, _BOUNDS, _of_values(_length)),
+    "expect_column_value_lengths_to_equal": (_ONE | {"value"}, _NONE, _of_values(_length_equals)),
+    "expect_column_pair_values_to_be_equal": (
+        frozenset({"column_A", "column_B"}),
+        _NONE,
+        _pair(lambda left, right, _: left.eqNullSafe(right)),
+    ),
+    "expect_column_pair_values_a_to_be_greater_than_b": (
+        frozenset({"column_A", "column_B"}),
+        frozenset({"or_equal"}),
+        _pair(_greater),
+    ),
+    "expect_target_rows_to_satisfy": (frozenset({"condition"}), frozenset({"meaning"}), _satisfy),
+}
+ROW_KINDS = tuple(sorted(_KNOWN))

@@ -1,0 +1,308 @@
+"""Expectations that judge before the merge: a table that stops, rows that are set aside, and how both go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs.flow import consume
+from spark_jobs.result import RunFailed, TableResult
+from spark_jobs.retry import run_retry
+from spark_jobs.sync import sync
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.expectation_results import read_expectation_results
+from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
+from waldelta.quarantined import discard_quarantined, list_quarantined
+from waldelta.release import release_tables
+from waldelta.watermark import uri_of
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+RULE = "{{type: expect_column_values_to_be_between, kwargs: {{column: v, min_value: 0}}, gate: {}}}"
+
+
+class Gated:
+    """A pipeline over tables ``t`` and ``u``; ``t`` has a file of expectations."""
+
+    def __init__(self, spark, database, lake, folder, ddl="id int primary key, v int, big text", options=None):
+        self.spark, self.database, self.folder = spark, database, folder
+        database.execute(f"create table t({ddl}); create table u(id int primary key, v int)")
+        if "big" in ddl:
+            database.execute("alter table t alter big set storage external")
+        quality = {"enabled": False, "suites": str(folder)}
+        file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], options, quality=quality)
+        self.job = bare_slot(database, file)
+
+    def own(self, *items):
+        self.folder.joinpath("public.t.yml").write_text("expectations:\n" + "".join(f"  - {item}\n" for item in items))
+
+    def run(self, run_id="run") -> TableResult:
+        return consume(self.spark, replace(self.job, run_id=run_id)).tables.get("public.t", TableResult())
+
+    def fails(self, run_id="run"):
+        with pytest.raises(RunFailed) as failed:
+            consume(self.spark, replace(self.job, run_id=run_id))
+        return failed.value.result
+
+    def rows(self, *columns, table="t"):
+        frame = (
+            self.spark.read.format("delta").load(uri_of(self.job, f"public.{table}")).select(*columns or ("id", "v"))
+        )
+        return sorted(tuple(row) for row in frame.collect())
+
+    def source(self, columns="id, v", where="true"):
+        return sorted(self.database.execute(f"select {columns} from t where {where}"))
+
+    def told(self):
+        rows = Quarantine(self.job.pipeline.target.root).rows("public.t", 1)
+        return [(row.status, json.loads(row.key)["id"], row.outdated) for row in rows]
+
+
+@pytest.fixture
+def gated(spark, database, lake, tmp_path):
+    folder = tmp_path / "suites"
+    folder.mkdir()
+    return lambda **kwargs: Gated(spark, database, lake, folder, **kwargs)
+
+
+def test_a_table_stops_and_goes_on(gated, database):
+    """Nothing of its changes is merged, the others' are; it goes on once its expectation is another one."""
+    made = gated()
+    made.own(RULE.format("stop"))
+    database.execute("insert into t values (1, 1)")
+    sync(made.spark, made.job)
+    database.execute("insert into t values (2, -2), (3, 3); insert into u values (1, 1)")
+    result = made.fails("first")
+    assert result.error["class"] == "QualityFailed"
+    assert "public.t" in result.error["message"]
+    assert "1 rows" in result.error["message"]
+    assert "-2" not in result.error["message"]
+    assert (made.rows(), made.rows(table="u")) == ([(1, 1)], [(1, 1)])
+    assert made.told() == []
+    # The slot was emptied all the same, and later changes are judged with what waits.
+    assert result.stages["land"].status == "succeeded"
+    database.execute("insert into t values (4, 4)")
+    made.fails("second")
+    assert made.rows() == [(1, 1)]
+    made.own(RULE.format("warn"))
+    assert made.run("third").inserted == 3
+    assert made.rows() == made.source()
+    verdicts = read_expectation_results(made.job.pipeline.target.root)
+    assert {(v.run_id, v.success, v.unexpected_count, v.version) for v in verdicts} == {
+        ("first", False, 1, None), ("second", False, 1, None),
+    }  # fmt: skip
+
+
+def test_a_batch_that_was_corrected_passes(gated, database):
+    """What is merged is judged, not each change: a later change of the row may put it right."""
+    made = gated()
+    made.own(RULE.format("stop"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1)")
+    made.fails("first")
+    database.execute("update t set v = 1")
+    made.run("second")
+    assert made.rows() == [(1, 1)]
+
+
+def test_released_changes_pass_once(gated, database):
+    """What had landed by then passes, recorded with who and why; what lands later is judged again."""
+    made = gated()
+    made.own(RULE.format("stop"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1)")
+    made.fails("first")
+    (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
+    assert (told["by"], told["reason"]) == ("ann", "known")
+    database.execute("insert into t values (2, -2)")
+    made.fails("second")
+    assert made.rows() == []
+    database.execute("delete from t where id = 2")
+    made.run("third")
+    assert made.rows() == [(1, -1)]
+
+
+WHOLE = [
+    ("one of the table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}", "not met"),
+    ("a share of rows", "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly: 0.9}, gate: stop}", "1 rows"),
+    ("one that can't be evaluated", "{type: expect_column_values_to_match_regex, kwargs: {column: gone, regex: x}, gate: stop}", "can't be evaluated"),
+    ("a condition in Spark SQL", "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive}, gate: stop}", "1 rows"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "message"), [case[1:] for case in WHOLE], ids=[case[0] for case in WHOLE])
+def test_any_expectation_can_stop(gated, database, item, message):
+    """By row or of all rows together, Great Expectations' or ours."""
+    made = gated()
+    made.own(item)
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, 1), (2, -2)")
+    assert message in made.fails().error["message"]
+    assert made.rows() == []
+
+
+REFUSED = [
+    ("of the whole table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: quarantine}", "which rows fail"),
+    ("of a share", "{type: expect_column_values_to_not_be_null, kwargs: {column: v, mostly: 0.5}, gate: quarantine}", "leave out mostly"),
+    ("in a file that can't be read", "{typo: x}", "can't be read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_gates_that_are_refused(gated, database, item, message):
+    """The table waits, since nobody knows what may pass; the others go on."""
+    made = gated()
+    sync(made.spark, made.job)
+    made.own(item)
+    database.execute("insert into t values (1, 1); insert into u values (1, 1)")
+    result = made.fails()
+    assert result.error["class"] == "ConfigError"
+    assert message in result.error["message"]
+    assert (made.rows(), made.rows(table="u")) == ([], [(1, 1)])
+
+
+def test_rows_are_set_aside(gated, database, where_decoded):
+    """New rows aren't written, updated ones stay as they were; keys that moved, and rows that were replaced, leave nothing behind."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    database.execute("insert into t select g, g from generate_series(1, 8) g")
+    sync(made.spark, made.job)
+    for statement in (
+        "insert into t values (9, -9), (10, 10)",
+        "update t set v = -1 where id = 1",
+        "update t set v = 20 where id = 2",
+        "update t set id = 30, v = -3 where id = 3",
+        "delete from t where id = 4",
+        "delete from t where id = 5; insert into t values (5, -5)",
+        "update t set id = 60 where id = 6; insert into t values (6, -6)",
+        "update t set id = 70, v = -7 where id = 7; insert into t values (7, 7)",
+        "update t set v = -8 where id = 8; update t set v = 80 where id = 8",
+    ):
+        database.execute(statement)
+    done = made.run("first")
+    assert done.quarantined == 6
+    assert made.rows() == [(1, 1), (2, 20), (7, 7), (8, 80), (10, 10), (60, 6)]
+    assert sorted(made.told()) == sorted((QUARANTINED, key, key == "1") for key in ("1", "30", "5", "6", "70", "9"))
+    listed = {row["key"]["id"]: row for row in list_quarantined(made.job)}
+    assert listed["9"]["sent"] == {"id": "9", "v": "-9", "big": None}
+    assert "expect_column_values_to_be_between on v" in listed["9"]["reason"]
+    assert [chr(bytes.fromhex(message["raw"])[0]) for message in listed["9"]["messages"]] == ["I"]
+
+
+def test_later_changes_of_such_rows(gated, database, where_decoded):
+    """Each is judged anew; what was sent for the row since is read from the source, however it is changed next."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 6) g")
+    sync(made.spark, made.job)
+    database.execute(
+        f"update t set v = -v, big = 'new' || {BIG}; update t set id = 10 * id where id > 3; insert into t values (7, -7, 'x')"
+    )
+    assert made.run("first").quarantined == 7
+    assert made.rows() == [(1, 1), (2, 2), (3, 3)]
+    # Their large value isn't sent again.
+    database.execute(
+        "update t set v = 1 where id in (1, 40, 7); update t set id = 22, v = 2 where id = 2; delete from t where id = 50"
+    )
+    made.run("second")
+    columns = "id", "v", "big"
+    assert made.rows(*columns) == sorted(
+        [*made.source("id, v, big", "v > 0"), (3, 3, "3" + made.database.execute(f"select {BIG}")[0][0])]
+    )
+    assert {row["key"]["id"] for row in list_quarantined(made.job)} == {"3", "60"}
+    assert [row for row in made.told() if row[0] == RESOLVED]
+
+
+def test_read_again_or_discarded(gated, database):
+    """A retry lets rows pass as the source has them; discarded ones stay as they are until they change, and are whole then."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 3) g")
+    sync(made.spark, made.job)
+    database.execute(f"update t set v = -v, big = 'new' || {BIG} where id < 3")
+    made.run("first")
+    discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
+    assert list_quarantined(made.job) == []
+    database.execute("update t set v = 5 where id = 1")
+    made.run("second")
+    assert made.rows("id", "v", "big") == sorted(
+        [*made.source("id, v, big", "id <> 2"), (2, 2, "2" + made.database.execute(f"select {BIG}")[0][0])]
+    )
+    database.execute("update t set v = -3 where id = 3")
+    made.run("third")
+    run_retry(made.spark, replace(made.job, run_id="retry"), ["public.t"], "ann")
+    assert made.rows() == made.source()
+    assert list_quarantined(made.job) == []
+
+
+def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
+    """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row."""
+    monkeypatch.setattr("spark_jobs.gate.MOST_SET_ASIDE", 3)
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    sync(made.spark, made.job)
+    database.execute("insert into t select g, -g from generate_series(1, 4) g")
+    assert "no more than 3 at once" in made.fails().error["message"]
+    assert (made.rows(), made.told()) == ([], [])
+
+
+def test_a_stop_judges_what_is_left(gated, database):
+    """Rows that another expectation sets aside aren't merged, so they don't stop the table."""
+    made = gated()
+    made.own(
+        RULE.format("quarantine"),
+        "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: -1}, gate: stop}",
+    )
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -5), (2, 2)")
+    made.run()
+    assert made.rows() == [(2, 2)]
+
+
+def test_columns_that_a_change_does_not_send(gated, database):
+    """An unchanged large value was judged when it came: neither null nor its absence counts against the row."""
+    made = gated()
+    made.own("{type: expect_column_values_to_not_be_null, kwargs: {column: big}, gate: quarantine}")
+    database.execute(f"insert into t values (1, 1, {BIG}), (2, 2, {BIG})")
+    sync(made.spark, made.job)
+    database.execute("update t set v = 5 where id = 1; update t set big = null where id = 2")
+    assert made.run().quarantined == 1
+    assert made.rows() == [(1, 5), (2, 2)]
+
+
+def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
+    """Told of rows before the merge, a run died: the next one judges by the file as it is then, and only its word stands."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1), (2, 2)")
+
+    def die(*_):
+        raise SystemExit(1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_jobs.apply._merge_staged", die)
+        with pytest.raises(SystemExit):
+            made.run("first")
+    assert made.told() == [(QUARANTINED, "1", False)]
+    made.own(RULE.format("warn"))
+    made.run("second")
+    assert (made.rows(), made.told()) == ([(1, -1), (2, 2)], [])
+
+
+def test_a_table_without_a_key(gated, database):
+    """It can be stopped; rows can't be set aside, since nothing would tell them from their copies."""
+    made = gated(ddl="v int")
+    database.execute("alter table t replica identity full")
+    made.own(RULE.format("stop"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1), (-1)")
+    assert "1 rows" in made.fails("first").error["message"]
+    made.own(RULE.format("quarantine"))
+    assert "needs a key" in made.fails("second").error["message"]
+    made.own(RULE.format("warn"))
+    made.run("third")
+    assert made.rows("v") == [(-1,), (1,)]

@@ -1,0 +1,133 @@
+"""Rows that don't meet an expectation are the ones that Great Expectations counts, whatever their values are."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import functions as F
+
+from spark_jobs.quality import Left, check
+from spark_jobs.row_conditions import ROW_KINDS, row_condition
+from tests.integration.test_quality import FILTER, GOOD, VIOLATIONS, Lake
+from waldelta.lake import target_uri
+
+pytestmark = pytest.mark.spark
+
+ROWS = [
+    (1, "JFK", "1.50", None), (2, "LGA", None, None), (3, None, "-3.00", None), (4, "", "0.00", None), (5, "jfk x", "99.99", None),
+    (6, None, None, None),
+]  # fmt: skip
+EXPECTATIONS = [
+    ("expect_column_values_to_not_be_null", {"column": "origin"}),
+    ("expect_column_values_to_not_be_null", {"column": "origin", "mostly": 0.5}),
+    ("ExpectColumnValuesToBeNull", {"column": "origin"}),
+    ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0}),
+    ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 1.5, "strict_min": True, "strict_max": True}),
+    ("expect_column_values_to_be_between", {"column": "amount", "max_value": 0, "mostly": 0.4}),
+    ("expect_column_values_to_be_in_set", {"column": "origin", "value_set": ["JFK", "LGA"]}),
+    ("expect_column_values_to_be_in_set", {"column": "id", "value_set": [1, 2, 3]}),
+    ("expect_column_values_to_not_be_in_set", {"column": "origin", "value_set": ["", "LGA"]}),
+    ("expect_column_values_to_match_regex", {"column": "origin", "regex": "^[A-Z]{3}$"}),
+    ("expect_column_values_to_not_match_regex", {"column": "origin", "regex": "x"}),
+    ("expect_column_value_lengths_to_be_between", {"column": "origin", "min_value": 1, "max_value": 3}),
+    ("expect_column_value_lengths_to_equal", {"column": "origin", "value": 3}),
+    ("expect_column_pair_values_to_be_equal", {"column_A": "id", "column_B": "_wd_lsn"}),
+    ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "amount", "column_B": "id"}),
+    ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "id", "column_B": "_wd_lsn", "or_equal": True}),
+    ("expect_target_rows_to_satisfy", {"condition": "amount > 0", "meaning": "positive"}),
+]  # fmt: skip
+OTHERS = [
+    ("expect_column_values_to_be_unique", {"column": "id"}),
+    ("expect_column_values_to_be_between", {"column": "id", "min_value": 0, "row_condition": "id > 3", "condition_parser": "spark"}),
+    ("expect_column_values_to_be_in_set", {"column": "id"}),
+    ("expect_column_values_to_be_between", {"column": "id"}),
+    ("frobnicate", {}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def lake(spark, tmp_path):
+    return Lake(spark, tmp_path)
+
+
+def test_they_count_what_great_expectations_counts(spark, lake):
+    """Every kind that is known, on nulls, empty texts and numbers at the bounds."""
+    lake.target(ROWS, row_filter=None)
+    lines = [f"  - {{type: {kind}, kwargs: {kwargs}, severity: warning}}" for kind, kwargs in EXPECTATIONS]
+    lake.own("expectations:\n" + "\n".join(lines))
+    found = [o for o in lake.check().tables[0].outcomes if o.planned.origin == "own"]
+    frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
+    for (kind, kwargs), outcome in zip(EXPECTATIONS, found, strict=True):
+        condition = row_condition(kind, kwargs)
+        assert condition is not None, kind
+        row = frame.agg(F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))).first()
+        success = not row[0] or row[1] - row[0] >= condition.mostly * row[1]
+        assert (row[0], success) == (outcome.unexpected_count, outcome.success), (kind, kwargs)
+    known = {"".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_") for kind, _ in EXPECTATIONS}
+    assert known == set(ROW_KINDS)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(("kind", "kwargs"), OTHERS)
+def test_others_are_left_to_it(kind, kwargs):
+    """What isn't of single rows, filters rows first, or lacks an argument."""
+    assert row_condition(kind, kwargs) is None
+
+
+def quickly(lake, run_id="run"):
+    return check(lake.spark, lake.pipeline(), lake.ledger, run_id, None, Left(quick=frozenset({"public.t"})))
+
+
+OWN = "expectations: [{type: expect_column_values_to_be_between, kwargs: {column: id, min_value: 1}}]"
+
+
+@pytest.mark.parametrize("row_filter", [FILTER, None])
+@pytest.mark.parametrize("own", [None, OWN])
+def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
+    """Of rows, keys and columns, with the results kept as of any check; nothing is rendered, and Great Expectations isn't asked."""
+    monkeypatch.setattr("spark_jobs.quality.import_great_expectations", None)
+    lake.target(row_filter=row_filter)
+    if own:
+        lake.own(own)
+    (verdict,) = quickly(lake).tables
+    assert {o.success for o in verdict.outcomes} == {True}
+    assert len(verdict.outcomes) >= 4
+    assert verdict.page is None
+
+
+def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
+    """Nulls and keys are looked for in its files."""
+    from waldelta.ledger_rows import ColumnState, TableState, now
+
+    lake.target(row_filter=None)
+    columns = [
+        ColumnState("id", 20, -1, "bigint", "bigint", not_null=True),
+        ColumnState("origin", 25, -1, "text", "string", not_null=True),
+        ColumnState("amount", 1700, 786438, "numeric(12,2)", "decimal(12,2)", not_null=False),
+    ]
+    lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
+    monkeypatch.setattr("spark_jobs.quality.quick_outcomes", None)
+    (verdict,) = quickly(lake).tables
+    assert verdict.page is None
+    lake.target([(1, "JFK", "1", None)], row_filter=None)
+    lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
+    monkeypatch.undo()
+    report = quickly(lake)
+    assert report.failures == ("public.t: expect_target_key_to_be_unique: key (id) is unique (2 rows)",)
+
+
+@pytest.mark.parametrize(("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS])
+def test_a_quick_check_finds_what_any_finds(lake, rows, message):
+    """What isn't met is Great Expectations' to judge, with a page."""
+    lake.target(rows)
+    report = quickly(lake)
+    assert any(message in failure for failure in report.failures)
+    assert report.tables[0].page.is_file()
+    assert report.location == str(report.tables[0].page)
+
+
+def test_a_quick_check_after_others(lake):
+    """It leads to the reports that there are."""
+    lake.target(GOOD)
+    lake.check()
+    report = quickly(lake, "second")
+    assert report.location == str(lake.docs / "index.html")
