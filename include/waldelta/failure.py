@@ -57,5 +57,6 @@ REMEDIES: dict[str, str] = {
     "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
     "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
     "QualityFailed": "open the report the log names; those tables have no asset event",
+    "TargetDiffers": "reconcile: docs/reconcile.md#repair with --repair, once it is known who wrote there",
     "StateError": "as the message says",
 }

@@ -110,6 +110,15 @@ class Quarantine:
         rows = [row for row in latest.values() if row.status == QUARANTINED]
         return sorted(rows, key=lambda row: (row.table_name, row.at))
 
+    def lacking_keys(self, table_name: str, generation: int) -> set[str]:
+        """Keys that a copy of a table is known to lack: quarantined, or discarded, be it from an earlier copy."""
+        latest = {row.key: row for row in self._read(pc.field("table_name") == table_name)}
+        return {
+            key
+            for key, row in latest.items()
+            if row.status == DISCARDED or (row.status == QUARANTINED and row.generation == generation)
+        }
+
     def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit."""
         told = _in_order(rows)

@@ -55,6 +55,17 @@ key, and writes only the rows that differ; what has no key, or other columns, is
 - With a slot that is fine, nothing is made anew: then it only mends the tables that are named, or waiting.
 - *If it fails*: run it again; finished tables aren't compared again.
 """,
+    "reconcile": """\
+Compares whole targets with the source, while writers and `{name}_cdc` go on: PostgreSQL sums up hashes of its rows as a snapshot
+sees them, Spark those of a version of the target, and what was changed between the two is left out on both sides.
+
+- **tables**: which ones to compare, as `schema.table`; empty: all that get changes.
+- **repair**: read the rows that differ again, and put them right in the target.
+- **reason**: kept in the ledger beside the repair.
+- *If it fails* with `TargetDiffers`: the page "reconciliation" of the pipeline shows which rows, which columns, and both values;
+  find out who wrote to the target, then trigger this DAG with **repair**, or press the page's button.
+- A table that couldn't be compared doesn't fail the run: its warnings say why.
+""",
     "maintenance": """\
 Compacts and cleans the targets and the pipeline's own tables, and removes old reports. It never goes below the
 promised retention: the change log reaches back {days} days, time travel {hours} hours.

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KINDS = {"setup": "setup", "initial_sync": "sync", "cdc": "consume", "resync": "resync", "maintenance": "maintain"}
+_KINDS = {
+    "setup": "setup", "initial_sync": "sync", "cdc": "consume", "resync": "resync", "reconcile": "reconcile",
+    "maintenance": "maintain",
+}  # fmt: skip
 
 
 def load_pipelines() -> dict[str, PipelineFile | str]:
@@ -35,6 +38,11 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
 def cdc_dag(pipeline: str) -> str:
     """The DAG that brings changes into the lake."""
     return f"{pipeline}_cdc"
+
+
+def reconcile_dag(pipeline: str) -> str:
+    """The DAG that compares targets with the source."""
+    return f"{pipeline}_reconcile"
 
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
