@@ -53,6 +53,10 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
             "--again": _FLAG | {"help": "these stages ran before; of a run that ended well they replay"},
         }),
         REPLAY: ("derive anew, from the change log, what the runs of an interval changed", _STAGE | _TABLES),
+        "reconcile": ("whether targets hold what the source does", _COPY | {
+            "--repair": _FLAG | {"help": "read the rows that differ again and put them right"},
+            "--by": {"help": "who asks for it; by default the user of this process"},
+        }),
         "validate": ("check every target's expectations", {}),
         "maintain": ("compact, clean up, prune", {}),
         "status": ("slot, lag, gaps and targets as JSON", {}),

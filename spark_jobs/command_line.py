@@ -177,13 +177,23 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
         return lambda spark, job: flow.consume(spark, job, options.stage)
     if options.verb == REPLAY:
         return lambda spark, job: flow.replay(spark, job, options.stage, options.tables)
+    if options.verb in ("quarantine", "reconcile"):
+        return _asked(options)
+    if options.verb == "maintain":
+        return run_maintain
+    return flow.run_validate
+
+
+def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:
+    """Verbs of which the ledger keeps who asked for them."""
     if options.verb == "quarantine":
         from spark_jobs.retry import run_retry
 
         return lambda spark, job: run_retry(spark, job, options.tables, options.by)
-    if options.verb == "maintain":
-        return run_maintain
-    return flow.run_validate
+    from spark_jobs.reconcile import Order, run_reconcile
+
+    order = Order.of(options.tables, repair=options.repair, by=options.by, reason=options.reason)
+    return lambda spark, job: run_reconcile(spark, job, order, options.stage)
 
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:

@@ -20,6 +20,8 @@ from waldelta.errors import ConfigError
 from waldelta.lake import bookkeeping_uri, encode_segment, local_path
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
+from waldelta.reconcile.reconciliations import Reconciliation
+from waldelta.reconcile.report import prune_pages, write_pages
 from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
 from waldelta.report_page import static_index
 
@@ -164,14 +166,24 @@ def drop_old_results(context: EphemeralDataContext, folder: Path, keep: int) -> 
     return len(old)
 
 
+def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path:
+    """Write the pages of a reconciliation, put them on the list, and return its index."""
+    folder = docs_folder(pipeline)
+    with private_files(OWNER_ONLY):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_pages(folder, pipeline.pipeline, {row.table_name: page_name(row.table_name) for row in found}, found)
+        return _write_index(folder, pipeline)
+
+
 def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
     """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how many went."""
-    folder = docs_folder(pipeline)
-    if not (folder / _RESULTS_FOLDER).is_dir():
+    folder, keep = docs_folder(pipeline), pipeline.quality.keep_reports if keep is None else keep
+    if not folder.is_dir():
         return 0
     with private_files(OWNER_ONLY):
-        context = open_context(folder)
-        dropped = drop_old_results(context, folder, pipeline.quality.keep_reports if keep is None else keep)
+        dropped = prune_pages(folder, keep)
+        if (folder / _RESULTS_FOLDER).is_dir():
+            dropped += drop_old_results(open_context(folder), folder, keep)
         if dropped:
             _write_index(folder, pipeline)
     return dropped

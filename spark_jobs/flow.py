@@ -227,7 +227,7 @@ def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) 
     """
     if is_replay(job, only):
         return replay(spark, job, only)
-    result = _continued(job, "consume", fresh=only is None or "land" in only)
+    result = continued(job, "consume", fresh=only is None or "land" in only)
     return run_stages(spark, job, result, CONSUME, only)
 
 
@@ -261,7 +261,7 @@ def replay(
         if done.failures:
             raise all_failures(done.failures)
 
-    result = _continued(job, REPLAY, fresh=only is None or "land" in only)
+    result = continued(job, REPLAY, fresh=only is None or "land" in only)
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
     if only is not None and "apply" in only and "land" not in result.stages:
         only = ["land", *only]  # cleared without it
@@ -292,7 +292,7 @@ def run_sync(
             raise failed
 
     # A retry copies what the failed attempt left; what that one copied is checked and told as well.
-    result = _continued(job, "sync", fresh=False)
+    result = continued(job, "sync", fresh=False)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
 
@@ -353,7 +353,7 @@ def run_resync(
         if failed is not None:
             raise failed
 
-    result = _continued(job, "resync", fresh=False)
+    result = continued(job, "resync", fresh=False)
     stages: dict[str, Stage] = {"resync": resync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
 
@@ -428,7 +428,8 @@ def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
         result.stages.pop(later, None)
 
 
-def _continued(job: Job, verb: str, *, fresh: bool) -> RunResult:
+def continued(job: Job, verb: str, *, fresh: bool) -> RunResult:
+    """A run's result as its earlier stages recorded it, or a new one."""
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
     return RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
 

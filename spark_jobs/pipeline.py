@@ -121,6 +121,23 @@ class Pipeline:
 
         return run_validate(spark, self.job(run_id))
 
+    def reconcile(
+        self,
+        spark: SparkSession,
+        tables: Collection[str] | None = None,
+        repair: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
+        run_id: str | None = None,
+    ) -> RunResult:
+        """Compare all targets, or these, with what a snapshot of the source shows, while writers go on.
+
+        With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else the user of this process.
+        """
+        from spark_jobs.reconcile import Order, run_reconcile
+
+        return run_reconcile(spark, self.job(run_id), Order.of(tables, repair=repair, by=by, reason=reason))
+
     def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Compact targets, drop what is older than the promised retention, prune reports."""
         from spark_jobs.maintain import run_maintain

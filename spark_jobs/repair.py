@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import tenacity
-
-from spark_jobs.drain import Drained, drain
+from spark_jobs.drain import Drained
+from spark_jobs.land_through import land_through
 from spark_jobs.merge_rows import merge_rows
-from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.repair_end import end_repair, record_repaired, repair_tag
 from spark_jobs.repair_rows import (
     ENTERS,
@@ -33,28 +30,26 @@ from spark_jobs.repair_rows import (
     RepairRows,
     check_cost,
     plan_rows,
+    stage_named,
     stage_net,
-    stage_quarantined,
     stage_rows,
 )
-from spark_jobs.stretch import Stretches
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
 from spark_jobs.target_commit import commit_untouched, read_commit
 from spark_jobs.task_error import first_line, named_error
-from spark_jobs.touched import stage_touched
+from spark_jobs.touched import stage_changed
 from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
-from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, SnapshotLost, StandbyAway, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
-from waldelta.locks import AdvisoryLock, slot_lock, target_lock
+from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
-from waldelta.present import read_present
 from waldelta.quarantine import Quarantine, watched_rows
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
@@ -71,9 +66,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLUSH_TIMEOUT_S = 60.0
-LOCK_TIMEOUT_S = 30.0
-
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
@@ -85,6 +77,18 @@ class Repaired:
     left: int
     reread: int
     drained: Drained
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Rows that somebody wants to be read again: those in quarantine, and those of ``keys``, as the quarantine names them.
+
+    ``reason`` goes into the ledger, ``by`` is who asked for it.
+    """
+
+    reason: str
+    by: str | None = None
+    keys: frozenset[str] = frozenset()
 
 
 def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
@@ -106,36 +110,37 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     return done
 
 
-def reread_quarantined(spark: SparkSession, job: Job, fed: Repair, by: str) -> Repaired:
-    """Read the quarantined rows of a target again, which didn't drift otherwise, and put them right in one MERGE.
+def reread_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
+    """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE; quarantined ones with them.
 
     Raises NeedsSync when only a whole copy is exact, before anything is changed; other WaldeltaErrors when it didn't succeed.
-    Target and rows are as they were then, or, when the MERGE was committed after all, put right. ``by``: who asked for it.
+    Target and rows are as they were then, or, when the MERGE was committed after all, put right.
     """
     if (why := obstacle(fed)) is not None:
         raise NeedsSync(why)
     with target_lock(job, fed.state.table_name) as lock:
         check_same_copy(job, fed.state)
-        return _named_repair(spark, job, fed, lock.check, by)
+        return _named_repair(spark, job, fed, lock.check, again)
 
 
 def _named_repair(
-    spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], by: str | None = None
+    spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None = None
 ) -> Repaired:
     try:
-        return _repair(spark, job, drifted, check, by)
+        return _repair(spark, job, drifted, check, again)
     except WaldeltaError:
         raise
     except Exception as err:
         raise named_error(err) or ApplyError(f"{drifted.state.table_name}: {first_line(err)}") from err
 
 
-def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], by: str | None) -> Repaired:
+def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = drifted.state.generation + 1
     take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    quarantined = watched_rows(quarantine.rows(name, drifted.state.generation)).keys()
+    watched = watched_rows(quarantine.rows(name, drifted.state.generation))
+    named = watched.keys() | (again.keys if again is not None else set())
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
@@ -149,16 +154,16 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             with job.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
                 size = check_cost(connection, rows)
-            drained = _land_through(spark, job, holder.lsn)
+            drained = land_through(spark, job, holder.lsn)
             touched = _stage_touched(spark, job, drifted, f"{staged}/touched")
-            touched += stage_quarantined(rows, quarantined, f"{staged}/touched")
+            touched += stage_named(rows, named, f"{staged}/touched")
             if is_dear(touched, size):
                 raise NeedsSync(f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more")
             stage_rows(spark, job, rows, holder, staged, touched)
             check_unaltered(job, fed, membership)
         counts = stage_net(spark, job, drifted, rows, staged, touched)
         state = _synced_state(job, drifted, own, (holder, storage), generation)
-        cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, by))
+        cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again))
     finally:
         remove_folder(staged)
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
@@ -196,56 +201,11 @@ def _leaves(storage: StorageState | None) -> list[FileState]:
     return storage.files if storage is not None else []
 
 
-def _land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
-    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees."""
-    deadline = time.monotonic() + FLUSH_TIMEOUT_S
-    with _slot_lock(job) as lock:
-        drained = drain(spark, job, lock.check)
-        while drained.end < needed:
-            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
-            # standby, what it has replayed.
-            if time.monotonic() > deadline:
-                if job.pipeline.source.read_from is not None:
-                    raise StandbyAway(
-                        f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g} s: run again"
-                    )
-                raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
-            time.sleep(0.2)
-            further = drain(spark, job, lock.check)
-            further.bill.add(drained.bill)
-            drained = replace(further, start=drained.start, batches=[*drained.batches, *further.batches])
-    return drained
-
-
-@contextmanager
-def _slot_lock(job: Job) -> Iterator[AdvisoryLock]:
-    """The slot's lock, which a look or maintenance may have for a moment."""
-    patient = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(LockHeld),
-        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
-        wait=tenacity.wait_fixed(0.5),
-        reraise=True,
-    )
-    with ExitStack() as stack:
-        yield patient(lambda: stack.enter_context(slot_lock(job)))
-
-
 def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) -> int:
     """Write the keys of all changes behind what the target holds; raises NeedsSync for changes that aren't of rows alone."""
     state, identity = drifted.state, job.slot_identity()
-    change_log = job.change_log(identity)
-    after, last = Watermarks(job, identity).of(state), change_log.last_batch()
-    if last is None or last <= after:
-        return 0
-    stretch = Stretches(change_log, change_log.sizes(after, last)).between(after, last)
-    target = job.pipeline.target
-    with job.connect("repair") as connection:
-        present = read_present(connection, [state])[state.table_name]
-        policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
-        plan: TargetPlan = plan_target(connection, stretch, state, present, policy, options)
-    if plan.truncated or plan.evolution is not None:
-        raise NeedsSync("it was truncated or altered meanwhile")
-    return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
+    after, last = Watermarks(job, identity).of(state), job.change_log(identity).last_batch()
+    return 0 if last is None else stage_changed(spark, job, state, (after, last), folder)
 
 
 def _synced_state(
@@ -283,12 +243,12 @@ def _commit(
     rows: RepairRows,
     state: TableState,
     net: tuple[str, dict[str, int]],
-    told: tuple[Callable[[], None], str | None],
+    told: tuple[Callable[[], None], Again | None],
 ) -> TargetCut:
     """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end)."""
-    (folder, counts), (check, by), name = net, told, state.table_name
+    (folder, counts), (check, again), name = net, told, state.table_name
     marked = job.table_states()[name]
-    reason = marked.reason if by is None else f"quarantine --retry by {by}"
+    reason = marked.reason if again is None else again.reason
     check()
     first = replace(state, at=now(), run_id=job.run_id, status=COPYING, reason=reason, rows=0, bytes=0, seconds=0.0)
     begun = job.ledger.append_state(first, marked)
@@ -300,7 +260,7 @@ def _commit(
         present = job.table_states()[name]
         if (present.generation, present.status) != (begun.generation, COPYING):
             raise LateWriter(f"{name} left the publications while it was repaired: sync it again once it is published")
-        record_repaired(spark, job, begun, cut, by)
+        record_repaired(spark, job, begun, cut, again.by if again is not None else None)
     except (LateWriter, LockHeld):
         raise
     except Exception:

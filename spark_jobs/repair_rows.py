@@ -90,12 +90,12 @@ def plan_rows(
         # What is there of a leaf's rows is read whole.
         away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
     leaves_it = " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
-    again = Choice(whole_relation(table), _of_leaves(drifted, moving.after.condition), files)
+    again = Choice(whole_relation(table), within_leaves(drifted, moving.after.condition), files)
     whole = own.analysed if own is not None and drifted.partition is not None else "true"
     return RepairRows(copy, choices, again, key, leaves_it, whole)
 
 
-def _of_leaves(drifted: Repair, condition: str) -> str:
+def within_leaves(drifted: Repair, condition: str) -> str:
     """The condition on rows of the leaves that are gathered: the root may have others, which aren't published."""
     if not gathers(drifted):
         return condition
@@ -160,17 +160,19 @@ def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
     return float(plan[0]["Plan"]["Plan Rows"])
 
 
-def stage_quarantined(rows: RepairRows, keys: Collection[str], folder: str) -> int:
-    """Write the keys of quarantined rows beside the touched ones, to be read again likewise; returns how many there are.
+def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
+    """Write keys as the quarantine names them beside the touched ones, to be read again likewise; returns how many there are.
 
-    As the snapshot sees them they are whole; one that it doesn't see is rightly in no target that goes on from there. Raises
+    As the snapshot sees such rows they are whole; one that it doesn't see is rightly in no target that goes on from there. Raises
     NeedsSync when the key was renamed since.
     """
     if not keys:
         return 0
     types, held = dict(rows.copy.columns), [json.loads(key) for key in sorted(keys)]
     if any(column not in key for key in held for column, _ in rows.key):
-        raise NeedsSync(f"its key was renamed while {len(keys)} of its rows are in quarantine")
+        raise NeedsSync(
+            f"its key was renamed while {len(keys)} of its rows are in quarantine, or were told by their keys"
+        )
     texts = [[key[column] for key in held] for column, _ in rows.key]
     table = pa.table({f"t{k}": pa.array(values, pa.string()) for k, values in enumerate(texts)})
     present = np.ones(len(keys), np.bool_)

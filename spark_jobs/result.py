@@ -38,6 +38,10 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "rows compared": "compared", "inserted": "inserted", "updated": "updated", "deleted": "deleted",
         "unchanged": "unchanged", "rows copied": "rows", "version": "version",
     },
+    "reconcile": {
+        "rows compared": "compared", "differing": "differing", "in flight": "in_flight", "lacking": "lacking",
+        "restored": "inserted", "corrected": "updated", "removed": "deleted", "version": "version",
+    },
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }  # fmt: skip
 
@@ -73,6 +77,10 @@ class TableResult:
     # Of a resync that mended it: rows of the snapshot that it was compared with, and those that it held as they are.
     compared: int | None = None
     unchanged: int | None = None
+    # Of a reconciliation: rows that aren't the source's, keys that were changed meanwhile, and rows that it is known to lack.
+    differing: int | None = None
+    in_flight: int | None = None
+    lacking: int | None = None
 
     @property
     def changed(self) -> bool:

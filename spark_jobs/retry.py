@@ -10,12 +10,11 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from spark_jobs.flow import Stage, all_failures, run_stages
-from spark_jobs.repair import reread_quarantined
+from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.task_error import of_table
-from waldelta.drift import find_drift
-from waldelta.emptied import renewed_files
+from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
 from waldelta.leaves import of_partition
@@ -23,7 +22,6 @@ from waldelta.ledger_rows import TableState
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
 from waldelta.quarantined import current_user
-from waldelta.repair import Repair
 from waldelta.standing import Due, read_published, states
 from waldelta.targets import Target, read_targets
 
@@ -80,20 +78,9 @@ def _retry(
         raise NeedsSync(
             f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in quarantine"
         )
-    if renewed_files(state, present.storage):
-        raise NeedsSync(f"{name}: partitions of it have another file, perhaps truncated: let a run look at them first")
-    drift = find_drift(job.pipeline, state, target.table, present, target.feed)
-    if drift is not None and drift.reasons:
-        raise NeedsSync(
-            f"{name} drifted ({'; '.join(drift.reasons)}): let a run, or sync --tables {name}, mend that first"
-        )
-    fed = (
-        drift.repair
-        if drift is not None
-        else Repair(state, target.table, frozenset(), present.storage, target.feed.where, target.feed.partition)
-    )
+    fed = fed_as_copied(job.pipeline, state, present, target)
     try:
-        done = reread_quarantined(spark, job, fed, by)
+        done = reread_rows(spark, job, fed, Again(f"quarantine --retry by {by}", by))
     except NeedsSync as err:
         raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
     cut = done.cut

@@ -13,12 +13,36 @@ from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT
 from spark_jobs.decode import DecodePlan, decode, typed_key
 from spark_jobs.identifier import ddl
-from spark_jobs.plan import TargetPlan
+from spark_jobs.plan import TargetPlan, plan_target
+from spark_jobs.stretch import Stretches
 from waldelta.change_log import ChangeLog
+from waldelta.errors import NeedsSync
+from waldelta.job import Job
 from waldelta.lake import write_parquet
+from waldelta.ledger_rows import TableState
+from waldelta.present import read_present
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def stage_changed(spark: SparkSession, job: Job, state: TableState, batches: tuple[int, int], folder: str) -> int:
+    """Write the keys that a range of batches (after the first, up to and with the second) changes; returns how many there are.
+
+    Of transactions that the state's snapshot doesn't see. Raises NeedsSync for changes that aren't of rows alone.
+    """
+    after, last = batches
+    if last <= after:
+        return 0
+    change_log, target = job.change_log(job.slot_identity()), job.pipeline.target
+    stretch = Stretches(change_log, change_log.sizes(after, last)).between(after, last)
+    with job.connect("repair") as connection:
+        present = read_present(connection, [state])[state.table_name]
+        policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+        plan: TargetPlan = plan_target(connection, stretch, state, present, policy, options)
+    if plan.truncated or plan.evolution is not None:
+        raise NeedsSync("it was truncated or altered meanwhile")
+    return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
 
 
 def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:

@@ -39,9 +39,9 @@ RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 METADATA_COLUMNS: dict[str, Any] = {LSN: pa.int64(), COMMIT_TS: pa.timestamp("us", tz="UTC"), RAW: RAW_TYPE}
 
 # What a reader meets when the relation was dropped, renamed or altered, or the holder died, since the snapshot.
-_GONE = {"3F000", "42P01", "42703", "42804", "42883"}
-_NO_SNAPSHOT = {"22023", "42704"}
-_NO_PRIVILEGE = "42501"
+GONE = {"3F000", "42P01", "42703", "42804", "42883"}
+NO_SNAPSHOT = {"22023", "42704"}
+NO_PRIVILEGE = "42501"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,28 @@ def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
     ONLY, since a table that others inherit from is published without them. The filter is PostgreSQL's own deparsed
     text, read and evaluated with the same search_path.
     """
-    conditions = []
+    return select_statement(copy, chunk_relation(chunk), chunk_conditions(copy, chunk))
+
+
+def chunk_relation(chunk: Chunk) -> sql.Composable:
+    """What stands behind FROM."""
+    return sql.SQL("only {}").format(chunk.leaf.id.identifier)
+
+
+def chunk_conditions(copy: TableCopy, chunk: Chunk) -> list[sql.Composable]:
+    """Which rows of its leaf are the chunk's, and pass the filter."""
+    conditions: list[sql.Composable] = []
     if chunk.first_block > 0 or chunk.last_block is not None:
         conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)")))
     if chunk.last_block is not None:
         conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last_block},0)")))
-    if (row_filter := _row_filter(copy)) is not None:
-        conditions.append(sql.SQL("(" + row_filter + ")"))  # type: ignore[arg-type]
-    return select_statement(copy, sql.SQL("only {}").format(chunk.leaf.id.identifier), conditions)
+    return [*conditions, *filter_conditions(copy)]
+
+
+def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
+    """The filter of a copy's rows, if it has one."""
+    row_filter = _row_filter(copy)
+    return [] if row_filter is None else [sql.SQL("(" + row_filter + ")")]
 
 
 def select_statement(copy: TableCopy, relation: sql.Composable, conditions: Sequence[sql.Composable]) -> str:
@@ -142,7 +156,7 @@ def _read_chunk(connection: adbc.Connection, copy: TableCopy, chunk: Chunk) -> I
     begin_snapshot(connection, copy)
     # The first touch takes the lock that SELECT takes anyway; under it the file can't change until the transaction
     # ends. Without the comparison a TRUNCATE or rewriting ALTER would show an older snapshot an empty table, silently.
-    found = _scalar(connection, _filenode_query(chunk))
+    found = _scalar(connection, filenode_query(chunk))
     if found != copy.relfilenodes.get(chunk.leaf.oid):
         raise SnapshotLost(
             f"{chunk.leaf.id} was truncated or rewritten while it was copied (VACUUM FULL, CLUSTER, TRUNCATE or"
@@ -172,7 +186,8 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
     )
 
 
-def _filenode_query(chunk: Chunk) -> str:
+def filenode_query(chunk: Chunk) -> str:
+    """The leaf's file as it is now, under the lock that reading it takes."""
     query = sql.SQL(
         "select pg_relation_filenode({oid}::oid)::bigint where not exists (select from only {leaf} where false)"
     )
@@ -184,7 +199,7 @@ def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable |
 
     Of a very wide table such columns are selected as text alone, which costs more to read: PostgreSQL has a limit.
     """
-    chosen = [target.copy_expressions(_column(copy, name)) for name, target in copy.columns]
+    chosen = [target.copy_expressions(column_sql(copy, name)) for name, target in copy.columns]
     if sum(1 + (raw is not None) for _, raw in chosen) <= MOST_EXPRESSIONS:
         return chosen
     names = [name for name, _ in copy.columns]
@@ -194,7 +209,8 @@ def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable |
     ]
 
 
-def _column(copy: TableCopy, name: str) -> sql.Composable:
+def column_sql(copy: TableCopy, name: str) -> sql.Composable:
+    """A column of the target as it is selected."""
     return sql.SQL("tableoid") if copy.gathers and name == RELID else sql.Identifier(name)
 
 
@@ -282,13 +298,13 @@ def named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) ->
 
 def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: TableCopy) -> SourceError:
     state, reason = getattr(err, "sqlstate", None), _reason(err, conninfo)
-    if state in _GONE:
+    if state in GONE:
         return SnapshotLost(
             f"{copy.table} was altered, renamed or dropped while it was copied ({reason}): it starts again"
         )
-    if state in _NO_SNAPSHOT:
+    if state in NO_SNAPSHOT:
         return SnapshotLost(f"the snapshot of {copy.table} is gone ({reason}): its copy starts again")
-    if state == _NO_PRIVILEGE:
+    if state == NO_PRIVILEGE:
         return PrivilegeMissing(
             f"{copy.table} can't be copied ({reason}): grant select on it; where a row-level security policy would hide"
             f" rows, grant the role bypassrls or copy as the owner"

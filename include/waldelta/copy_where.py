@@ -61,7 +61,7 @@ def read_keys(
     with closing(connect_arrow(conninfo, application_name)) as connection, named_errors(connection, conninfo, copy):
         for batch in batches:
             if batch.num_rows:
-                statement = choice.statement(copy, _is_one_of(key, batch.columns[: len(key)]))
+                statement = choice.statement(copy, is_one_of(key, batch.columns[: len(key)]))
                 yield from _read(connection, copy, choice, statement)
 
 
@@ -70,21 +70,23 @@ def _read(connection: adbc.Connection, copy: TableCopy, choice: Choice, statemen
     yield from fetch_rows(connection, copy, statement)
     # Under the locks that the query has taken: a TRUNCATE or a rewrite before it would have shown it an empty relation.
     with connection.cursor() as cursor:
-        cursor.execute(_other_files(choice.files))
+        cursor.execute(other_files(choice.files))
         others = cursor.fetch_arrow_table().column(0)[0].as_py()
     if others:
         raise SnapshotLost(f"{copy.table} was truncated or rewritten while rows of it were read")
     run_statement(connection, "commit")
 
 
-def _other_files(files: Mapping[int, int]) -> str:
+def other_files(files: Mapping[int, int]) -> str:
+    """How many of these leaves have another file by now than the snapshot sees; under the locks of what read them."""
     return sql.SQL(
         "select count(*) from unnest({}::oid[], {}::oid[]) as f (leaf, node)"
         " where pg_catalog.pg_relation_filenode(leaf) is distinct from node"
     ).format(sql.Literal(list(files)), sql.Literal(list(files.values()))).as_string(None)  # fmt: skip
 
 
-def _is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:
+def is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:
+    """The condition that a row has one of these keys, given as texts by column; ``key`` names columns and types."""
     names = [sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name) for name, _ in key]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
     # A type's name is PostgreSQL's own, quoted where it must be.

@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from waldelta.catalog import PublishedTable
-from waldelta.errors import FilterNotTranslatable
+from waldelta.emptied import renewed_files
+from waldelta.errors import FilterNotTranslatable, NeedsSync
 from waldelta.ledger_rows import StorageState, TableState
 from waldelta.membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.pipeline_file import PipelineFile
@@ -21,7 +22,7 @@ from waldelta.present import PresentTable
 from waldelta.repair import Repair, entered_columns, moved_leaves, reattached
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
-from waldelta.targets import Feed
+from waldelta.targets import Feed, Target
 
 # A filter that lets everything through, among others.
 EVERYTHING = "true"
@@ -75,6 +76,20 @@ def find_drift(
         managed = {entry.name for entry in pipeline.source.publications if entry.manage}
         mends = bool(own) or (bool(published) and managed.issuperset(table.publications))
     return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
+
+
+def fed_as_copied(pipeline: PipelineFile, state: TableState, present: PresentTable, target: Target) -> Repair:
+    """What it takes to read rows of a target again that holds what a copy taken now would hold; raises NeedsSync for another."""
+    name, feed = state.table_name, target.feed
+    if renewed_files(state, present.storage):
+        raise NeedsSync(f"{name}: partitions of it have another file, perhaps truncated: let a run look at them first")
+    drift = find_drift(pipeline, state, target.table, present, feed)
+    if drift is None:
+        return Repair(state, target.table, frozenset(), present.storage, feed.where, feed.partition)
+    if drift.reasons:
+        told = "; ".join(drift.reasons)
+        raise NeedsSync(f"{name} drifted ({told}): let a run, or sync --tables {name}, mend that first")
+    return drift.repair
 
 
 def _with_made_leaves(state: TableState, present: PresentTable, late: Collection[int]) -> TableState:

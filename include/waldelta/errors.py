@@ -39,6 +39,7 @@
      |         +-- NeedsSync             only a new copy of the table is exact
      +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
+     +-- TargetDiffers               a reconciliation found rows that aren't the source's; they are as they were
      +-- StateError                  verbs called out of order
 
 Messages are lower case without a final dot, name the object and say what to do next.
@@ -265,6 +266,10 @@ class StageTimeout(WaldeltaError):
 
 class QualityFailed(WaldeltaError):
     """Critical expectations failed; the landed changes are safe and the slot has moved."""
+
+
+class TargetDiffers(WaldeltaError):
+    """A reconciliation found targets that don't hold what their source does; nothing was changed in them."""
 
 
 class StateError(WaldeltaError):

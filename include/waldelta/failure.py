@@ -58,5 +58,6 @@ REMEDIES: dict[str, str] = {
     "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
     "QualityFailed": "open the report the log names, those tables have no asset event; where changes wait at a gate, correct the "
     "expectation, or release them (docs/pipeline-file.md#gates)",
+    "TargetDiffers": "reconcile: docs/reconcile.md#repair with --repair, once it is known who wrote there",
     "StateError": "as the message says",
 }

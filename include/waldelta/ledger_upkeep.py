@@ -13,6 +13,7 @@ from waldelta.expectation_results import prune_expectation_results
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
 from waldelta.quarantine import Quarantine
+from waldelta.reconcile.reconciliations import Reconciliations
 from waldelta.standing import SYNCED
 
 
@@ -29,6 +30,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.prune(Gap, lambda rows: keep_gaps(rows, oldest))
         + ledger.prune(KeptBite, lambda rows: keep_newest(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
+        + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
     )
 

@@ -302,6 +302,12 @@ class Batch(_Model):
     )
 
 
+class Reconcile(_Model):
+    """Comparisons of whole targets with the source."""
+
+    schedule: str | None = Field(None, description="cron expression of the _reconcile DAG; null: triggered by hand")
+
+
 class Quality(_Model):
     """Checks after each run."""
 
@@ -316,6 +322,7 @@ class Quality(_Model):
         description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs",
     )
     keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
+    reconcile: Reconcile = Reconcile()
 
 
 class Maintenance(_Model):

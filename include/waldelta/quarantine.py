@@ -113,6 +113,15 @@ class Quarantine:
         rows = [row for row in latest.values() if row.status == QUARANTINED]
         return sorted(rows, key=lambda row: (row.table_name, row.at))
 
+    def lacking_keys(self, table_name: str, generation: int) -> set[str]:
+        """Keys that a copy of a table is known to lack: quarantined, or discarded, be it from an earlier copy."""
+        latest = {row.key: row for row in self._read(pc.field("table_name") == table_name)}
+        return {
+            key
+            for key, row in latest.items()
+            if row.status == DISCARDED or (row.status == QUARANTINED and row.generation == generation)
+        }
+
     def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit."""
         told = _in_order(rows)
@@ -161,9 +170,3 @@ def watched_rows(rows: Iterable[IncompleteRow]) -> dict[str, IncompleteRow]:
         for key, row in latest.items()
         if row.status == QUARANTINED or (row.status == DISCARDED and row.outdated)
     }
-
-
-def open_keys(rows: Iterable[IncompleteRow]) -> set[str]:
-    """Keys whose latest row is quarantined, of the rows of one copy in their order."""
-    latest = {row.key: row.status for row in rows}
-    return {key for key, status in latest.items() if status == QUARANTINED}

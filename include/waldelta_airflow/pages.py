@@ -66,6 +66,17 @@ back. Who triggered the run is recorded with it.
 - **reason**: kept with what `discard` and `release` did.
 - *If it fails*: nothing was decided, or the tables that are named couldn't be read; run it again.
 """,
+    "reconcile": """\
+Compares whole targets with the source, while writers and `{name}_cdc` go on: PostgreSQL sums up hashes of its rows as a snapshot
+sees them, Spark those of a version of the target, and what was changed between the two is left out on both sides.
+
+- **tables**: which ones to compare, as `schema.table`; empty: all that get changes.
+- **repair**: read the rows that differ again, and put them right in the target.
+- **reason**: kept in the ledger beside the repair.
+- *If it fails* with `TargetDiffers`: the page "reconciliation" of the pipeline shows which rows, which columns, and both values;
+  find out who wrote to the target, then trigger this DAG with **repair**, or press the page's button.
+- A table that couldn't be compared doesn't fail the run: its warnings say why.
+""",
     "maintenance": """\
 Compacts and cleans the targets and the pipeline's own tables, and removes old reports. It never goes below the
 promised retention: the change log reaches back {days} days, time travel {hours} hours.

@@ -30,6 +30,13 @@ _TABLES = Param(
     items={"type": "string", "pattern": r"^.+\..+$"},
     description="tables to copy, as schema.table; empty: all that were never copied completely",
 )
+_COMPARED = Param(
+    None,
+    type=["null", "array"],
+    items={"type": "string", "pattern": r"^.+\..+$"},
+    description="tables to compare, as schema.table; empty: all that get changes",
+)
+_REPAIR = Param(False, type="boolean", description="read the rows that differ again, and put them right in the target")
 _REASON = Param(None, type=["null", "string"], maxLength=200, description="why; kept in the ledger")
 _ACCEPT_SERVER = Param(
     None,
@@ -111,7 +118,15 @@ class _Job:
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError for its notifiers."""
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
-    return [_setup(job), _initial_sync(job), _cdc(job), _resync(job), _quarantine(job), _maintenance(job)]
+    return [
+        _setup(job),
+        _initial_sync(job),
+        _cdc(job),
+        _resync(job),
+        _reconcile(job),
+        _quarantine(job),
+        _maintenance(job),
+    ]
 
 
 def _setup(job: _Job) -> DAG:
@@ -176,6 +191,27 @@ def _copies(
     return dag
 
 
+def _reconcile(job: _Job) -> DAG:
+    """Outside of the slot's pool, as a resync: runs of the stream go on beside it, and it lands a little itself."""
+    params = {"tables": _COMPARED, "repair": _REPAIR, "reason": _REASON}
+    with job.dag("reconcile", job.pipeline.quality.reconcile.schedule, params=params) as dag:
+        compare = job.task(
+            "reconcile",
+            "reconcile",
+            stage="reconcile",
+            first=True,
+            options={
+                "tables": "{{ (params.tables or []) | join(',') }}",
+                "repair": "{{ params.repair }}",
+                "reason": "{{ params.reason or '' }}",
+                "by": "{{ dag_run.triggering_user_name or 'Airflow' }}",
+            },
+            execution_timeout=settings.SYNC_TIMEOUT,
+        )
+        _close(compare, None, job.report("reconcile"))
+    return dag
+
+
 def _cdc(job: _Job) -> DAG:
     pipeline = job.pipeline
     with job.dag("cdc", pipeline.schedule) as dag:
@@ -203,7 +239,7 @@ def _cdc(job: _Job) -> DAG:
 
 def _close(
     last: BaseOperator,
-    check: BaseOperator,
+    check: BaseOperator | None,
     report: BaseOperator,
     begun: BaseOperator | None = None,
     beside: Sequence[BaseOperator] = (),
@@ -223,9 +259,10 @@ def _close(
             "a task of this run failed, and its log says why; tables that are behind or failed a check have no asset event"
         )
 
-    last >> check >> report
+    checked = [check] if check is not None else []
+    chain(last, *checked, report)
     begun >> report
-    list(dict.fromkeys([begun, last, check, report, *beside])) >> fail_the_run()
+    list(dict.fromkeys([begun, last, *checked, report, *beside])) >> fail_the_run()
 
 
 def _maintenance(job: _Job) -> DAG:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-import spark_jobs.repair as repair_module
+import spark_jobs.land_through as land_module
 from spark_jobs.compare import compare_target
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
@@ -116,7 +116,7 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     publish(database, job, "a < 20")
     database.execute(changes.format(1))
     with monkeypatch.context() as patched:
-        patched.setattr(repair_module, "drain", write_then_drain)
+        patched.setattr(land_module, "drain", write_then_drain)
         assert "rows entered" in told(run(spark, job))
     assert difference(spark, job).rows > 0  # what was written since the snapshot is the next run's
     assert run(spark, job).warnings == []
@@ -130,7 +130,7 @@ class Killed(BaseException):
 @pytest.mark.spark
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing twice."""
-    real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
+    real = {name: getattr(land_module, name) for name in ("stage_net", "_merge")}
 
     def after(name):
         def kill(*args):
@@ -152,7 +152,7 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
         publish(database, job, filter_)
         database.execute("update t set n = coalesce(n, 0) + 1 where a in (11, 13, 29, 35)")
         with monkeypatch.context() as patched:
-            patched.setattr(repair_module, name, kill)
+            patched.setattr(land_module, name, kill)
             with pytest.raises(Killed):
                 run(spark, job)
         assert any("copied again" in text for text in run(spark, job).warnings) == is_copied
@@ -238,7 +238,7 @@ def test_random_drift(spark, database, lake, monkeypatch):
                 workload.transaction()
             return drain(*args)
 
-        monkeypatch.setattr(repair_module, "drain", write_then_drain)
+        monkeypatch.setattr(land_module, "drain", write_then_drain)
         done = []
         for _ in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
             workload.truncates = choose.random() < 0.2  # what a TRUNCATE needs is a copy

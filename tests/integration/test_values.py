@@ -13,8 +13,11 @@ from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.published import read_published_tables
+from waldelta.reconcile.canonical import Marks, lake_rows, source_text
+from waldelta.reconcile.hash64 import hash_texts
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type
+from waldelta.type_options import TypeOptions
 
 pytestmark = pytest.mark.pg
 
@@ -293,3 +296,59 @@ def test_typed_values_equal_the_tables(values):
             assert (name, plain(typed.slice(0, len(held)))) == (name, plain(pa.array(expected, typed.type)))
             seen += 1
     assert seen > 20
+
+
+MARKS = Marks.drawn("ab")
+
+
+def source_texts(conninfo, columns, *, raw=True):
+    """What stands for each value of these columns in a checksum that PostgreSQL computes."""
+    texts = [source_text([(sql.Identifier(name), target)], MARKS, raw=raw) for name, target in columns]
+    query = sql.SQL("select {} from public.t order by id").format(sql.SQL(", ").join(texts))
+    with connect(conninfo, "test") as connection:
+        return list(zip(*connection.execute(query).fetchall(), strict=True))
+
+
+def lake_texts(columns, copied, *, raw=True):
+    """What stands for them in the lake's, of what a copy holds."""
+    return [
+        tuple(lake_rows([(value, target)], [verbatim if raw else None], MARKS).to_pylist())
+        for (_, target), (value, verbatim) in zip(columns, copied, strict=True)
+    ]
+
+
+def test_both_sides_make_the_same_text_of_every_type(values):
+    """A checksum in PostgreSQL and one of the lake's values agree, also on what stands verbatim, or is null for want of a place."""
+    with connect(values.conninfo, "test") as connection:
+        (table,) = read_published_tables(connection, ["p"])
+    columns = [(c.name, target_type(c.type)) for c in table.columns]
+    copied = from_copy(values.conninfo, columns)
+    for raw in (True, False):
+        ours, theirs = lake_texts(columns, copied, raw=raw), source_texts(values.conninfo, columns, raw=raw)
+        for (name, _, *_), mine, other in zip([("id", None), *values.cases], ours, theirs, strict=True):
+            assert (name, raw, mine) == (name, raw, other)
+    whole = lake_rows([(v, t) for (_, t), (v, _) in zip(columns, copied, strict=True)], [r for _, r in copied], MARKS)
+    hashed = hash_texts(whole, 77).tolist()
+    row = source_text([(sql.Identifier(name), target) for name, target in columns], MARKS, raw=True)
+    query = sql.SQL('select hashtextextended({} collate "C", 77) from public.t order by id').format(row)
+    with connect(values.conninfo, "test") as connection:
+        assert hashed == [value for (value,) in connection.execute(query)]
+
+
+NUMERICS = ["0", "0.000", "-0.5", "1.500", "1e20", "1e-7", "123456789012345678", "0.1234567890123456789", "1e307", "1e-320", "1e400", "NaN",
+            "Infinity", "-Infinity", "-1e-12", "12345678901234567890123456789.5", "100"]  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", ["double", "decimal(38,10)", "string"])
+def test_both_sides_make_the_same_text_of_numerics_that_are_of_a_chosen_type(database, chosen):
+    """Held or verbatim, with zeros at the end or without: equal numbers have equal texts where the type has no scale."""
+    database.execute("create table t (id int primary key, n numeric, l numeric[])")
+    for number, text in enumerate([*NUMERICS, None]):
+        database.execute("insert into t values (%s, %s, array[%s::numeric, null])", (number, text, text))
+    database.execute("create publication p for table t")
+    with connect(database.conninfo, "test") as connection:
+        (table,) = read_published_tables(connection, ["p"])
+    columns = [(c.name, target_type(c.type, TypeOptions(numeric=chosen))) for c in table.columns]
+    copied = from_copy(database.conninfo, columns)
+    ours, theirs = lake_texts(columns, copied), source_texts(database.conninfo, columns)
+    assert ours == theirs

@@ -16,7 +16,7 @@ from waldelta.quarantine import (
     IncompleteRow,
     Quarantine,
     SentMessage,
-    open_keys,
+    watched_rows,
 )
 
 NAME = 'public."it\'s"'
@@ -50,8 +50,8 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
 def test_the_latest_row_of_a_key_counts():
     """A key is open while its row is neither in the target nor gone from the source."""
     rows = [row(QUARANTINED, "a", 1), row(REREAD, "b", 1), row(QUARANTINED, "c", 1), row(RESOLVED, "c", 2)]
-    assert open_keys(rows) == {"a"}
-    assert open_keys([*rows, row(QUARANTINED, "c", 3)]) == {"a", "c"}
+    assert watched_rows(rows).keys() == {"a"}
+    assert watched_rows([*rows, row(QUARANTINED, "c", 3)]).keys() == {"a", "c"}
 
 
 def test_pruning_keeps_what_is_open_and_what_is_young(lake):

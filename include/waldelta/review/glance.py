@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -11,6 +11,7 @@ from waldelta.finding import size
 from waldelta.gap import describe, open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
+from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import (
     LastCut,
@@ -32,6 +33,8 @@ Severity = Literal["failed", "warning"]
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
 _MOST_NAMED = 3
+# What was found longer ago says little of today.
+_RECONCILED = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
 _MOST_TOLD = 300
@@ -120,7 +123,11 @@ def read_glance(
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
-        attention=(*_silent(latest, now), *_attention(pipeline, lake, latest, tables, gaps)),
+        attention=(
+            *_silent(latest, now),
+            *_attention(pipeline, lake, latest, tables, gaps),
+            *_reconciled(lake, now, {line.table_name for line in tables}),
+        ),
     )
 
 
@@ -157,6 +164,15 @@ def _attention(
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
     if copying := [line.table_name for line in tables if line.status == COPYING]:
         yield Attention("warning", f"{_names(copying)}: being copied, or the copy was killed", ("tables",))
+
+
+def _reconciled(lake: Bookkeeping, now: datetime, tables: Collection[str]) -> Iterator[Attention]:
+    """Targets that were found to hold other rows than their source, and what was found last says so still."""
+    rows = lake.scan(Reconciliation, ("table_name", "status"), now - _RECONCILED).to_pylist()
+    latest = {row["table_name"]: row["status"] for row in rows}
+    different = sorted(name for name, status in latest.items() if status == DIFFERENT and name in tables)
+    if different:
+        yield Attention("failed", f"{_names(different)}: other rows than the source has", ("reconciliation",))
 
 
 def _failure(lake: Bookkeeping, run: RunLine) -> str:

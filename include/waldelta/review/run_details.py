@@ -18,7 +18,18 @@ from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
 
 _MOST_ROWS = 200
-_NUMBERS = ("inserted", "updated", "deleted", "skipped", "reread", "quarantined", "verbatim")
+_NUMBERS = (
+    "inserted",
+    "updated",
+    "deleted",
+    "skipped",
+    "reread",
+    "quarantined",
+    "verbatim",
+    "compared",
+    "differing",
+    "in_flight",
+)
 _SLOT_FIELDS = tuple(SlotReading.__dataclass_fields__)
 _BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
 
@@ -46,6 +57,9 @@ class TableChange:
     reread: int = 0
     quarantined: int = 0
     verbatim: int = 0
+    compared: int = 0
+    differing: int = 0
+    in_flight: int = 0
     truncated: bool = False
     rows: int | None = None
     version: int | None = None

@@ -14,11 +14,13 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
+from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
-from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of
-from waldelta_airflow.views.render import HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
+from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of, reconcile_dag
+from waldelta_airflow.views.reconciliation import check_origin, reconciliation_page, trigger_repair
+from waldelta_airflow.views.render import FORM_HEADERS, HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
 from waldelta_airflow.views.reports import served_report
 
 _STYLE = Path(__file__).with_name("style.css")
@@ -67,6 +69,7 @@ def create_app() -> FastAPI:
     for kind in (HTTPException, 404, 405):  # addresses that no route has raise another class
         app.add_exception_handler(kind, _failed)
     _add_pages(app)
+    _add_reconciliation(app)
     _add_reports(app)
     _add_entrances(app)
     return app
@@ -112,6 +115,37 @@ def _add_pages(app: FastAPI) -> None:
     def quarantine(asked: AskedDep, name: str, page: int = 1) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             return _page(pages.quarantine_page(asked.base, found, lake, page))
+
+
+def _add_reconciliation(app: FastAPI) -> None:
+    @app.get("/p/{name}/reconciliation")
+    def reconciliation(asked: AskedDep, name: str, run: str | None = None) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            may_repair = asked.reader.may_trigger(reconcile_dag(name))
+            text = reconciliation_page(asked.base, found, lake, may_repair=may_repair, asked=run)
+            return HTMLResponse(text, headers=FORM_HEADERS)
+
+    @app.post("/p/{name}/repair")
+    def repair_all(asked: AskedDep, request: Request, name: str) -> Response:
+        with _lake(asked, name) as (_, lake):
+            latest = Reconciliations(lake.root, lake.storage_options).latest()
+        return _repair(asked, request, name, [table for table, row in latest.items() if row.status == DIFFERENT])
+
+    @app.post("/p/{name}/repair/{table:path}")
+    def repair(asked: AskedDep, request: Request, name: str, table: str) -> Response:
+        asked.pipeline(name)
+        return _repair(asked, request, name, [table])
+
+
+def _repair(asked: Asked, request: Request, name: str, tables: list[str]) -> Response:
+    check_origin(request)
+    if not asked.reader.may_trigger(reconcile_dag(name)):
+        raise HTTPException(403, f"You may not trigger the DAG {reconcile_dag(name)}.")
+    if not tables:
+        raise HTTPException(409, "No table differs any more.")
+    run_id = trigger_repair(name, tables, asked.reader.user)
+    # 303: reading the page again asks for nothing.
+    return RedirectResponse(url(asked.base, "p", name, "reconciliation", run=run_id), 303, headers=FORM_HEADERS)
 
 
 def _add_reports(app: FastAPI) -> None:

@@ -22,6 +22,7 @@ _KINDS = {
     "initial_sync": "sync",
     "cdc": "consume",
     "resync": "resync",
+    "reconcile": "reconcile",
     "quarantine": "quarantine",
     "maintenance": "maintain",
 }
@@ -42,6 +43,11 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
 def cdc_dag(pipeline: str) -> str:
     """The DAG that brings changes into the lake."""
     return f"{pipeline}_cdc"
+
+
+def reconcile_dag(pipeline: str) -> str:
+    """The DAG that compares targets with the source."""
+    return f"{pipeline}_reconcile"
 
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:

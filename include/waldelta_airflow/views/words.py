@@ -12,9 +12,20 @@ from waldelta.lsn import Lsn
 MARKS = {
     "passed": "✓", "succeeded": "✓", "synced": "✓", "ok": "✓", "warning": "!", "failed": "✕", "behind": "✕", "unknown": "?",
     "running": "…", "copying": "…", "needs_sync": "!", "removed": "–", "paused": "–",
+    "equal": "✓", "repaired": "✓", "different": "✕", "not compared": "?",
 }  # fmt: skip
 # The classes of the stylesheet, by what is said.
-_LOOKS = {"succeeded": "passed", "synced": "passed", "ok": "passed", "behind": "failed", "needs_sync": "warning"}
+_LOOKS = {
+    "succeeded": "passed",
+    "synced": "passed",
+    "ok": "passed",
+    "behind": "failed",
+    "needs_sync": "warning",
+    "equal": "passed",
+    "repaired": "passed",
+    "different": "failed",
+    "not compared": "unknown",
+}
 
 
 def duration(seconds: float | None) -> str:

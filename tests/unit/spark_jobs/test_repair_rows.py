@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs.repair_rows import stage_quarantined
+from spark_jobs.repair_rows import stage_named
 from waldelta.errors import NeedsSync
 from waldelta.lake import write_parquet
 from waldelta.type_catalog import PgType
@@ -25,12 +25,12 @@ def test_keys_stand_beside_the_touched_ones(rows, tmp_path):
     """In the key's order, whatever order the quarantine has."""
     folder = (tmp_path / "touched").as_uri()
     write_parquet(folder, pa.table({"t0": ["1"], "t1": ["x"], "k0": pa.array([1], pa.int32()), "k1": ["x"]}))
-    assert stage_quarantined(rows, {'{"a": "y", "id": "7"}', '{"id": "8", "a": "z"}'}, folder) == 2
+    assert stage_named(rows, {'{"a": "y", "id": "7"}', '{"id": "8", "a": "z"}'}, folder) == 2
     found = pq.read_table(tmp_path / "touched").sort_by("k0").to_pylist()
     assert [tuple(row.values()) for row in found] == [("1", "x", 1, "x"), ("7", "y", 7, "y"), ("8", "z", 8, "z")]
-    assert stage_quarantined(rows, set(), folder) == 0
+    assert stage_named(rows, set(), folder) == 0
 
 
 def test_a_renamed_key_needs_a_copy(rows, tmp_path):
     with pytest.raises(NeedsSync, match="its key was renamed while 1 of its rows are in quarantine"):
-        stage_quarantined(rows, {'{"old": "7", "a": "y"}'}, (tmp_path / "touched").as_uri())
+        stage_named(rows, {'{"old": "7", "a": "y"}'}, (tmp_path / "touched").as_uri())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,11 @@ GRAPHS = {
     "resync": {
         "resync": ["check", "fail_the_run", "report"],
         "check": ["fail_the_run", "report"],
+        "report": ["fail_the_run"],
+        "fail_the_run": [],
+    },
+    "reconcile": {
+        "reconcile": ["fail_the_run", "report"],
         "report": ["fail_the_run"],
         "fail_the_run": [],
     },
@@ -146,6 +152,13 @@ def test_schedules(dags):
     assert not kinds["setup"].can_be_scheduled
     assert not kinds["initial_sync"].can_be_scheduled
     assert not kinds["resync"].can_be_scheduled
+    assert not kinds["reconcile"].can_be_scheduled
+
+
+def test_reconciliations_have_a_schedule_of_their_own(write_pipeline):
+    """By hand unless the file says when."""
+    write_pipeline("shop", more="quality: {reconcile: {schedule: '0 5 * * *'}}")
+    assert create_dags()["shop_reconcile"].timetable.summary == "0 5 * * *"
 
 
 def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
@@ -160,6 +173,22 @@ def test_params(dags):
     assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None}
     assert dags["shop_quarantine"].params.dump() == {"action": "retry", "tables": None, "rows": None, "reason": None}
     assert dags["shop_resync"].params.dump() == {"tables": None, "reason": None, "accept_server": None}
+    assert dags["shop_reconcile"].params.dump() == {"tables": None, "repair": False, "reason": None}
+
+
+ASKED = [
+    ({"tables": None, "repair": False, "reason": None}, None, {"tables": "", "repair": "False", "reason": "", "by": "Airflow"}),
+    ({"tables": ["public.a", "public.b"], "repair": True, "reason": "a foreign writer"}, "mia",
+     {"tables": "public.a,public.b", "repair": "True", "reason": "a foreign writer", "by": "mia"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params, user, options", ASKED, ids=["as scheduled", "as pressed"])
+def test_a_reconciliation_says_who_asked_for_it(dags, params, user, options):
+    """The job's options, from the params and the user who triggered the run."""
+    task = dags["shop_reconcile"].get_task("reconcile")
+    task.render_template_fields({"params": params, "dag_run": SimpleNamespace(triggering_user_name=user)})
+    assert task.options == options
 
 
 @pytest.mark.parametrize(
@@ -235,6 +264,6 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
             check=True,
         )
         count, seconds, imported = run.stdout.split()[-3:]
-        assert (count, imported) == ("300", "none")
+        assert (count, imported) == ("350", "none")
         taken.append(float(seconds))
     assert min(taken) < 1.0

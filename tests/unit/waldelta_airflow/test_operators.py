@@ -63,7 +63,8 @@ def ledger_says(pipeline, run_id: str, result: dict) -> None:
 def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
     """The command line says which run, over which interval, and which stage."""
     task = make_task(
-        stage="land", options={"tables": "public.a,public.b", "reason": "", "dry-run": "True", "x": "None"}
+        stage="land",
+        options={"tables": "public.a,public.b", "reason": "", "dry-run": "True", "repair": "True", "x": "None"},
     )
     task.execute(make_context())
     assert job.seen["argv"][:2] == ["consume", task.pipeline_path]
@@ -76,6 +77,7 @@ def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
         "interval-end": "2026-01-01T00:05:00+00:00",
         "tables": "public.a,public.b",
         "dry-run": "",
+        "repair": "",
     }
     assert not Path(result).exists(), "the result's folder is removed"
 

@@ -14,6 +14,8 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Run, TableState, TargetCut, now
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
 from waldelta_airflow.views.pipelines import Schedule, pipeline_of
 from waldelta_airflow.views.reports import data_docs_folder
@@ -29,6 +31,7 @@ PAGES = [
     "p/shop/runs",
     "p/shop/runs?failed=true",
     "p/shop/expectations",
+    "p/shop/reconciliation",
     "p/shop/quarantine",
 ]
 
@@ -75,6 +78,15 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         at, run_id, "quarantined", "public.orders", 1, 1, json.dumps({"id": said}), [said], '{"v": "hidden"}'
     )
     Quarantine(root).add([row])
+    odd = RowDifference("different", json.dumps({"id": said}), 1, [ColumnDifference(said, said, None)])
+    gone = RowDifference("missing", json.dumps({"id": "2"}))
+    Reconciliations(root).add(
+        [
+            Reconciliation(at, run_id, "public.orders", "different", position=1 << 20, version=3, source_rows=12345, target_rows=12344,
+                           missing=1, different=1, buckets=64, differing_buckets=2, differences=[odd, gone], by=said),
+            Reconciliation(at, run_id, f"public.{said}", "not compared", said),
+        ]
+    )  # fmt: skip
     folder, page = data_docs_folder(pipeline), "validations/a b.html"
     (folder / "validations").mkdir(parents=True, exist_ok=True)
     (folder / page).write_text("<h1>page</h1>")
@@ -255,3 +267,53 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
 def test_addresses_lead_to_nothing_but_the_ledger(shop, open_pages, path):
     """Ids in addresses are looked for in tables, never on a disk."""
     assert open_pages("viewer").get(f"/p/shop/{path}").status_code == 404
+
+
+@pytest.fixture
+def triggered(monkeypatch):
+    """The runs that were asked for; a unit test's Airflow has no DAGs to run."""
+    runs = []
+    monkeypatch.setattr(
+        "waldelta_airflow.views.app.trigger_repair",
+        lambda *asked: runs.append((*asked[:2], asked[2].get_name())) or "repair__1",
+    )
+    return runs
+
+
+OWN = {"sec-fetch-site": "same-origin"}
+
+
+def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
+    """Counts, positions, and of each row that differs its key, columns and both values; the overview leads to it."""
+    client = open_pages("op")
+    text = client.get("/p/shop/reconciliation").text
+    for part in ("12,345", "0/100000", "missing", "fine", "Repair all 1 tables", "not compared", "null"):
+        assert part in text, part
+    assert "public.orders: other rows than the source has" in client.get("/").text
+
+
+def test_the_button_triggers_the_run_that_repairs(shop, open_pages, triggered):
+    """Of one table or of all that differ; who pressed it is who asks for the run."""
+    client = open_pages("op")
+    answer = client.post("/p/shop/repair/public.orders", headers=OWN)
+    assert (answer.history[0].status_code, answer.status_code) == (303, 200)
+    assert "Run <code>repair__1</code>" in answer.text
+    client.post("/p/shop/repair", headers=OWN)
+    assert triggered == [("shop", ["public.orders"], "somebody")] * 2
+
+
+@pytest.mark.parametrize(
+    "role, headers, status",
+    [("viewer", OWN, 403), (None, OWN, 404), ("op", {}, 403), ("op", {"sec-fetch-site": "cross-site"}, 403),
+     ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["repair", "repair/public.orders"])
+def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_repair_nothing(
+    shop, open_pages, triggered, path, role, headers, status
+):
+    """Airflow's permission to trigger the DAG, and a form of our own page."""
+    client = open_pages(role)
+    assert client.post(f"/p/shop/{path}", headers=headers).status_code == status
+    assert bool(triggered) is (status == 200)
+    if role is not None:
+        assert ("<button" in client.get("/p/shop/reconciliation").text) is (role == "op")

@@ -1,0 +1,115 @@
+"""Reconciliations as pages of the reports: plain tables without scripts or anything from the network, every text escaped."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from waldelta.lsn import Lsn
+from waldelta.reconcile.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, Reconciliation
+from waldelta.reconcile.rows import RowDifference
+from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
+from waldelta.report_page import mark, page
+
+FOLDER = "reconciliations"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")
+_LONGEST = 100
+
+
+def write_pages(folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]) -> None:
+    """Write a page for each table that was compared, or couldn't be, and put it on the list; ``names`` are the tables' files."""
+    for row in found:
+        run = f"{_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'} {row.at:%Y-%m-%dT%H:%M:%SZ}"
+        path = folder / FOLDER / run / f"{names[row.table_name]}.html"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(table_page(row), encoding="utf-8")
+        draft.replace(path)
+        failures = () if row.status != DIFFERENT else (told(row),)
+        warnings = () if row.status in (EQUAL, DIFFERENT) else (told(row),)
+        add_entry(
+            folder,
+            ReportEntry(
+                found[0].at, pipeline, row.run_id, row.table_name, row.version or 0, 1, failures, warnings,
+                path.relative_to(folder).as_posix(),
+            ),
+        )  # fmt: skip
+
+
+def prune_pages(folder: Path, keep: int) -> int:
+    """Remove the pages of all but the last ``keep`` reconciliations; returns how many of these went."""
+    pages = [entry for entry in read_entries(folder) if entry.page.startswith(f"{FOLDER}/")]
+    old = checked_runs(pages)[keep:]
+    for run in old:
+        for entry in run.entries:
+            (folder / entry.page).unlink(missing_ok=True)
+            remove_entry(folder, entry.page)
+    return len(old)
+
+
+def told(row: Reconciliation) -> str:
+    """What was found, in a line without values."""
+    if row.status == NOT_COMPARED or row.source_rows is None:
+        return f"reconciliation: {row.status}: {row.reason}"
+    counts = ", ".join(
+        f"{count:,} {word}"
+        for count, word in (
+            (row.missing, "missing"), (row.extra, "extra"), (row.different, "different"), (row.doubled, "with a key twice")
+        )
+        if count
+    )  # fmt: skip
+    least = "" if row.is_complete else "at least "
+    return f"reconciliation of {row.source_rows:,} rows: {row.status}" + (f": {least}{counts}" if counts else "")
+
+
+def table_page(row: Reconciliation) -> str:
+    """One table's page."""
+    facts = "".join(f"<tr><th scope='row'>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in _facts(row))
+    verdict = {EQUAL: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
+    body = f"<p>{mark(verdict)} {html.escape(told(row))}</p><table><tbody>{facts}</tbody></table>"
+    if row.differences:
+        body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
+    if (more := row.differing - sum(one.rows for one in row.differences)) > 0:
+        body += f"<p>and {more:,} more</p>"
+    return page(f"Reconciliation of {row.table_name}", body)
+
+
+def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
+    yield "run", row.run_id
+    yield "at", f"{row.at:%Y-%m-%d %H:%M:%S} UTC"
+    if row.by:
+        yield "asked for by", row.by
+    if row.position is not None:
+        yield "source", f"as of {Lsn(row.position)} (snapshot {row.snapshot}), {row.source_rows or 0:,} rows"
+        yield "target", f"Delta version {row.version}, which has batch {row.batch}, {row.target_rows or 0:,} rows"
+        yield "in flight", f"{row.in_flight:,} keys were changed between the two, and are left out on both sides"
+        yield "lacking", f"{row.lacking:,} rows that the target is known to lack (quarantine) are left out"
+        yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} differ"
+        yield "took", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
+    if row.left_out:
+        yield "columns left out", ", ".join(row.left_out)
+    if row.repaired:
+        yield "repaired", f"{row.repaired:,} rows"
+    if row.reason:
+        yield "reason", row.reason
+
+
+def _rows(rows: Iterable[RowDifference]) -> str:
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("row", "key", "column", "source", "target"))
+    return f"<table><thead><tr>{heads}</tr></thead>{''.join(_row(one) for one in rows)}</table>"
+
+
+def _row(one: RowDifference) -> str:
+    lines = [(c.name, c.source, c.target) for c in one.columns] or [("", "", "")]
+    span = f' rowspan="{len(lines)}"'
+    times = f" ×{one.rows:,}" if one.rows > 1 else ""
+    first = f"<td{span}>{one.kind}{times}</td><td{span}><code>{html.escape(one.key)}</code></td>"
+    cells = ["".join(f"<td>{_value(value)}</td>" for value in line) for line in lines]
+    return f'<tbody class="run"><tr>{first}{"</tr><tr>".join(cells)}</tr></tbody>'
+
+
+def _value(text: str | None) -> str:
+    return '<span class="dim">null</span>' if text is None else html.escape(text)

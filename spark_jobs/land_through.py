@@ -1,0 +1,57 @@
+"""Land through: land on until everything that a snapshot sees is in the change log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import tenacity
+
+from spark_jobs.drain import Drained, drain
+from waldelta.errors import LockHeld, SnapshotLost, StandbyAway
+from waldelta.job import Job
+from waldelta.locks import AdvisoryLock, slot_lock
+from waldelta.lsn import Lsn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FLUSH_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 30.0
+
+
+def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
+    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees."""
+    deadline = time.monotonic() + FLUSH_TIMEOUT_S
+    with _slot_lock(job) as lock:
+        drained = drain(spark, job, lock.check)
+        while drained.end < needed:
+            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
+            # standby, what it has replayed.
+            if time.monotonic() > deadline:
+                if job.pipeline.source.read_from is not None:
+                    raise StandbyAway(
+                        f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g} s: run again"
+                    )
+                raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
+            time.sleep(0.2)
+            further = drain(spark, job, lock.check)
+            further.bill.add(drained.bill)
+            drained = replace(further, start=drained.start, batches=[*drained.batches, *further.batches])
+    return drained
+
+
+@contextmanager
+def _slot_lock(job: Job) -> Iterator[AdvisoryLock]:
+    """The slot's lock, which a look or maintenance may have for a moment."""
+    patient = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LockHeld),
+        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        wait=tenacity.wait_fixed(0.5),
+        reraise=True,
+    )
+    with ExitStack() as stack:
+        yield patient(lambda: stack.enter_context(slot_lock(job)))

@@ -1,0 +1,327 @@
+"""Reconcile: whether targets hold what the source does, at a position that both sides are known at; and repair, when asked for.
+
+Nothing is written on the source. What its snapshot sees is landed first, as by any run; writers go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from spark_jobs.flow import Stage, all_failures, continued, report_stage, run_stages
+from spark_jobs.land_through import land_through
+from spark_jobs.reconcile_table import Feeding, Found, compare, why_not_compared
+from spark_jobs.repair import Again, reread_rows
+from spark_jobs.repair_end import end_killed_repairs
+from spark_jobs.result import RunResult, StageResult, TableResult
+from spark_jobs.task_error import first_line, of_table
+from waldelta.connection import describe, named_loss
+from waldelta.drift import fed_as_copied
+from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
+from waldelta.failover import check_source
+from waldelta.job import Job
+from waldelta.leaves import of_partition
+from waldelta.ledger_rows import TableState, now
+from waldelta.present import read_present
+from waldelta.quarantined import current_user
+from waldelta.reconcile.reconciliations import (
+    DIFFERENT,
+    FAILED,
+    NOT_COMPARED,
+    REPAIRED,
+    Reconciliation,
+    Reconciliations,
+)
+from waldelta.snapshot import SnapshotHolder
+from waldelta.standing import Due, Standing, read_published
+from waldelta.targets import read_targets
+from waldelta.watermark import Watermarks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Small tables share a snapshot; a large one has its own, which ends with it.
+BYTES_PER_SNAPSHOT = 512 << 20
+TABLES_AT_ONCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for; ``by`` asks for it, ``reason`` goes into the ledger with what is repaired."""
+
+    tables: frozenset[str] | None = None
+    repair: bool = False
+    by: str = ""
+    reason: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tables: Collection[str] | None = None,
+        *,
+        repair: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
+    ) -> Order:
+        """As people give it: by default by the user of this process."""
+        return cls(None if tables is None else frozenset(tables), repair, by or current_user(), reason or None)
+
+
+@dataclass
+class _Work:
+    """A reconciliation so far: what was found, by table, and which of the tables failed."""
+
+    spark: SparkSession
+    job: Job
+    order: Order
+    result: RunResult
+    found: dict[str, Reconciliation] = field(default_factory=dict)
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+
+    def put(self, table_name: str, status: str, reason: str) -> None:
+        """Say of a table why there is no answer."""
+        by = self.order.by
+        self.found[table_name] = Reconciliation(now(), self.job.run_id, table_name, status, reason, by=by)
+        log.warning("table=%s %s: %s", table_name, status, reason)
+
+    def fail(self, table_name: str, err: Exception) -> None:
+        """Note a failure, which doesn't stop the other tables."""
+        named = err if isinstance(err, WaldeltaError) else WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+        self.failures[table_name] = of_table(named, table_name)
+        self.put(table_name, FAILED, f"{type(named).__name__}: {named}")
+
+
+def run_reconcile(spark: SparkSession, job: Job, order: Order, only: Collection[str] | None = None) -> RunResult:
+    """Compare targets with the source; with ``repair`` the rows that differ are read again, and put right.
+
+    What was found is in ``_waldelta/reconciliations``. Raises RunFailed when a target differs and isn't repaired.
+    """
+
+    def reconcile_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        work = _Work(spark, job, order, result)
+        try:
+            _compare_all(work)
+        finally:
+            found = [work.found[name] for name in sorted(work.found)]
+            Reconciliations(job.pipeline.target.root, job.storage_options).add(found)
+            _tell(result, stage, found)
+            result.report = _write_report(job, found)
+        if work.failures:
+            raise all_failures(work.failures)
+        if different := [row for row in found if row.status == DIFFERENT]:
+            raise TargetDiffers(_told(different, repair=order.repair))
+
+    stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
+    result = continued(job, "reconcile", fresh=only is None or "reconcile" in only)
+    return run_stages(spark, job, result, stages, only)
+
+
+def _compare_all(work: _Work) -> None:
+    job = work.job
+    with job.connect("reconcile") as connection:
+        if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
+            raise NotPrimary(
+                f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: compare with the primary"
+            )
+        check_source(connection, job)
+        feeds = read_published(connection, job)
+        sizes = {str(target.id): target.table.size_bytes for target in read_targets(connection, job.pipeline, feeds)}
+    standings, _ = end_killed_repairs(work.spark, job, feeds)
+    chosen = list(_chosen(standings, work.order))
+    for standing in chosen:
+        if standing.due != Due.FEED:
+            work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
+    fed = {found.table_name: found.state for found in chosen if found.due == Due.FEED and found.state is not None}
+    keys: dict[str, tuple[Feeding, Found]] = {}
+    for names in in_groups({name: sizes.get(name, 0) for name in fed}):
+        keys |= _compare_group(work, [fed[name] for name in names])
+    if work.order.repair:
+        for name, (feeding, found) in sorted(keys.items()):
+            _repair(work, name, feeding, found)
+
+
+def _chosen(standings: Sequence[Standing], order: Order) -> Iterator[Standing]:
+    known = {found.table_name: found for found in standings}
+    if unknown := sorted((order.tables or frozenset()) - known.keys()):
+        raise ConfigError(f"not known: {', '.join(unknown)}: status says which tables there are")
+    for name, found in sorted(known.items()):
+        # What isn't published any more, or was never copied, has nothing to be compared unless somebody asks for it.
+        if name in order.tables if order.tables is not None else found.due not in (Due.REMOVED, Due.FIRST):
+            yield found
+
+
+def in_groups(sizes: dict[str, int]) -> list[list[str]]:
+    """Which tables share a snapshot, the largest first.
+
+    >>> in_groups({"a": 1 << 40, "b": 1, "c": 2}), in_groups({"empty": 0})
+    ([['a'], ['c', 'b']], [['empty']])
+    """
+    groups: list[list[str]] = []
+    left = 0
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if not groups or sizes[name] > left:
+            groups.append([])
+            left = max(BYTES_PER_SNAPSHOT, sizes[name])
+        groups[-1].append(name)
+        left -= sizes[name]
+    return groups
+
+
+def _compare_group(work: _Work, states: Sequence[TableState]) -> dict[str, tuple[Feeding, Found]]:
+    """Compare some tables as one snapshot sees them; returns those that differ."""
+    spark, job = work.spark, work.job
+    try:
+        # Before the snapshot: what a target gets meanwhile is behind the batch that it is compared at.
+        marks = Watermarks(job, job.slot_identity())
+        batches = {state.table_name: marks.of(state) for state in states}
+        with named_loss(job.conninfo), SnapshotHolder(job.conninfo, "waldelta reconcile") as holder:
+            feedings = _feedings(work, holder, states, batches, marks.versions)
+            if feedings:
+                drained = land_through(spark, job, holder.lsn)
+                work.result.changes += drained.changes
+                work.result.source.add(drained.bill)
+            with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="reconcile") as pool:
+                done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
+                return {
+                    found.row.table_name: (feeding, found)
+                    for feeding, found in done
+                    if found is not None and found.row.differing_buckets
+                }
+    except Exception as err:
+        for state in states:
+            if state.table_name not in work.found:
+                work.fail(state.table_name, err)
+        return {}
+
+
+def _feedings(
+    work: _Work, holder: SnapshotHolder, states: Sequence[TableState], batches: dict[str, int], versions: dict[str, int]
+) -> list[Feeding]:
+    """The tables that can be compared, as the snapshot sees what feeds them; of the others it is told why not."""
+    job, found = work.job, []
+    feeds = read_published(holder.connection, job)
+    targets = {str(target.id): target for target in read_targets(holder.connection, job.pipeline, feeds)}
+    present = read_present(holder.connection, states)
+    for state in states:
+        name, target = state.table_name, targets.get(state.table_name)
+        if target is None or target.problem is not None:
+            work.put(name, NOT_COMPARED, target.problem or "" if target else "it is no longer published")
+            continue
+        try:
+            fed = fed_as_copied(job.pipeline, *of_partition(state, present[name], feeds.get(name)), target)
+            feeding = Feeding(fed, batches[name], versions[name])
+            why = why_not_compared(job, feeding)
+        except NeedsSync as err:
+            why = str(err)
+        if why is not None:
+            work.put(name, NOT_COMPARED, why)
+        else:
+            found.append(feeding)
+    return found
+
+
+def _compare_one(work: _Work, holder: SnapshotHolder, feeding: Feeding) -> tuple[Feeding, Found | None]:
+    name = feeding.state.table_name
+    try:
+        found = compare(work.spark, work.job, holder, feeding)
+    except NeedsSync as err:
+        work.put(name, NOT_COMPARED, str(err))
+        return feeding, None
+    except Exception as err:  # Spark's too: one table's comparison must not end the others'
+        log.exception("table=%s", name)
+        work.fail(name, err)
+        return feeding, None
+    work.found[name] = replace(found.row, by=work.order.by)
+    return feeding, found
+
+
+def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
+    """Read the rows that differ again, as of a snapshot from which the stream goes on."""
+    row, job, order = work.found[name], work.job, work.order
+    if (why := _obstacle(found)) is not None:
+        work.found[name] = replace(row, reason=f"not repaired: {why}: sync --tables {name} copies it anew")
+        return
+    reason = f"reconcile --repair by {order.by}: {row.differing} rows differed" + (
+        f": {order.reason}" if order.reason else ""
+    )
+    try:
+        done = reread_rows(work.spark, job, feeding.fed, Again(reason, order.by, found.keys))
+    except NeedsSync as err:
+        work.found[name] = replace(row, reason=f"not repaired: {err}: sync --tables {name} copies it anew")
+        return
+    except Exception as err:
+        log.exception("table=%s", name)
+        work.fail(name, err)
+        work.found[name] = replace(row, reason=work.found[name].reason)
+        return
+    cut = done.cut
+    work.result.changes += done.drained.changes
+    work.result.source.add(done.drained.bill)
+    work.result.tables[name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
+    mended = cut.inserted + cut.updated + cut.deleted
+    work.found[name] = replace(
+        row, status=REPAIRED, repaired=mended, reason=f"the target's version {cut.version} holds them"
+    )
+
+
+def _obstacle(found: Found) -> str | None:
+    """Why rows can't be mended by their keys."""
+    if not found.row.is_complete:
+        return f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to look at each row"
+    if found.row.doubled:
+        return "its target has rows with the same key"
+    if not found.keys:
+        return "no row that differs was found"
+    return None
+
+
+def _write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
+    """Where its pages are listed; None when there is nothing to tell, or no folder for them on this machine."""
+    from spark_jobs.data_docs import list_reconciliation
+
+    try:
+        return str(list_reconciliation(job.pipeline, found)) if found else None
+    except (ConfigError, OSError) as err:
+        log.warning("no page was written: %s", err)
+        return None
+
+
+def _tell(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
+    for row in found:
+        if row.compared:
+            table = result.tables.setdefault(row.table_name, TableResult(version=row.version))
+            table.compared, table.differing, table.in_flight, table.lacking = (
+                row.source_rows, row.differing, row.in_flight, row.lacking,
+            )  # fmt: skip
+        if row.status == NOT_COMPARED:
+            result.warnings.append(f"{row.table_name} wasn't compared: {row.reason}")
+        elif row.status == DIFFERENT and row.reason:
+            result.warnings.append(f"{row.table_name}: {row.reason}")
+        if row.left_out:
+            result.warnings.append(f"{row.table_name}: left out: columns {', '.join(row.left_out)}")
+        if row.lacking:
+            result.warnings.append(
+                f"{row.table_name}: {row.lacking} rows that it is known to lack were left out (quarantine)"
+            )
+    result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
+    compared = [row for row in found if row.compared]
+    rows, differing = (sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared)))
+    stage.detail = (
+        f"{len(compared)} of {len(found)} tables compared, {rows:,} rows, {differing:,} differ, "
+        f"{sum(row.in_flight for row in compared):,} in flight, {sum(row.repaired for row in compared):,} repaired"
+    )
+
+
+def _told(different: Sequence[Reconciliation], *, repair: bool) -> str:
+    lines = "".join(
+        f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing, {row.extra:,} extra, "
+        f"{row.different:,} different, {row.doubled:,} with a key twice"
+        for row in different
+    )
+    remedy = "" if repair else "; reconcile --repair (in Airflow: the param repair) reads these rows again"
+    return f"{len(different)} targets don't hold what the source does, which their pages in the report and _waldelta/reconciliations show{remedy}:{lines}"

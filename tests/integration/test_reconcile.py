@@ -1,0 +1,329 @@
+"""Reconciliation: a difference is found whatever it is, and nothing that isn't one; repair mends exactly that."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
+from tests.integration.test_reread import wait_until
+from tests.integration.test_values import values  # noqa: F401 - a fixture
+from waldelta.ledger_rows import now
+from waldelta.pipeline_file import PipelineFile
+from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
+from waldelta.reconcile.reconciliations import Reconciliations
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+def make(database, lake, publications=None, tables=None, **target):
+    """A pipeline on publications that exist, set up and copied by the test itself."""
+    slot = f"s_{database.name}"
+    document = {
+        "pipeline": slot,
+        "source": {"conn_id": "test_source", "slot": slot,
+                   "publications": [{"name": name, "manage": False} for name in publications or ["p"]]},
+        "target": {"root": lake, "tables": tables or {}, **target},
+        "quality": {"enabled": False},
+    }  # fmt: skip
+    return Pipeline(PipelineFile.model_validate(document))
+
+
+def reconcile(spark, pipeline, run_id="reconcile", **options):
+    """What a reconciliation found, by table, whether or not it failed."""
+    failure = None
+    try:
+        pipeline.reconcile(spark, run_id=run_id, **options)
+    except RunFailed as failed:
+        failure = failed.result.error
+    rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
+    assert rows, failure
+    return {row.table_name.removeprefix("public."): row for row in rows}
+
+
+def told(row):
+    """The rows that differ: kind, key, and the columns with both values."""
+    return [
+        (one.kind, json.loads(one.key), [(c.name, c.source, c.target) for c in one.columns]) for one in row.differences
+    ]
+
+
+SOURCE = """
+create table t (station text, day date, value numeric(8, 2), ratio double precision, note text, taken timestamptz, tags text[],
+                primary key (station, day));
+insert into t
+select case when n % 3 = 0 then 'north' else 'south' end, date '2024-01-01' + n, case n when 7 then 'NaN' else n / 8.0 end,
+       case n when 8 then 'NaN' when 9 then '-0' else n / 3.0 end, nullif(repeat('x', n % 40), ''),
+       timestamptz '2024-01-01' + n * interval '1 hour', array['a', n::text, null]
+from generate_series(0, 999) as n;
+create publication p for table t;
+"""
+
+
+@pytest.fixture
+def pipeline(spark, database, lake):
+    """One table with a composite key, copied."""
+    database.execute(SOURCE)
+    made = make(database, lake)
+    made.setup()
+    made.sync(spark)
+    return made
+
+
+def target(pipeline, table="public.t"):
+    return DeltaTable(pipeline.target_path(table))
+
+
+def test_a_fresh_copy_is_equal(spark, pipeline):
+    """Every row, with NaN, minus zero and what the type can't hold."""
+    row = reconcile(spark, pipeline)["t"]
+    assert (row.status, row.source_rows, row.target_rows, row.differing) == ("equal", 1000, 1000, 0)
+
+
+def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, pipeline):
+    """A row deleted, one changed, one added behind our back: kind, key, column and both values; then they are gone."""
+    held = target(pipeline)
+    held.delete("station = 'south' and day = '2024-01-05'")
+    held.update(updates={"note": "'tampered'"}, predicate="station = 'south' and day = '2024-01-06'")
+    held.update(updates={"_wd_raw": "null"}, predicate="day = '2024-01-08'")
+    row = held.to_pyarrow_table().slice(0, 1)
+    added = row.set_column(0, row.schema.field(0), pa.array(["west"], row.schema.field(0).type))
+    write_deltalake(held, added, mode="append")
+    found = reconcile(spark, pipeline)["t"]
+    assert (found.status, found.missing, found.extra, found.different) == ("different", 1, 1, 2)
+    north, south = {"station": "north"}, {"station": "south"}
+    day = added["day"][0].as_py().isoformat()
+    assert told(found) == [
+        ("missing", south | {"day": "2024-01-05"}, []),
+        ("different", south | {"day": "2024-01-06"}, [("note", "xxxxx", "tampered")]),
+        ("different", south | {"day": "2024-01-08"}, [("value", "NaN", None)]),
+        ("extra", {"station": "west", "day": day}, []),
+    ], north
+    version = target(pipeline).version()
+    mended = reconcile(spark, pipeline, "repair", repair=True, by="mia", reason="foreign writer")["t"]
+    assert (mended.status, mended.repaired, mended.by) == ("repaired", 4, "mia")
+    assert target(pipeline).version() == version + 1
+    state = pipeline.job().table_states()["public.t"]
+    assert (state.status, state.reason) == ("synced", "reconcile --repair by mia: 4 rows differed: foreign writer")
+    again = reconcile(spark, pipeline, "again")["t"]
+    assert (again.status, again.source_rows, again.target_rows) == ("equal", 1000, 1000)
+
+
+def test_the_run_fails_while_a_target_differs(spark, pipeline):
+    """The error names the table and what to do; the ledger has the run."""
+    target(pipeline).delete("day = '2024-01-05'")
+    with pytest.raises(
+        RunFailed, match=r"1 targets don't hold what the source does.*\n  - public.t: 1 missing, 0 extra"
+    ) as failed:
+        pipeline.reconcile(spark, run_id="r")
+    assert failed.value.result.error["class"] == "TargetDiffers"
+    assert pipeline.job().ledger.run_result("r", "reconcile").status == "failed"
+
+
+def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
+    """What the stream has yet to bring is in flight on both sides; what was planted is still found beside it."""
+    pipeline.consume(spark)
+    ended, errors = threading.Event(), []
+
+    def write():
+        try:
+            with psycopg.connect(database.conninfo, autocommit=True) as connection:
+                number = 0
+                while not ended.is_set():
+                    number += 1
+                    day = f"date '2024-01-01' + {number % 900}"
+                    connection.execute(f"update t set note = 'w{number}' where day = {day}")
+                    connection.execute(f"delete from t where day = {day} + 1")
+                    connection.execute(
+                        f"insert into t values ('new', date '2030-01-01' + {number}, {number}, 1, 'n', now(), null)"
+                    )
+        except Exception as err:
+            errors.append(err)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        rounds = []
+        for number in range(4):
+            row = reconcile(spark, pipeline, f"busy {number}")["t"]
+            rounds.append((row.status, row.in_flight > 0, row.reason))
+            pipeline.consume(spark)
+        target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2026-08-20'")
+        row = reconcile(spark, pipeline, "planted")["t"]
+    finally:
+        ended.set()
+        thread.join()
+    assert errors == []
+    assert rounds == [("equal", True, None)] * 4
+    assert (row.status, row.different, row.differing) == ("different", 1, 1)
+    pipeline.consume(spark)
+    assert reconcile(spark, pipeline, "mended", repair=True)["t"].status == "repaired"
+    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+
+
+def test_tables_without_a_key_are_multisets(spark, database, lake):
+    """Copies of a row are counted; with changes in flight there is no answer, and it is said why."""
+    database.execute(
+        "create table t (a int, b text); alter table t replica identity full;"
+        "insert into t select n % 5, 'x' from generate_series(1, 50) n; create publication p for table t"
+    )
+    pipeline = make(database, lake)
+    pipeline.setup()
+    pipeline.sync(spark)
+    assert reconcile(spark, pipeline)["t"].status == "equal"
+    held = target(pipeline)
+    write_deltalake(held, held.to_pyarrow_table(filters=[("a", "=", 2)]).slice(0, 3), mode="append")
+    held.delete("a = 4")
+    found = reconcile(spark, pipeline, "planted", repair=True)["t"]
+    assert (found.status, found.missing, found.extra, found.different) == ("different", 10, 3, 0)
+    assert [(one.kind, json.loads(one.key), one.rows) for one in found.differences] == [
+        ("extra", {"a": "2", "b": "x"}, 3),
+        ("missing", {"a": "4", "b": "x"}, 10),
+    ]
+    assert "sync --tables public.t copies it anew" in found.reason
+    database.execute("insert into t values (9, 'new')")
+    found = reconcile(spark, pipeline, "in flight")["t"]
+    assert (found.status, found.reason[:29]) == ("not compared", "1 changes of it are in flight")
+
+
+def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, database, lake):
+    """Via the root, gathered leaves, one partition, a target's own filter: each target holds its own part of the source."""
+    database.execute(
+        """
+        create table r (id int, region text, v int, secret text, primary key (id, region)) partition by list (region);
+        create table r_a partition of r for values in ('a'); create table r_b partition of r for values in ('b');
+        create table g (id int, region text, v int, primary key (id, region)) partition by list (region);
+        create table g_a partition of g for values in ('a'); create table g_b partition of g for values in ('b');
+        create table f (id int primary key, v text);
+        insert into r select n, case when n % 2 = 0 then 'a' else 'b' end, n, 's' from generate_series(1, 300) n;
+        insert into g select n, case when n % 2 = 0 then 'a' else 'b' end, n from generate_series(1, 300) n;
+        insert into f select n, 'v' || n from generate_series(1, 300) n;
+        create publication p for table r (id, region, v) where (id > 50) with (publish_via_partition_root);
+        create publication q for table g_a, g_b, f;
+        """
+    )
+    tables = {"public.g": {"partition_root": True}, "public.f": {"where": "id % 3 = 0"}}
+    pipeline = make(database, lake, ["p", "q"], tables)
+    pipeline.setup()
+    pipeline.sync(spark)
+    found = reconcile(spark, pipeline)
+    assert {name: (row.status, row.source_rows) for name, row in found.items()} == {
+        "f": ("equal", 100), "g": ("equal", 300), "r": ("equal", 250)
+    }  # fmt: skip
+    for name, predicate in (("f", "id = 3"), ("g", "id = 4"), ("r", "id = 60")):
+        target(pipeline, f"public.{name}").delete(predicate)
+        target(pipeline, f"public.{name}").update(updates={"v": "'9'" if name == "f" else "9"}, predicate="id = 99")
+    database.execute(
+        ["update f set v = 'w' where id < 20", " update g set region = 'b' where id = 2", " truncate g_b"][0]
+    )
+    database.execute(
+        "update g set v = 7 where id = 10; delete from r where id = 70; insert into r values (900, 'a', 900, 's')"
+    )
+    found = reconcile(spark, pipeline, "planted", repair=True)
+    assert {
+        name: (row.status, row.missing, row.different, row.repaired >= 2) for name, row in found.items()
+    } == dict.fromkeys("fgr", ("repaired", 1, 1, True))
+    pipeline.consume(spark)
+    assert {row.status for row in reconcile(spark, pipeline, "after").values()} == {"equal"}
+
+
+def test_what_can_not_be_compared_is_told_why(spark, database, pipeline):
+    """Drift, a truncation in flight, operations that aren't published: no number that means nothing."""
+    database.execute("alter publication p set table t where (ratio > 10)")
+    row = reconcile(spark, pipeline)["t"]
+    assert (row.status, "drifted" in row.reason) == ("not compared", True)
+    database.execute("alter publication p set table t")
+    database.execute("alter publication p set (publish = 'insert, update')")
+    row = reconcile(spark, pipeline, "operations")["t"]
+    assert row.status == "not compared"
+
+
+def test_a_truncation_in_flight_is_no_difference(spark, database, pipeline):
+    """All keys are touched by it: there is an answer once it was applied."""
+    database.execute("truncate t")
+    row = reconcile(spark, pipeline)["t"]
+    assert (row.status, row.reason) == ("not compared", "it was truncated or altered meanwhile")
+    pipeline.consume(spark)
+    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+
+
+def test_a_column_that_was_added_since_is_left_out_until_the_target_has_it(spark, database, pipeline):
+    """The target gets it with the next change; the others are compared meanwhile."""
+    database.execute("alter table t add column extra int")
+    row = reconcile(spark, pipeline)["t"]
+    assert (row.status, row.left_out) == ("equal", ["extra"])
+
+
+def test_a_key_that_the_target_has_twice_is_told(spark, pipeline):
+    """No repair by key can mend that."""
+    held = target(pipeline)
+    write_deltalake(held, held.to_pyarrow_table(filters=[("station", "=", "north")]).slice(0, 1), mode="append")
+    row = reconcile(spark, pipeline, repair=True)["t"]
+    assert (row.status, row.doubled, row.differing) == ("different", 1, 1)
+    assert "not repaired: its target has rows with the same key: sync --tables public.t" in row.reason
+
+
+def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, values, lake):  # noqa: F811
+    """No type's text in a checksum depends on how its value came, nor on the server's version."""
+    pipeline = make(values, lake)
+    pipeline.setup()
+    pipeline.sync(spark)
+    copied = reconcile(spark, pipeline)["t"]
+    values.execute("update t set id = id + 1000 where id % 2 = 0")
+    values.execute("insert into t (id) values (5000)")
+    pipeline.consume(spark)
+    streamed = reconcile(spark, pipeline, "streamed")["t"]
+    assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [("equal", [], [])] * 2
+    assert streamed.source_rows == copied.source_rows + 1
+
+
+def test_a_commit_that_nobody_sees_yet_is_in_flight(spark, database, pipeline):
+    """It was decoded and applied, and waits for a synchronous standby: the snapshot sees the row as it was."""
+    pipeline.consume(spark)
+    database.execute("alter system set synchronous_standby_names = 'absent'")
+    database.execute("select pg_reload_conf()")
+    waiting = database.connect(autocommit=True)
+    try:
+        pid = waiting.info.backend_pid
+        waiting.pgconn.send_query(b"update t set note = 'unseen' where day = '2024-02-01'")
+        wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
+        pipeline.consume(spark)
+        assert target(pipeline).to_pyarrow_table(filters=[("note", "=", "unseen")]).num_rows == 1
+        row = reconcile(spark, pipeline)["t"]
+    finally:
+        database.execute("alter system reset synchronous_standby_names")
+        database.execute("select pg_reload_conf()")
+    wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
+    waiting.close()
+    assert (row.status, row.in_flight, row.source_rows, row.target_rows) == ("equal", 1, 999, 999)
+
+
+def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, pipeline):
+    """Quarantined, or discarded from an earlier copy: no difference, and none that a repair should bring back."""
+    target(pipeline).delete("day in ('2024-01-05', '2024-01-06')")
+    state, quarantine = pipeline.job().table_states()["public.t"], Quarantine(pipeline.file.target.root)
+    keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]
+    quarantine.add(
+        [
+            IncompleteRow(now(), "r", QUARANTINED, "public.t", state.generation, 1, keys[0]),
+            IncompleteRow(now(), "r", DISCARDED, "public.t", state.generation - 1, 1, keys[1]),
+        ]
+    )
+    row = reconcile(spark, pipeline, repair=True)["t"]
+    assert (row.status, row.lacking, row.source_rows, row.repaired) == ("equal", 2, 998, 0)
+
+
+def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(spark, database, lake):
+    """Then a value beside its type's range is null there, and that is no difference."""
+    database.execute(SOURCE)
+    pipeline = make(database, lake, metadata_columns=False)
+    pipeline.setup()
+    pipeline.sync(spark)
+    row = reconcile(spark, pipeline)["t"]
+    assert (row.status, row.source_rows) == ("equal", 1000)

@@ -1,0 +1,111 @@
+"""Hashes and their sums: what is added can be taken out again, and nothing else gives the same sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.seeds import chosen_seed
+from waldelta.reconcile.canonical import Marks, lake_rows
+from waldelta.reconcile.fingerprint import Fingerprint, Sums, bucket_count, hash_rows
+from waldelta.reconcile.hash64 import hash_texts
+from waldelta.type_map import TargetType
+from waldelta.types.number import Number
+from waldelta.types.text import Text
+
+INT, TEXT = Number("int", pa.int32(), "int4"), Text(is_plain=True)
+MARKS = Marks.drawn("ab")
+COLUMNS: tuple[tuple[str, TargetType], ...] = (("id", INT), ("a", TEXT), ("b", TEXT))
+RAW = pa.map_(pa.string(), pa.string())
+
+# As PostgreSQL 18 answers: select hashtextextended(text collate "C", seed).
+KNOWN = [
+    ("", 0, -6939563903564495251),
+    ("waldelta", 0, 1649827410229605319),
+    ("", 1, -150071773020461347),
+    ("waldelta", 1, -330503658564498079),
+    ("", -5, 276691182281719003),
+    ("waldelta", 7462846238462387462, -5544900676421192697),
+]
+
+
+@pytest.mark.parametrize("text, seed, expected", KNOWN)
+def test_a_text_has_postgresqls_hash(text, seed, expected):
+    assert hash_texts(pa.array([text]), seed).tolist() == [expected]
+
+
+def test_the_hash_of_a_text_is_that_of_no_neighbour():
+    """Many texts of all lengths at once, sliced or not, hash as each alone."""
+    seed = chosen_seed()
+    random = np.random.default_rng(seed)
+    texts = ["".join(random.choice(list("aü€\x1f"), size)) for size in random.integers(0, 60, 500)]
+    alone = [hash_texts(pa.array([text]), 9).tolist()[0] for text in texts]
+    assert hash_texts(pa.array(texts), 9).tolist() == alone, seed
+    assert hash_texts(pa.array(["x", *texts]).slice(1), 9).tolist() == alone, seed
+    assert hash_texts(pa.array([], pa.string()), 9).tolist() == []
+
+
+def texts(rows, raws=None):
+    columns = list(zip(*rows, strict=True))
+    arrays = [(pa.array(values, kind.arrow), kind) for values, (_, kind) in zip(columns, COLUMNS, strict=True)]
+    return lake_rows(arrays, [None if raw is None else pa.array(raw) for raw in raws or [None] * 3], MARKS).to_pylist()
+
+
+def test_rows_of_other_values_have_other_texts():
+    """Null, the empty string, the mark's own characters, values that run into each other."""
+    rows = [
+        (1, "a", "b"), (1, "ab", ""), (1, "", "ab"), (1, None, "ab"), (1, "ab", None), (1, "\x1e", "ab"), (1, "null", "ab"),
+        (11, "", "b"), (1, "1", "b"), (None, "1", "b"), (1, "a\x1fb", ""), (1, "a", "\x1fb"),
+    ]  # fmt: skip
+    found = texts(rows)
+    assert len(set(found)) == len(rows)
+
+
+def test_a_verbatim_text_beside_a_value_is_neither():
+    """What stands in _wd_raw counts where the type holds nothing; beside a value it isn't what a copy would have."""
+    rows = [(None, "a", "b"), (1, "a", "b"), (1, "a", "b")]
+    found = texts(rows, [["NaN", "NaN", None], None, None])
+    assert found[0].startswith("NaN\x1f")
+    assert len(set(found)) == 3
+
+
+def batch(rows, raw=None):
+    columns = [pa.array(values, kind.arrow) for values, (_, kind) in zip(zip(*rows, strict=True), COLUMNS, strict=True)]
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.array(raw or [None] * len(rows), RAW)], names=["id", "a", "b", "_wd_raw"]
+    )
+
+
+def plan(key=("id",), buckets=16):
+    return Fingerprint("t", COLUMNS, key, MARKS, 77, buckets, raw=True)
+
+
+def test_sums_tell_any_row_apart_and_let_rows_be_taken_out():
+    """Multisets: a row twice isn't a row once; what is in flight leaves no trace."""
+    rows = [(n, f"v{n}", None) for n in range(100)]
+    whole, copy = Sums(16), Sums(16)
+    for part in (rows[:70], rows[70:]):
+        whole.add(*hash_rows(batch(part), plan()))
+    copy.add(*hash_rows(batch(rows[::-1]), plan()))
+    assert whole.differing(copy).tolist() == []
+    twice = Sums(16)
+    twice.add(*hash_rows(batch([*rows, rows[3]]), plan()))
+    assert len(whole.differing(twice)) == 1
+    changed = Sums(16)
+    changed.add(*hash_rows(batch([*rows[:-1], (99, "v98", None)]), plan()))
+    assert len(whole.differing(changed)) == 1
+    assert whole.differing(twice.without(*hash_rows(batch([rows[3]]), plan()))).tolist() == []
+    assert (whole.count, twice.count) == (100, 101)
+
+
+def test_without_a_key_a_rows_bucket_is_its_own():
+    """Rows are found by all that they hold."""
+    keys, rows = hash_rows(batch([(1, "a", None), (1, "b", None)]), plan(key=()))
+    assert keys.tolist() == rows.tolist()
+    assert len(set(rows.tolist())) == 2
+
+
+@pytest.mark.parametrize("rows, buckets", [(0, 16), (10_000, 32), (10_000_000, 32768), (1 << 40, 65536)])
+def test_buckets_are_few_beside_the_rows(rows, buckets):
+    assert bucket_count(rows) == buckets

@@ -1,0 +1,57 @@
+"""What a reconciliation found, in the lake and as a page."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from waldelta.ledger_rows import now
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.reconcile.report import prune_pages, write_pages
+from waldelta.reconcile.rows import ColumnDifference, RowDifference
+from waldelta.report_list import checked_runs, read_entries
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def row(run_id, table="public.t", status="equal", **details):
+    at = details.pop("at", now())
+    return Reconciliation(at, run_id, table, status, source_rows=5, target_rows=5, version=3, position=16, **details)
+
+
+def test_the_latest_answer_of_each_table_counts(tmp_path):
+    """Of a run that was tried again the last; earlier ones stay for as long as promised."""
+    kept = Reconciliations(tmp_path.as_uri())
+    assert (kept.latest(), kept.of_run("r1")) == ({}, [])
+    odd = RowDifference("different", '{"id": "1"}', 1, [ColumnDifference("v", None, "x")], 9)
+    kept.add([row("r1", at=now() - timedelta(days=40)), row("r1", "public.u", "failed")])
+    kept.add([row("r2", status="different", different=1, differences=[odd])])
+    kept.add([row("r2", status="repaired", repaired=1, left_out=["w"], differences=[odd])])
+    assert {name: found.status for name, found in kept.latest().items()} == {
+        "public.t": "repaired",
+        "public.u": "failed",
+    }
+    (found,) = kept.of_run("r2")
+    assert (found.status, found.differences, found.left_out) == ("repaired", [odd], ["w"])
+    assert kept.history(now() - timedelta(days=1)).num_rows == 3
+    assert kept.prune(now() - timedelta(days=30)) == 1
+    assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {"public.t": "repaired"}
+
+
+def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
+    """Nothing in them is markup; the run whose table differs is a failed one."""
+    names = {"public.t": "public.t", HOSTILE: "hostile"}
+    odd = RowDifference("different", f'{{"id": "{HOSTILE}"}}', 1, [ColumnDifference(HOSTILE, HOSTILE, None)])
+    for n in range(3):
+        at = now() - timedelta(hours=3 - n)
+        found = [
+            row(f"r{n}", at=at),
+            row(f"r{n}", HOSTILE, "different", different=3, differences=[odd], at=at, reason=HOSTILE, by=HOSTILE),
+        ]
+        write_pages(tmp_path, "shop", names, found)
+    runs = checked_runs(read_entries(tmp_path))
+    assert [(run.run_id, run.verdict, len(run.entries)) for run in runs] == [(f"r{n}", "failed", 2) for n in (2, 1, 0)]
+    text = (tmp_path / runs[0].entries[0].page).read_text()
+    assert "<script" not in text
+    assert "and 2 more" in text
+    assert prune_pages(tmp_path, 1) == 2
+    assert [run.run_id for run in checked_runs(read_entries(tmp_path))] == ["r2"]
