@@ -283,7 +283,7 @@ def run_sync(
         copied, failed = _synced(lambda: sync(spark, job, tables, reason))
         for done in copied:
             name = str(done.table)
-            verbatim = count_verbatim(spark, job, name, done.version)
+            verbatim = count_verbatim(spark, job, name, done.version) if done.verbatim is None else done.verbatim
             result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
             result.source.add(done.bill)
         result.not_applied = sorted(failed.failures) if failed is not None else []

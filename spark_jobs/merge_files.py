@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
@@ -33,10 +31,10 @@ from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arro
 from spark_jobs.net_files import NetFiles, batches, gathered
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
-from spark_jobs.tasks import Task, shares
+from spark_jobs.tasks import Run, shares
+from waldelta.data_file import DataFile
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import WaldeltaError
-from waldelta.file_statistics import FileStatistics, bounded_columns
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
 from waldelta.watermark import uri_of
@@ -51,8 +49,6 @@ _TOLD = pa.schema([
     ("removed", pa.string()), ("removed_size", pa.int64()), ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
     ("updated", pa.int64()), ("deleted", pa.int64()), ("inserted", pa.int64()), ("matched", pa.binary()), ("is_possible", pa.bool_()),
 ])  # fmt: skip
-
-Run = Callable[[int, pa.Schema, Task], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +237,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 
 
 def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
-    with _NewFile(files, target.schema) as new:
+    with DataFile(files, target.schema) as new:
         updated = deleted = begin = 0
         for part in gathered(batches(_open(target, files, file))):
             held = part.cast(target.schema)
@@ -265,7 +261,7 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
     part = next(parts, None)
     while part is not None:
-        with _NewFile(files, target.schema) as new:
+        with DataFile(files, target.schema) as new:
             while part is not None and new.rows < ROWS_PER_FILE:
                 new.write(MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written).new_rows())
                 part = next(parts, None)
@@ -280,50 +276,6 @@ def _told(**what: Any) -> dict[str, Any]:
 def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
     layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
     return ds.FileSystemDataset([layout.make_fragment(file.path, files)], target.schema, layout, files)
-
-
-class _NewFile:
-    """A data file under way, which goes again unless it is closed; there is none without rows."""
-
-    def __init__(self, files: FileSystem, schema: pa.Schema) -> None:
-        self._files, self._schema = files, schema
-        self._path = f"part-{uuid.uuid4()}.snappy.parquet"
-        self._statistics = FileStatistics(bounded_columns(schema))
-        # Arrow leaves NaN out of a column's bounds, and Spark, for which it is the greatest, would skip rows by them.
-        self._bounded = [f.name for f in schema if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))]
-        self._writer: pq.ParquetWriter | None = None
-        self._is_closed = False
-
-    @property
-    def rows(self) -> int:
-        return self._statistics.rows
-
-    def __enter__(self) -> _NewFile:
-        return self
-
-    def write(self, rows: pa.Table) -> None:
-        if not len(rows):
-            return
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._path, self._schema, filesystem=self._files, compression="snappy", write_statistics=self._bounded
-            )
-        self._writer.write_table(rows)
-        self._statistics.add(rows)
-
-    def close(self) -> dict[str, Any]:
-        """Finish it; what is told of it."""
-        self._is_closed = True
-        if self._writer is None:
-            return {}
-        self._writer.close()
-        size = int(self._files.get_file_info(self._path).size)
-        return {"path": self._path, "size": size, "stats": self._statistics.text()}
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None and not self._is_closed:
-            self._writer.close()
-            self._files.delete_file(self._path)
 
 
 def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:

@@ -107,10 +107,10 @@ def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
 def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> Written | None:
     """What is written to the table; None when it lacks one of the columns, or asks more of its writers than is done here."""
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
-    return written if _is_known(table) and set(arrow_schema(table).names).issuperset(written.sources) else None
+    return written if is_known(table) and set(arrow_schema(table).names).issuperset(written.sources) else None
 
 
-def _is_known(table: DeltaTable) -> bool:
+def is_known(table: DeltaTable) -> bool:
     """Whether everything that the table asks of its writers is done here."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}

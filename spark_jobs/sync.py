@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,20 +19,13 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
+from spark_jobs.copy_files import Reader
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
-from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
-from spark_jobs.target import (
-    Written,
-    as_stored,
-    has_deletion_vectors,
-    prepare_target,
-    replace_target,
-    set_deletion_vectors,
-    target_columns,
-    target_schema,
-)
+from spark_jobs.snapshot_diff import Former, RowDiff
+from spark_jobs.target import target_columns
 from spark_jobs.task_error import first_line
+from spark_jobs.write_copy import CopyRows, write_copy
 from waldelta.beside import beside
 from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
@@ -43,7 +36,7 @@ from waldelta.failover import check_source
 from waldelta.fault import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
-from waldelta.lake import check_writable, target_uri
+from waldelta.lake import check_writable
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
@@ -52,7 +45,7 @@ from waldelta.membership import to_texts
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
-from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, reader_name
 from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
 from waldelta.target_filter import column_states, read_target_filter, to_text
@@ -63,7 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BYTES_PER_CHUNK = 64 << 20
 ATTEMPTS = 4
 TABLES_AT_ONCE = 4
 OLD_TRANSACTIONS_TIMEOUT_S = 600.0
@@ -92,6 +84,8 @@ class SyncResult:
     diff: RowDiff | None = None
     # Why it was, though a diff was asked for.
     whole: str | None = None
+    # Rows with a value that its column's type can't hold, where the copy has counted them.
+    verbatim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +177,6 @@ def sync_table(
     """
     began = time.monotonic()
     target = job.pipeline.target
-    uri = target_uri(target.root, table_id.schema, table_id.name)
     with named_loss(job.conninfo), SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
         check_settled(holder, settled)
         fed, storage = fed_as_of(holder, job, table_id)
@@ -191,39 +184,25 @@ def sync_table(
         membership = read_version_as_of(holder, settled, table.relation_ids)
         options, where = target.types_of(str(table_id)), _target_filter(job, fed)
         columns = target_columns(table, options, target.metadata_columns)
-        prepare_target(spark, uri, columns)
-        marks, marked = target.deletion_vectors_of(str(table_id)), has_deletion_vectors(spark, uri)
-        if marks and not marked:
-            set_deletion_vectors(spark, uri, wanted=True)
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         lsn = holder.lsn.value if target.metadata_columns else None
         copy = plan_copy(table, holder.snapshot_id, files, lsn, options, where)
-        tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_CHUNK), BYTES_PER_CHUNK)
+        size = bytes_per_task(table.size_bytes)
+        tasks = plan_tasks(plan_chunks(leaves, size), size)
         log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, attempt.generation,
                  holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
-        count = max(1, len(tasks))
         reader = _reader(job.conninfo, copy, tasks, holder.pid)
-        rows = spark.range(0, count, 1, count).mapInArrow(reader, target_schema(columns))
-        frame = as_stored(rows, [(c.name, c.spark_type) for c in columns])
         metadata = {
             "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": attempt.generation,
             "attempt": attempt.number, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
         }  # fmt: skip
         # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
+        rows = CopyRows(copy, columns, max(1, len(tasks)), reader, txn, metadata)
         fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
-            diff: RowDiff | str | None = None
-            if former is not None:
-                begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
-                diff = mend_target(spark, job, begun, former, (copy, rows, frame), txn[1])
-            if isinstance(diff, RowDiff):
-                written = Written(diff.version, diff.compared, 0)
-            else:
-                written = replace_target(spark, uri, frame, txn, metadata)
-                if marked and not marks:  # only now: there are none left
-                    set_deletion_vectors(spark, uri, wanted=False)
+            written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, former)
         check_unaltered(job, fed, membership)
         age = _age(job, holder)
         seconds = time.monotonic() - began
@@ -233,7 +212,7 @@ def sync_table(
                 table_id, attempt.generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
                 seconds, attempt.number, table.relation_ids, storage, to_text(where),
                 SourceBill(snapshot_seconds=seconds, xmin_age=age),
-                diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None,
+                diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None, verbatim,
             ),
             fed,
         )  # fmt: skip
@@ -344,17 +323,13 @@ def _attempts(name: str) -> tenacity.Retrying:
     )
 
 
-def _reader(
-    conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a Spark task runs; only this closure carries the connection string."""
+def _reader(conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int) -> Reader:
+    """Reads a task's rows, where Spark runs the task; only this closure carries the connection string."""
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                # A partition root without leaves has one task with nothing to read.
-                for chunks in tasks[number : number + 1]:
-                    yield from read_chunks(conninfo, copy, chunks, reader_name(holder_pid, number, copy.table))
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        # A partition root without leaves has one task with nothing to read.
+        for chunks in tasks[number : number + 1]:
+            yield from read_chunks(conninfo, copy, chunks, reader_name(holder_pid, number, copy.table))
 
     return read
 

@@ -104,9 +104,9 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
     try:
         existing = _read_schema(spark, uri)
         if existing is None:
-            properties = _MAPPING if _needs_mapping(columns) else {}
+            properties = _MAPPING if needs_mapping(columns) else {}
             spark.sql(f"create table {path(uri)} ({target_ddl(columns)}) using delta{_tblproperties(properties)}")
-        elif _needs_mapping(columns) and not _needs_mapping(existing.fields):
+        elif needs_mapping(columns) and not needs_mapping(existing.fields):
             listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
             spark.sql(f"alter table {path(uri)} set tblproperties {listed}")
     except WaldeltaError:
@@ -234,7 +234,8 @@ def _schema_option(existing: StructType | None, wanted: StructType) -> str | Non
     return "mergeSchema" if held.items() <= added.items() else "overwriteSchema"
 
 
-def _needs_mapping(columns: Sequence[Any]) -> bool:
+def needs_mapping(columns: Sequence[Any]) -> bool:
+    """Whether a name is one that Parquet can't hold, so that the files' columns have others."""
     return any(_UNMAPPABLE.search(column.name) for column in columns)
 
 

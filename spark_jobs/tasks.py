@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Task = Callable[[int], pa.Table]
+# Has a number of tasks done, whose answers have this schema; gives the rows of these.
+Run = Callable[[int, pa.Schema, Task], list[Any]]
 
 
 class _HasRows(Protocol):

@@ -23,6 +23,8 @@ from waldelta.server import WRITTEN
 if TYPE_CHECKING:
     from waldelta.catalog import Leaf
 
+MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
+_TASKS = 6
 _POLL_S = (0.02, 1.0)  # first and longest pause between two looks
 
 # Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may be decoded already,
@@ -211,6 +213,11 @@ class Chunk:
         """Planned size; what was added behind the last planned block isn't counted."""
         end = self.leaf.blocks if self.last_block is None else self.last_block
         return max(0, end - self.first_block) * _block_bytes(self.leaf)
+
+
+def bytes_per_task(table_bytes: int) -> int:
+    """How much of a table one task reads: so little that no core waits long for another's last task, in files that aren't small."""
+    return min(MOST_BYTES_PER_TASK, max(LEAST_BYTES_PER_TASK, table_bytes // _TASKS))
 
 
 def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-import spark_jobs.sync as sync_module
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from spark_jobs.target import set_retention
+from tests.copies import before_rows
 from tests.pipelines import pipeline_file
 from waldelta import ledger_upkeep
 from waldelta.lake import bookkeeping_uri
@@ -81,10 +81,9 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
 
 def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
     """However old: a copy may take longer than changes are kept, and all others have applied what waits for it."""
-    real, told = sync_module.replace_target, []
+    told = []
 
-    def long_copy(*given):
-        monkeypatch.setattr(sync_module, "replace_target", real)
+    def long_copy():
         database.execute("insert into b values (1)")
         consume(spark, database, pipeline, 1)
         database.execute("checkpoint")
@@ -92,9 +91,8 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
             later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
             later.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))
             told.append(pipeline.maintain(spark).stages["change_log"].detail)
-        return real(*given)
 
-    monkeypatch.setattr(sync_module, "replace_target", long_copy)
+    before_rows(monkeypatch, long_copy)
     pipeline.sync(spark, ["public.b"])
     consume(spark, database, pipeline, 2)
     job = pipeline.job()

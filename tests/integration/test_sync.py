@@ -8,7 +8,7 @@ import pytest
 
 import spark_jobs.sync as sync_module
 from spark_jobs.sync import sync
-from spark_jobs.target import replace_target
+from tests.copies import before_rows
 from waldelta.catalog import TableId
 from waldelta.errors import (
     ConfigError,
@@ -88,13 +88,11 @@ def sabotage(monkeypatch, *actions):
     """Before the n-th target is written, with its snapshot taken and its chunks planned, do the n-th of these."""
     calls = iter(actions)
 
-    def write(*args, **kwargs):
-        action = next(calls, None)
-        if action is not None:
+    def act():
+        if (action := next(calls, None)) is not None:
             action()
-        return replace_target(*args, **kwargs)
 
-    monkeypatch.setattr(sync_module, "replace_target", write)
+    before_rows(monkeypatch, act)
 
 
 def test_every_shape_of_table(database, lake_of):
@@ -202,7 +200,7 @@ def test_lost_snapshot_starts_the_table_again(database, lake_of, monkeypatch, ca
         "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
         "create publication p for table t",
     )
-    monkeypatch.setattr(sync_module, "BYTES_PER_CHUNK", 4 * 8192)
+    monkeypatch.setattr(sync_module, "bytes_per_task", lambda _: 4 * 8192)
     if statement == "holder":
         statement = (
             "select pg_terminate_backend(pid, 10000) from pg_stat_activity"

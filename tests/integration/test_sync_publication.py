@@ -7,7 +7,7 @@ import pytest
 import spark_jobs.sync as sync_module
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
-from spark_jobs.target import replace_target
+from tests.copies import before_rows
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.snapshot import wait_for_old_transactions
@@ -79,15 +79,14 @@ def test_a_table_that_leaves_and_returns_during_its_copy(spark, database, job, m
     """What changed in between is in neither snapshot nor stream, so the copy starts again."""
     publication, copies = f"s_{database.name}_pub", []
 
-    def write(*args, **kwargs):
+    def first():
         copies.append(True)
         if len(copies) == 1:
             database.execute(f"alter publication {publication} drop table t")
             database.execute("insert into t values (2, 'sent to nobody')")
             database.execute(f"alter publication {publication} add table t")
-        return replace_target(*args, **kwargs)
 
-    monkeypatch.setattr(sync_module, "replace_target", write)
+    before_rows(monkeypatch, first)
     (copied,) = sync(spark, job)
     assert (len(copies), copied.attempts, copied.generation) == (2, 2, 1)
     database.execute("insert into t values (3, 'sent')")
@@ -99,12 +98,11 @@ def test_other_tables_come_and_go_without_a_second_copy(spark, database, job, mo
     """A long copy isn't begun anew for what happens to others."""
     copies = []
 
-    def write(*args, **kwargs):
+    def first():
         copies.append(True)
         database.execute("create table other(id int primary key)")
         database.execute(f"alter publication s_{database.name}_pub add table other")
-        return replace_target(*args, **kwargs)
 
-    monkeypatch.setattr(sync_module, "replace_target", write)
+    before_rows(monkeypatch, first)
     (copied,) = sync(spark, job)
     assert (len(copies), copied.attempts) == (1, 1)

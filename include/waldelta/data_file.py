@@ -1,0 +1,79 @@
+"""A data file of a Delta table, written part by part with Arrow, with the statistics that the commit tells of it."""
+
+from __future__ import annotations
+
+import uuid
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
+
+from waldelta.file_statistics import FileStatistics, bounded_columns
+
+_COMPRESSION, _LEVEL = "zstd", 1
+# Of so many rows at the beginning, a column's values recur if they are half as many at the most: a dictionary pays then.
+_SAMPLED_ROWS = 10_000
+
+
+class DataFile:
+    """A file under way, in the folder that ``files`` is rooted at, which goes again unless it is closed; there is none without rows."""
+
+    def __init__(self, files: FileSystem, schema: pa.Schema) -> None:
+        self._files, self._schema = files, schema
+        self._path = f"part-{uuid.uuid4()}.{_COMPRESSION}.parquet"
+        self._statistics = FileStatistics(bounded_columns(schema))
+        self._writer: pq.ParquetWriter | None = None
+        self._is_closed = False
+
+    @property
+    def rows(self) -> int:
+        """How many were written."""
+        return self._statistics.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows as a row group."""
+        if not len(rows):
+            return
+        if self._writer is None:
+            self._writer = self._opened(rows)
+        self._writer.write_table(rows)
+        self._statistics.add(rows)
+
+    def _opened(self, first: pa.Table) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self._path, self._schema, filesystem=self._files, compression=_COMPRESSION, compression_level=_LEVEL,
+            use_dictionary=recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
+            # Arrow leaves NaN out of a column's bounds, and Spark, for which it is the greatest, would skip rows by them.
+            write_statistics=[f.name for f in self._schema if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))],
+        )  # fmt: skip
+
+    def close(self) -> dict[str, Any]:
+        """Finish it; its ``path``, ``size`` and ``stats``, nothing when there is no file."""
+        self._is_closed = True
+        if self._writer is None:
+            return {}
+        self._writer.close()
+        size = int(self._files.get_file_info(self._path).size)
+        return {"path": self._path, "size": size, "stats": self._statistics.text()}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None and not self._is_closed:
+            self._writer.close()
+            self._files.delete_file(self._path)
+
+
+def recurring_columns(sample: pa.Table) -> list[str]:
+    """The columns whose values recur, by a sample: of others Arrow would fill a dictionary only to throw it away."""
+    return [
+        field.name
+        for field in sample.schema
+        if not (pa.types.is_nested(field.type) or pa.types.is_boolean(field.type))
+        and 2 * len(sample[field.name].unique()) <= len(sample)
+    ]

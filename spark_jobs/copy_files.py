@@ -1,0 +1,243 @@
+"""Copy files: a copy's rows become the target's files in Spark's tasks, with Arrow, and one commit puts them in the place of others.
+
+Rows never become Spark's own: the tasks that read them write them too, so that the JVM's rows, its Parquet and their conversion
+cost nothing. The commit is delta-rs's and carries what Spark's would, the transaction id and the userMetadata. It is a
+compare-and-swap on the version that the table had: whoever commits to it as waldelta meanwhile makes this copy the late one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSelector
+
+from spark_jobs.merge import ROWS_PER_FILE
+from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_known
+from spark_jobs.target import VARIANT, TargetColumn, Written, needs_mapping, write_error
+from spark_jobs.task_error import first_line
+from spark_jobs.tasks import Run
+from waldelta.column_names import RAW
+from waldelta.data_file import DataFile
+from waldelta.delta_log import Commit, DeltaLog
+from waldelta.errors import LateWriter, WaldeltaError
+from waldelta.lake import checkpoint, only_if_unchanged, rooted, sync_commit
+from waldelta.private import private_files
+from waldelta.unwritable import unwritable
+
+log = logging.getLogger(__name__)
+
+# Memory holds so much of what was read until it is a row group.
+ROW_GROUP_BYTES = 32 << 20
+_TOLD = pa.schema([
+    ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()),
+])  # fmt: skip
+# How often other people's commits may come in between.
+_ATTEMPTS = 10
+_LATE = "{uri} was changed by somebody else while it was replaced: run the sync again"
+
+# Reads the rows of the task with this number.
+Reader = Callable[[int], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFiles:
+    """What a copy wrote; ``verbatim`` are the rows with a value that its column's type can't hold."""
+
+    written: Written
+    verbatim: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """A target whose files tasks may write, as it was before the copy; travels to the tasks without its ``table``."""
+
+    uri: str
+    storage_options: dict[str, str] | None
+    table: DeltaTable
+
+
+def open_target(uri: str, columns: Sequence[TargetColumn], storage_options: dict[str, str] | None) -> CopyTarget | None:
+    """The target with these columns, made when there is none; None when it is to be written by Spark.
+
+    These are tables that Spark alone writes right: with column mapping, variants, deletion vectors or other features; tables
+    whose columns are others; and those that delta-rs can't reach.
+    """
+    if needs_mapping(columns) or any(column.spark_type == VARIANT for column in columns):
+        return None
+    wanted = Schema.from_arrow(pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns]))
+    try:
+        table = _opened(uri, wanted, storage_options)
+        return CopyTarget(uri, storage_options, table) if _fits(table, wanted) else None
+    except (DeltaError, OSError) as err:
+        log.info("%s is left to Spark: %s", uri, first_line(err))
+        return None
+
+
+def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) -> DeltaTable:
+    """Raises OSError for a folder with something else in it, as Spark does in its own words."""
+    try:
+        return DeltaTable(uri, storage_options=storage_options)
+    except TableNotFoundError:
+        if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
+            raise FileExistsError(f"{uri} has files and no Delta log") from None
+        with private_files():
+            return DeltaTable.create(uri, wanted, storage_options=storage_options)
+
+
+def _fits(table: DeltaTable, wanted: Schema) -> bool:
+    """Whether the table's columns are those wanted, and nothing else asks for Spark. It may have fewer NOT NULLs, not more."""
+    held, asked = ({field.name: field for field in schema.fields} for schema in (table.schema(), wanted))
+    if not is_known(table) or held.keys() != asked.keys():
+        return False
+    if any(held[name].type != field.type for name, field in asked.items()):
+        return False
+    if any(field.nullable and not held[name].nullable for name, field in asked.items()):
+        return False
+    # A path of more than a name is of a clone's, or of a table that was partitioned.
+    return not any(mark in path for path, _ in _files(table) for mark in "/%:")
+
+
+def copy_files(
+    run: Run, target: CopyTarget, tasks: int, reader: Reader, txn: tuple[str, int], metadata: Mapping[str, Any]
+) -> CopiedFiles:
+    """Have tasks write what ``reader`` reads, and put it in the place of what the target holds; durable when this returns.
+
+    ``run`` has tasks done (tasks.run_tasks). Raises the error a task named, LateWriter when somebody else wrote as waldelta
+    meanwhile, TargetNotWritable.
+    """
+    uri, options, schema = target.uri, target.storage_options, arrow_schema(target.table)
+    try:
+        told = run(tasks, _TOLD, lambda number: _write(uri, options, schema, reader(number)))
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise write_error(uri, err) from None
+    files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
+    try:
+        version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
+    except WaldeltaError:
+        _discard(target, files)
+        raise
+    except (DeltaError, OSError) as err:
+        raise unwritable(uri, err) from None
+    rows, size, verbatim = (sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim"))
+    return CopiedFiles(Written(version, rows, size), verbatim)
+
+
+def _write(
+    uri: str, storage_options: dict[str, str] | None, schema: pa.Schema, parts: Iterable[pa.RecordBatch]
+) -> pa.Table:
+    """A task: write what it reads as files; tells of each."""
+    files, told = rooted(uri, storage_options), []
+    with _named(uri):
+        groups = _row_groups(parts)
+        group = next(groups, None)
+        while group is not None:
+            with DataFile(files, schema) as file:
+                verbatim = 0
+                while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
+                    file.write(group.select(schema.names).cast(schema))
+                    verbatim += _verbatim(group)
+                    group = next(groups, None)
+                told.append({"rows": file.rows, "verbatim": verbatim, **file.close()})
+    return pa.Table.from_pylist(told, _TOLD)
+
+
+def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """What comes, gathered or cut to row groups of a size that memory can hold, none of more rows than a file has."""
+    held: list[pa.RecordBatch] = []
+    for part in parts:
+        held.append(part)
+        if sum(p.nbytes for p in held) < ROW_GROUP_BYTES and sum(map(len, held)) < ROWS_PER_FILE:
+            continue
+        table = pa.Table.from_batches(held)
+        yield table.slice(0, ROWS_PER_FILE)
+        held = table.slice(ROWS_PER_FILE).to_batches()
+    if held:
+        table = pa.Table.from_batches(held)
+        for begin in range(0, len(table), ROWS_PER_FILE):
+            yield table.slice(begin, ROWS_PER_FILE)
+
+
+def _verbatim(rows: pa.Table) -> int:
+    return len(rows) - rows[RAW].null_count if RAW in rows.column_names else 0
+
+
+@contextmanager
+def _named(uri: str) -> Iterator[None]:
+    """Errors of the file system by name."""
+    try:
+        yield
+    except OSError as err:
+        raise unwritable(uri, err, "Spark's tasks") from None
+
+
+def _commit(target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tuple[str, int], metadata: str) -> int:
+    """Put the new files in the place of the others, the version that has them; raises LateWriter."""
+    table, own = target.table, DeltaLog(target.uri, target.storage_options)
+    for _ in range(_ATTEMPTS):
+        if (table.transaction_version(txn[0]) or 0) >= txn[1]:
+            break
+        try:
+            table.create_write_transaction(
+                _actions(table, files), mode="append", schema=table.schema(), **only_if_unchanged(*txn, metadata)
+            )
+            version = table.version() + 1
+        except CommitFailedError as err:
+            found = _among(commits := list(own.behind(table.version())), metadata)
+            if not commits:
+                raise unwritable(target.uri, err) from None
+            if found is None:
+                # Other people's rows go with all others that the copy replaces, as those that came before it.
+                later = DeltaTable(target.uri, storage_options=target.storage_options)
+                if not _fits(later, table.schema()):
+                    raise LateWriter(_LATE.format(uri=target.uri)) from err
+                table = later
+                continue
+            version = found
+        sync_commit(target.uri, version)
+        table.update_incremental()
+        checkpoint(table, CHECKPOINT_INTERVAL)
+        return version
+    raise LateWriter(_LATE.format(uri=target.uri))
+
+
+def _among(commits: Iterable[Commit], metadata: str) -> int | None:
+    """The version of our own commit, whose answer was lost; raises LateWriter when another of waldelta's is among them."""
+    for commit in commits:
+        if commit.info.get("userMetadata") == metadata:
+            return commit.version
+        if commit.metadata:
+            raise LateWriter(f"version {commit.version} was committed by another run: run the sync again")
+    return None
+
+
+def _actions(table: DeltaTable, files: Sequence[tuple[str, int, str]]) -> list[AddAction | RemoveAction]:
+    at = int(time.time() * 1000)
+    return [
+        *(RemoveAction(path, True, at, size, {}) for path, size in _files(table)),
+        *(AddAction(path, size, {}, at, data_change=True, stats=stats) for path, size, stats in files),
+    ]
+
+
+def _files(table: DeltaTable) -> list[tuple[str, int]]:
+    held = pa.table(table.get_add_actions(flatten=True))
+    return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
+
+
+def _discard(target: CopyTarget, files: Sequence[tuple[str, int, str]]) -> None:
+    """Remove the files that nobody will read; VACUUM does so otherwise."""
+    there = rooted(target.uri, target.storage_options)
+    for path, _, _ in files:
+        with suppress(OSError):
+            there.delete_file(path)

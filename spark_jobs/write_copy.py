@@ -1,0 +1,83 @@
+"""Write copy: a copy's rows into its target, by the way that fits: tasks that write files, Spark, or only the rows that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_jobs.copy_files import Reader, copy_files, open_target
+from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
+from spark_jobs.target import (
+    TargetColumn,
+    Written,
+    as_stored,
+    has_deletion_vectors,
+    prepare_target,
+    replace_target,
+    set_deletion_vectors,
+    target_schema,
+)
+from spark_jobs.tasks import run_tasks
+from waldelta.copy import TableCopy
+from waldelta.job import Job
+from waldelta.lake import target_uri
+from waldelta.ledger_rows import TableState, now
+from waldelta.standing import COPYING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRows:
+    """The rows of a copy, who reads them and in how many tasks, and under which names they are committed."""
+
+    copy: TableCopy
+    columns: Sequence[TargetColumn]
+    tasks: int
+    reader: Reader
+    txn: tuple[str, int]
+    metadata: dict[str, Any]
+
+
+def write_copy(
+    spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
+) -> tuple[Written, int | None, RowDiff | str | None]:
+    """Put the rows into the target: what was written, how many of them are verbatim if that is known, and what differed."""
+    table_id, target = rows.copy.table, job.pipeline.target
+    uri, marks = target_uri(target.root, table_id.schema, table_id.name), target.deletion_vectors_of(str(table_id))
+    here = None if marks or former is not None else open_target(uri, rows.columns, job.storage_options)
+    if here is not None:
+        copied = copy_files(partial(run_tasks, spark), here, rows.tasks, rows.reader, rows.txn, rows.metadata)
+        return copied.written, copied.verbatim, None
+    prepare_target(spark, uri, rows.columns)
+    marked = has_deletion_vectors(spark, uri)
+    if marks and not marked:
+        set_deletion_vectors(spark, uri, wanted=True)
+    read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(_in_frames(rows.reader), target_schema(rows.columns))
+    frame = as_stored(read, [(c.name, c.spark_type) for c in rows.columns])
+    diff: RowDiff | str | None = None
+    if former is not None:
+        begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
+        diff = mend_target(spark, job, begun, former, (rows.copy, read, frame), rows.txn[1])
+    if isinstance(diff, RowDiff):
+        return Written(diff.version, diff.compared, 0), None, diff
+    written = replace_target(spark, uri, frame, rows.txn, rows.metadata)
+    if marked and not marks:  # only now: there are none left
+        set_deletion_vectors(spark, uri, wanted=False)
+    return written, None, diff
+
+
+def _in_frames(reader: Reader) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The rows as Spark's, of tasks that it numbers."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from reader(number)
+
+    return read

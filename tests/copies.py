@@ -1,0 +1,20 @@
+"""What a test does in the middle of a copy: with its snapshot taken and its chunks planned, before its rows are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spark_jobs.write_copy import write_copy
+
+
+def before_rows(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Have each copy do this first."""
+
+    def write(*given: Any) -> Any:
+        action()
+        return write_copy(*given)
+
+    monkeypatch.setattr("spark_jobs.sync.write_copy", write)
