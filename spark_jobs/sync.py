@@ -19,6 +19,7 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
+from spark_jobs.attempts import once
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
@@ -204,7 +205,7 @@ def sync_table(
                  holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
         count = max(1, len(tasks))
         reader = _reader(job.conninfo, copy, tasks, holder.pid)
-        rows = spark.range(0, count, 1, count).mapInArrow(reader, target_schema(columns))
+        rows = spark.range(0, count, 1, count).mapInArrow(once(reader), target_schema(columns))
         frame = as_stored(rows, [(c.name, c.spark_type) for c in columns])
         metadata = {
             "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": attempt.generation,
