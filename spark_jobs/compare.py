@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from spark_jobs.attempts import once
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.identity import comparable
 from spark_jobs.target import as_stored
@@ -80,7 +81,7 @@ def compare_target(
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_TASK), BYTES_PER_TASK)
         reader = _reader(conninfo, copy, tasks, holder.pid)
         schema = ddl(copy.schema)
-        source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(reader, schema)
+        source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(once(reader), schema)
         source = as_stored(source, [(name, kind.spark) for name, kind in copy.columns])
         target = _read_target(spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version)
         _check_columns(table_id, source, target)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from spark_jobs.attempts import told as told_error
 from spark_jobs.identifier import ddl, path
 from spark_jobs.task_error import named_error
 from spark_jobs.writable import write_error
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
 from waldelta.change_log import ChangeLog
+from waldelta.errors import WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
@@ -32,11 +34,11 @@ _SPARK_TYPES = {
     pa.timestamp("us", tz="UTC"): "timestamp",
 }
 _DDL = ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in LANDING_SCHEMA)
-# What the task tells: its file, all null when nothing came, and how long the peek took.
+# What the task tells: its file, all null when nothing came, how long the peek took, and what it failed by.
 _TOLD = pa.schema(
     [
         ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
-        ("server_s", pa.float64()), ("total_s", pa.float64()),
+        ("server_s", pa.float64()), ("total_s", pa.float64()), ("failed", pa.string()),
     ]
 )  # fmt: skip
 
@@ -74,13 +76,21 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
 
     def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         times = PeekTimes()
-        with private_files(umask):  # the task's process may be anybody's: a server's, a cluster's
-            file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
-        yield pa.RecordBatch.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
+        try:
+            with private_files(umask):  # the task's process may be anybody's: a server's, a cluster's
+                file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
+        except (WaldeltaError, OSError) as err:
+            # Raised, Spark would have it peeked again: what took too long, or found no room, takes as long once more.
+            row = {"failed": told_error(err)}
+        else:
+            row = (asdict(file) if file is not None else {}) | asdict(times)
+        yield pa.RecordBatch.from_pylist([row], schema=_TOLD)
 
     told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}
     try:
-        ((*written, server_s, total_s),) = spark.range(0, 1, 1, 1).mapInArrow(read, ddl(_TOLD)).collect()
+        ((*written, server_s, total_s, failed),) = spark.range(0, 1, 1, 1).mapInArrow(read, ddl(_TOLD)).collect()
+        if failed is not None:
+            raise OSError(failed)
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
         raise named_error(err) or write_error(change_log.uri, err) or err from err

@@ -75,7 +75,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         else:
             result.tables[state.table_name] = TableResult()
     fault_point("maintain.cleaned")
-    renew_cut(job)
+    result.warnings += renew_cut(job)
     stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
     if held:
         stage.detail += f"; in use by other runs and left: {', '.join(held)}"

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
+from spark_jobs.attempts import once
 from spark_jobs.changes import read_changes
 from spark_jobs.decode import commits
 from spark_jobs.identifier import ddl
@@ -104,7 +105,7 @@ def _messages(spark: SparkSession, change_log: ChangeLog, segments: Segments) ->
             yield from read_messages(part, segments)
 
     chosen = read_changes(spark, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
-    return chosen.mapInArrow(read, ddl(SCHEMA))
+    return chosen.mapInArrow(once(read), ddl(SCHEMA))
 
 
 def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.RecordBatch]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import functions as F
 
+from spark_jobs.attempts import once
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.decode import typed_key
 from spark_jobs.identifier import ddl, quote
@@ -204,10 +205,10 @@ def stage_rows(
 
     schema = ddl(pa.schema([field.with_name(name) for field, name in zip(copy.schema, names, strict=True)]))
     numbers = spark.range(0, count, 1, max(1, count))
-    numbers.mapInArrow(read_entering, schema).write.mode("overwrite").parquet(f"{staged}/entering")
+    numbers.mapInArrow(once(read_entering), schema).write.mode("overwrite").parquet(f"{staged}/entering")
     if touched:
         keys = spark.read.parquet(f"{staged}/touched")
-        keys.mapInArrow(read_again, schema).write.mode("overwrite").parquet(f"{staged}/again")
+        keys.mapInArrow(once(read_again), schema).write.mode("overwrite").parquet(f"{staged}/again")
 
 
 def stage_net(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from waldelta.errors import ConfigError
 from waldelta.locks import session_lock
 from waldelta.private import private_files
-from waldelta.spark_settings import SETTINGS, driver_memory, driver_settings, jars, local_settings
+from waldelta.spark_settings import LOCAL_MASTER, SETTINGS, driver_memory, driver_settings, jars, local_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,9 @@ COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
 _IDS_PER_KEY = 10_000
 
 
-def spark_session(master: str = "local[*]", *, name: str = "waldelta", session_key: str | None = None) -> SparkSession:
+def spark_session(
+    master: str = LOCAL_MASTER, *, name: str = "waldelta", session_key: str | None = None
+) -> SparkSession:
     """A session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a local one.
 
     ``session_key`` fixes the Connect session's id; whatever runs in that session is interrupted, so the caller
@@ -58,7 +60,7 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
     keyed = job is not None and session_key is not None and "SPARK_REMOTE" in os.environ
     with session_lock(job, session_key) if keyed else nullcontext():
         key = session_key if keyed else None
-        spark = spark_session(os.environ.get("WALDELTA_MASTER", "local[*]"), name=name, session_key=key)
+        spark = spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name, session_key=key)
         try:
             yield spark
         finally:

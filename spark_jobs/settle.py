@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT, codes_of
 from spark_jobs.decode import DecodePlan, collapse_events, decode, with_typed_keys
@@ -59,7 +60,7 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
     # Keys that rows moved between go together, so that no chain is torn.
     events = events.repartition(tasks, F.when(F.col(_MOVED), F.lit(0)).otherwise(F.hash(*keys)))
     settling = _settling(decode_plan)
-    states = events.select(*decode_plan.event_schema.names).mapInArrow(settling, ddl(decode_plan.net_schema))
+    states = events.select(*decode_plan.event_schema.names).mapInArrow(once(settling), ddl(decode_plan.net_schema))
     states.write.mode("overwrite").parquet(folder)
     return spark.read.parquet(folder).count()
 
@@ -96,7 +97,7 @@ def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> D
                 columns = [*events.columns, *(typed[name] for name, _ in sides.values())]
                 yield from pa.table(columns, schema=schema).to_batches()
 
-    events = changes.mapInArrow(decode_keyed, ddl(schema))
+    events = changes.mapInArrow(once(decode_keyed), ddl(schema))
     if plan.routing is not None:
         events = events.withColumn("op", judgement(plan.routing)).where("op is not null")
     # What the filter made an INSERT or a DELETE has one side only.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
@@ -108,7 +109,7 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
     def transform(changes: DataFrame) -> DataFrame:
         tasks = tasks_of(plan)
         key = [F.coalesce(f"o{k}", f"c{i}") for k, i in enumerate(shape.key)]
-        events = route(changes.mapInArrow(decode_part, events_schema), routing, names)
+        events = route(changes.mapInArrow(once(decode_part), events_schema), routing, names)
         if tasks <= 1:
             return events.coalesce(1).mapInArrow(collapse_part, result_schema)
         return events.repartition(tasks, *key).mapInArrow(collapse_part, result_schema)

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from spark_jobs.attempts import told as told_error
 from spark_jobs.identifier import ddl
+from spark_jobs.task_error import named_error
+from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 Task = Callable[[int], pa.Table]
 # Has a number of tasks done, whose answers have this schema; gives the rows of these.
 Run = Callable[[int, pa.Schema, Task], list[Any]]
+
+_FAILED = pa.field("_wd_failed", pa.string())
 
 
 class _HasRows(Protocol):
@@ -42,16 +47,27 @@ def shares(pieces: Iterable[R], rows: int) -> list[list[R]]:
 def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task) -> list[Any]:
     """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they told, of schema ``told``.
 
-    A task may be run again, when its worker died or its stage is repeated.
+    A task may be run again, when its worker died or its stage is repeated; not when it raised an error of ours, which is raised
+    here once all of them have ended.
     """
 
-    umask = lake_umask()
+    umask, schema = lake_umask(), told.append(_FAILED)
 
     def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:
             for number in part["id"].to_pylist():
-                with private_files(umask):
-                    done = task(number)
-                yield from done.to_batches()
+                try:
+                    with private_files(umask):
+                        done = task(number)
+                except WaldeltaError as err:
+                    yield pa.RecordBatch.from_pylist([{_FAILED.name: told_error(err)}], schema=schema)
+                    return
+                yield from done.append_column(_FAILED, pa.nulls(len(done), _FAILED.type)).to_batches()
 
-    return spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(told)).collect() if count else []
+    if not count:
+        return []
+    rows = spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(schema)).collect()
+    for row in rows:
+        if (failed := row[_FAILED.name]) is not None:
+            raise named_error(Exception(failed)) or ApplyError(failed)
+    return rows

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT
 from spark_jobs.decode import DecodePlan, decode, typed_key
@@ -61,7 +62,7 @@ def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, 
             yield from touched_keys([part], everything).to_batches()
 
     changes = read_row_changes(spark, change_log, everything, plan.state.relation_ids)
-    found = changes.mapInArrow(keys_of, ddl(touched_schema(everything)))
+    found = changes.mapInArrow(once(keys_of), ddl(touched_schema(everything)))
     found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode("overwrite").parquet(folder)
     return spark.read.parquet(folder).count()
 

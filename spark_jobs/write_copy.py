@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from spark_jobs.attempts import once
 from spark_jobs.copy_files import Reader, copy_files, open_target
 from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
 from spark_jobs.target import (
@@ -58,7 +59,9 @@ def write_copy(
     marked = has_deletion_vectors(spark, uri)
     if marks and not marked:
         set_deletion_vectors(spark, uri, wanted=True)
-    read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(_in_frames(rows.reader), target_schema(rows.columns))
+    read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(
+        once(_in_frames(rows.reader)), target_schema(rows.columns)
+    )
     frame = as_stored(read, [(c.name, c.spark_type) for c in rows.columns])
     diff: RowDiff | str | None = None
     if former is not None:

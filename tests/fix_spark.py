@@ -25,7 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 
     # spark-warehouse lands in the working directory of the moment; later tests name files from the project's root.
     with contextlib.chdir(tmp_path_factory.mktemp("spark")):
-        session = spark_session("local[2]", name="tests")
+        session = spark_session("local[2,4]", name="tests")
     session.sparkContext.setLogLevel("ERROR")
     for name, value in ({} if is_long() else _INTERPRETED).items():
         session.conf.set(name, value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import LateWriter, StateError
+from waldelta.foreign import expire_vacuumed, look
 from waldelta.job import Job
 from waldelta.ledger_rows import BatchCut, TargetCut, now
 from waldelta.watermark import last_cut, uri_of
@@ -61,18 +62,23 @@ def readable_cut(job: Job) -> BatchCut | None:
     )
 
 
-def renew_cut(job: Job) -> None:
+def renew_cut(job: Job) -> list[str]:
     """Publish the newest cut again, at its targets' present versions, as far as no commit since has changed any data.
 
-    A source that nothing happens on brings no new cut, and the old one's files are vacuumed in time.
+    A source that nothing happens on brings no new cut, and the old one's files are vacuumed in time. Returns what is to be told of
+    VACUUMs by others until then: a run looks from the newest cut on, and wouldn't see them any more.
     """
     if (cut := last_cut(job)) is None:
-        return
+        return []
     targets = [TargetCut(t.table_name, t.generation, _log(job, t).same_rows_as(t.version)) for t in cut.targets]
     if [target.version for target in targets] == [target.version for target in cut.targets]:
-        return
+        return []
+    told = []
+    for then, present in zip(cut.targets, targets, strict=True):
+        told += expire_vacuumed(job, then.table_name, look(_log(job, then), then.version, present.version))
     with suppress(LateWriter):  # a run has published another one
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)
+    return told
 
 
 def _readable_version(job: Job, target: TargetCut) -> int | None:

@@ -78,7 +78,7 @@ class Watch:
             self.told.append(state.table_name)
             _record(self.job, state, fresh)
         self._looked[state.table_name] = version
-        return [*self._tell(state, fresh), *self._expire(state, seen), *_tell_lack(state, seen)]
+        return [*self._tell(state, fresh), *expire_vacuumed(self.job, state.table_name, seen), *_tell_lack(state, seen)]
 
     def _tell(self, state: TableState, fresh: Sequence[ForeignCommit]) -> list[str]:
         if not fresh:
@@ -94,17 +94,18 @@ class Watch:
         )
         return [told]
 
-    def _expire(self, state: TableState, seen: Seen) -> list[str]:
-        """Mark the cuts that somebody else's VACUUM may have made unreadable."""
-        promised = timedelta(hours=self.job.pipeline.maintenance.keep_versions_hours)
-        if seen.vacuumed is None or seen.vacuumed <= now() - promised:
-            return []
-        expired = self.job.ledger.expire_cuts(seen.vacuumed)
-        told = (
-            f"{state.table_name}: a VACUUM kept less of its target than maintenance.keep_versions_hours promises: cuts from before "
-            f"{seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are marked as expired"
-        )
-        return [told] if expired else []
+
+def expire_vacuumed(job: Job, table_name: str, seen: Seen) -> list[str]:
+    """Mark the cuts that somebody else's VACUUM may have made unreadable; returns what is to be told of that."""
+    promised = timedelta(hours=job.pipeline.maintenance.keep_versions_hours)
+    if seen.vacuumed is None or seen.vacuumed <= now() - promised:
+        return []
+    expired = job.ledger.expire_cuts(seen.vacuumed)
+    told = (
+        f"{table_name}: a VACUUM kept less of its target than maintenance.keep_versions_hours promises: cuts from before "
+        f"{seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are marked as expired"
+    )
+    return [told] if expired else []
 
 
 def looked_upto(cut: BatchCut | None, state: TableState) -> int | None:

@@ -15,6 +15,10 @@ JARS_VARIABLE = "WALDELTA_JARS"
 _DEFAULT_JARS = Path(__file__).resolve().parent.parent.parent / ".cache" / "jars"
 _DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 
+# A task whose Python process died is done again, as on a cluster; plain local[n] would end the job instead: a table's whole copy.
+TASK_ATTEMPTS = 4
+LOCAL_MASTER = f"local[*,{TASK_ATTEMPTS}]"
+
 # What every driver needs before its JVM starts, wherever it runs.
 SETTINGS: dict[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

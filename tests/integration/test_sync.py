@@ -2,9 +2,12 @@
 
 import json
 import logging
+import os
+import signal
 
 import psycopg
 import pytest
+from pyspark import TaskContext
 
 import spark_jobs.sync as sync_module
 from spark_jobs.sync import sync
@@ -213,6 +216,61 @@ def test_lost_snapshot_starts_the_table_again(database, lake_of, monkeypatch, ca
     assert "table=public.t starts again" in caplog.text
     assert lake.rows("t") == sorted(database.execute("select * from t"))
     assert lake.states() == {"public.t": ("synced", 1)}
+
+
+def test_only_the_chunk_of_a_killed_worker_is_read_again(database, lake_of, monkeypatch, tmp_path):
+    """Not the whole table: a copy of hours has one worker or other that runs out of memory."""
+    lake = lake_of(
+        "create table t (id int primary key, v text)",
+        "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
+        "create publication p for table t",
+    )
+    monkeypatch.setattr(sync_module, "bytes_per_task", lambda _: 4 * 8192)
+    original, note = sync_module._reader, tmp_path / "read"
+
+    def reader(*of):
+        read = original(*of)
+
+        def killed_once(number):
+            attempt = TaskContext.get().attemptNumber()
+            for batch in read(number):
+                with note.open("a") as file:
+                    file.write(f"{number} {attempt}\n")
+                yield batch
+                if number == 1 and attempt == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return killed_once
+
+    monkeypatch.setattr(sync_module, "_reader", reader)
+    (result,) = lake.sync()
+    assert (result.attempts, result.rows) == (1, 100)
+    assert lake.rows("t") == sorted(database.execute("select * from t"))
+    read = [tuple(map(int, line.split())) for line in note.read_text().splitlines()]
+    assert {task for task, attempt in read if attempt} == {1}
+    assert len({task for task, _ in read}) > 2
+
+
+def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_path):
+    """Spark does a failed task again; the attempts that come raise at once what the first one found out."""
+    lake = lake_of(
+        "create table t (id int primary key)", "insert into t values (1)", "create publication p for table t"
+    )
+    note = tmp_path / "read"
+
+    def reader(*_):
+        def refused(_):
+            with note.open("a") as file:
+                file.write("x")
+            raise PrivilegeMissing("t can't be read: grant select on it")
+
+        return refused
+
+    monkeypatch.setattr(sync_module, "_reader", reader)
+    with pytest.raises(SyncFailed, match="grant select on it") as failed:
+        lake.sync()
+    assert isinstance(failed.value.failures["public.t"], PrivilegeMissing)
+    assert note.read_text() == "x"
 
 
 def test_alteration_after_the_last_chunk_is_noticed(database, lake_of, monkeypatch):

@@ -28,7 +28,7 @@ from spark_jobs.result import RunFailed
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.ledger_rows import now
 
-MASTER = "local[2]"
+MASTER = "local[2,4]"
 
 
 class Driver:

@@ -89,7 +89,7 @@ class Scene:
         if self._spark is None:
             from spark_jobs.session import spark_session
 
-            self._spark = spark_session("local[2]", name="soak")
+            self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")
         return self._spark
 
@@ -218,7 +218,7 @@ class Scene:
             environment["SPARK_REMOTE"] = self.remote
         command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[checked]), *arguments]
         process = subprocess.Popen(
-            command, env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2]"} | environment,
+            command, env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2,4]"} | environment,
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()

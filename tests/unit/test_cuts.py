@@ -89,6 +89,20 @@ def test_a_version_that_was_vacuumed_is_given_by_a_later_one_of_the_same_rows(pi
     assert read(pipeline, pipeline.cut()) == {"t": 4, "u": 8}
 
 
+def test_a_vacuum_by_others_is_told_by_whoever_publishes_the_cut_behind_it(pipeline, job):
+    """The runs that come look from that cut on; a compaction alone is nobody's business."""
+    for batch in range(2):
+        publish(pipeline, job, batch)
+    compact(pipeline, "t")
+    assert renew_cut(job) == []
+    vacuum(pipeline, "t")
+    (told,) = renew_cut(job)
+    assert "public.t: a VACUUM kept less" in told
+    assert pipeline.cut() == {"public.t": 4, "public.u": 1}
+    assert [cut.expired for cut in job.ledger.batches()] == [True, True, False, False]
+    assert renew_cut(job) == []
+
+
 @pytest.mark.parametrize("expired", [False, True])
 def test_an_older_cut_that_can_be_read_is_given_unless_it_expired(pipeline, job, expired):
     """Whose files are all in use still, while a file of the newest was changed and vacuumed."""

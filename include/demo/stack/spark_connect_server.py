@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, start
-from waldelta.spark_settings import WORKERS_HERE, driver_settings, jars, shuffle_partitions
+from waldelta.spark_settings import TASK_ATTEMPTS, WORKERS_HERE, driver_settings, jars, shuffle_partitions
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Read by the server from its environment, so that the token is in no argument, file or configuration page.
@@ -78,7 +78,7 @@ class SparkConnectServer:
         """The server's Spark configuration: the sessions' common settings and what belongs to a server."""
         cores = os.cpu_count() or 2
         own = {
-            "spark.master": f"local[{cores}]",
+            "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
             "spark.app.name": "waldelta",
             "spark.jars": ",".join(str(jar) for jar in jars()),
             "spark.driver.memory": self.memory,
