@@ -19,6 +19,7 @@ import psycopg
 import pyarrow as pa
 import tenacity
 
+from spark_jobs.copy_states import Commit, Moment, copy_states, keeps_rows, prepare_states
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
@@ -26,7 +27,6 @@ from spark_jobs.target import (
     Written,
     as_stored,
     has_deletion_vectors,
-    prepare_target,
     replace_target,
     set_deletion_vectors,
     target_columns,
@@ -52,10 +52,11 @@ from waldelta.membership import to_texts
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
-from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, read_clock, reader_name
 from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
 from waldelta.target_filter import column_states, read_target_filter, to_text
+from waldelta.target_mode import MIRROR
 from waldelta.targets import Target, read_targets
 
 if TYPE_CHECKING:
@@ -185,13 +186,15 @@ def sync_table(
     target = job.pipeline.target
     uri = target_uri(target.root, table_id.schema, table_id.name)
     with named_loss(job.conninfo), SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
+        taken_at = read_clock(holder.connection)
         check_settled(holder, settled)
         fed, storage = fed_as_of(holder, job, table_id)
         table = fed.table
         membership = read_version_as_of(holder, settled, table.relation_ids)
         options, where = target.types_of(str(table_id)), _target_filter(job, fed)
         columns = target_columns(table, options, target.metadata_columns)
-        prepare_target(spark, uri, columns)
+        mode, keeps = target.mode_of(str(table_id)), keeps_rows(job, str(table_id), table.key_columns)
+        prepare_states(spark, job, str(table_id), columns, table.key_columns)
         marks, marked = target.deletion_vectors_of(str(table_id)), has_deletion_vectors(spark, uri)
         if marks and not marked:
             set_deletion_vectors(spark, uri, wanted=True)
@@ -215,11 +218,15 @@ def sync_table(
         fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
             diff: RowDiff | str | None = None
-            if former is not None:
+            if mode == MIRROR and former is not None:
                 begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
                 diff = mend_target(spark, job, begun, former, (copy, rows, frame), txn[1])
             if isinstance(diff, RowDiff):
                 written = Written(diff.version, diff.compared, 0)
+            elif mode != MIRROR:
+                begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
+                commit = Commit(Moment(holder.lsn, taken_at), txn, metadata, keeps)
+                written = copy_states(spark, job, begun, (copy, rows, frame), commit)
             else:
                 written = replace_target(spark, uri, frame, txn, metadata)
                 if marked and not marks:  # only now: there are none left
@@ -315,6 +322,7 @@ def _sync_locked(
             version=result.version,
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,
+            mode=None if (mode := job.pipeline.target.mode_of(name)) == MIRROR else mode,
         )
         fault_point("sync.recorded")
         return result

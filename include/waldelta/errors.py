@@ -40,6 +40,7 @@
      +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed; the data is landed and safe
      +-- StateError                  verbs called out of order
+          +-- ModeRefused                a target's mode doesn't allow it: what the target keeps would be lost
 
 Messages are lower case without a final dot, name the object and say what to do next.
 """
@@ -269,3 +270,7 @@ class QualityFailed(WaldeltaError):
 
 class StateError(WaldeltaError):
     """A verb was called before the one it needs."""
+
+
+class ModeRefused(StateError):
+    """A target's mode doesn't allow what was asked: rows that it keeps on purpose would be lost."""
