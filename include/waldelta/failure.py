@@ -58,4 +58,5 @@ REMEDIES: dict[str, str] = {
     "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
     "QualityFailed": "open the report the log names; those tables have no asset event",
     "StateError": "as the message says",
+    "ModeRefused": "as the message says; nothing was changed (docs/history.md)",
 }

@@ -9,10 +9,12 @@ from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
+from spark_jobs.replay import replay
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
+from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.lsn import Lsn
 from waldelta.watermark import uri_of
 
@@ -133,3 +135,77 @@ def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, whe
         assert replayed(held(job, "w3")) == source(connection, "w3")
         for state in job.table_states().values():
             assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+class Killed(BaseException):
+    """What a kill is to the process."""
+
+
+@pytest.mark.parametrize("step", ["apply.staged", "apply.merging", "apply.merged", "apply.applied"])
+def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
+    """Before the commit and behind it: the next run ends with each state and each change once."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int, part int, a int, b text, big text, primary key (id, part))")
+        database.execute(f"insert into {name} values (1, 0, 1, 'x'), (2, 0, 1, 'x')")
+    job = job_of(database, lake)
+    sync(spark, job)
+    for name in MODES:
+        database.execute(f"update {name} set a = a + 1")
+        database.execute(f"delete from {name} where id = 2")
+
+    def fault_point(reached):
+        if reached == step:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_jobs.apply.fault_point", fault_point)
+        with pytest.raises(Killed):
+            consume(spark, job)
+    consume(spark, job)
+    consume(spark, job)
+    states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
+    assert states == [(1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]
+    assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [(1, 2, False), (2, 2, True)]
+    changes = [r["_wd_op"] for r in sorted(held(job, "w3"), key=lambda r: (r["_wd_lsn"], r["_wd_seq"]))]
+    assert changes == ["snapshot", "snapshot", "update", "update", "delete"]
+
+
+def test_what_is_kept_is_never_taken_away(spark, database, lake):
+    """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there is a changelog alone."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
+    database.execute("create table k (v text)")
+    database.execute("alter table k replica identity full")
+    database.execute("insert into k values ('x'), ('x')")
+    modes = {"w1": "mirror", "w2": "soft_delete", "w3": "changelog", "k": "changelog"}
+    job = job_of(database, lake, modes)
+    sync(spark, job)
+    database.execute("update k set v = 'z' where ctid = '(0,1)'")
+    database.execute("delete from k where v = 'x'")
+    database.execute("alter table w3 add column n int default 5")
+    database.execute("update w3 set id = 9 where id = 1")
+    database.execute("truncate w2")
+
+    def by(**changed):
+        tables = [f"public.{t}" for t in modes]
+        root = job.pipeline.target.root
+        job.pipeline = pipeline_file(root, job.pipeline.source.slot, tables, target=target(root, modes | changed))
+        return job
+
+    result = consume(spark, by(w1="history"))
+    assert any("w1" in warning and "mode history" in warning for warning in result.warnings)
+    assert [r["_wd_valid_to_lsn"] for r in held(job, "w1")] == [None, None]
+    assert sorted(r["_wd_deleted"] for r in held(job, "w2")) == [True, True]
+    assert sorted((r["_wd_op"], r["v"]) for r in held(job, "k")) == [
+        ("delete", "x"), ("snapshot", "x"), ("snapshot", "x"), ("update", "z"),
+    ]  # fmt: skip
+    assert ("update", 9, {"id": 1}) in [(r["_wd_op"], r["id"], r["_wd_before"]) for r in held(job, "w3")]
+    before = held(job, "w2")
+    with pytest.raises(SyncFailed, match="kept as soft_delete"):
+        sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
+    assert held(job, "w2") == before
+    with pytest.raises(SyncFailed, match="no key"):
+        sync(spark, by(w1="history", k="history"), ["public.k"])
+    with pytest.raises(ModeRefused, match="a replay would overwrite"):
+        replay(spark, by(w1="history"), None, ["public.w1"])
