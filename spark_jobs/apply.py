@@ -28,11 +28,12 @@ from spark_jobs.merge import (
 from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
 from spark_jobs.merge_files import merge_files
 from spark_jobs.merge_here import changes_copies, merge_here
+from spark_jobs.merge_states import complete_states, merge_states
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
-from spark_jobs.rewrites import check_rewrite
+from spark_jobs.rewrites import check_mode, check_rewrite
 from spark_jobs.stage import Staged, stage
 from spark_jobs.steps import plan_steps, told_steps
 from spark_jobs.stretch import Stretches
@@ -141,6 +142,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     for state in states:
         with _isolated(job, state, applied):
             now_there = present[state.table_name]
+            check_mode(job, state)
             applied.warnings += check_drift(job, state, now_there, published.get(state.table_name), applied.drifted)
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
@@ -324,6 +326,8 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         gate = run.gates.get(state.table_name)
         judged = partial(judge, run.spark, job, plan, gate) if gate is not None else None
         changes = reread(job, run.stretches.change_log, plan, changes, judged)
+        if plan.decode.unfolding is not None:
+            changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
         fault_point("apply.staged")
         check()
         fault_point("apply.merging")
@@ -348,6 +352,8 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
 
 def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
     """Commit the net changes here, else file by file in tasks, else by Spark; returns the tag they were committed under."""
+    if plan.decode.unfolding is not None:
+        return merge_states(run.spark, uri_of(run.job, plan.state.table_name), plan, changes, tag)
     done = None if changes.net is None else merge_here(run.job, plan, changes.net, tag, check)
     if done is None and changes.files is not None:
         done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)

@@ -180,7 +180,7 @@ def rows_left(
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
     columns |= _base_columns(events, shape, base, len(chosen))
     resolved: dict[int, tuple[Ints, Bools]] = {
-        i: _newest_known(events[f"u{i}"], chains, chosen) for i in shape.toastable
+        i: newest_known(events[f"u{i}"], chains, chosen) for i in shape.toastable
     }
     for i, name in enumerate(shape.values):
         columns[name] = events[name].take(resolved[i][0] if i in resolved else chosen)
@@ -191,7 +191,7 @@ def rows_left(
     return pa.table(columns)
 
 
-def _newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
+def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
     """For one column: the newest event of each chain that sent its value, and whether there is none."""
     flags = np.asarray(unchanged.fill_null(False))
     if not flags[chosen].any():

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from spark_jobs.attempts import once
 from spark_jobs.identifier import ddl, quote
 from spark_jobs.identity import comparable
+from spark_jobs.live_rows import live_rows
 from spark_jobs.target import as_stored
 from waldelta.catalog import TableId
 from waldelta.column_names import RAW
@@ -84,6 +85,7 @@ def compare_target(
         source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(once(reader), schema)
         source = as_stored(source, [(name, kind.spark) for name, kind in copy.columns])
         target = _read_target(spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version)
+        target = live_rows(target, state.kept_as, state.key_columns)
         _check_columns(table_id, source, target)
         names = [name for name, _ in copy.columns]
         if with_metadata:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from spark_jobs.collapse import DELETE, INSERT, UPDATE, EventShape, collapse, event_schema, net_schema
 from spark_jobs.collapse_copies import PLACE, collapse_copies
 from spark_jobs.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
+from spark_jobs.unfold import XID, Unfolding, unfold, unfolded_fields
 from spark_jobs.versions import RelationVersion
 from waldelta.arrow_columns import one_array
 from waldelta.change_log import place_columns
@@ -28,6 +29,7 @@ from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
+from waldelta.target_mode import CHANGELOG
 from waldelta.transactions import SEQ_BITS, Segments
 from waldelta.type_map import TargetType, unheld_key
 from waldelta.types.text import Text
@@ -62,6 +64,8 @@ class DecodePlan:
     keeps_absent: bool = False
     # Which column holds the relation's oid, in a target that gathers leaves.
     relid: int | None = None
+    # Of a target that isn't a mirror: what collapse does instead.
+    unfolding: Unfolding | None = None
 
     @property
     def gathers(self) -> bool:
@@ -71,7 +75,12 @@ class DecodePlan:
     @property
     def event_schema(self) -> pa.Schema:
         """The Arrow schema of events: every value as text."""
-        return event_schema(self.shape, [pa.binary()] * len(self.names))
+        schema = event_schema(self.shape, [pa.binary()] * len(self.names))
+        return schema.append(pa.field(XID, pa.int64())) if self._tells_changes else schema
+
+    @property
+    def _tells_changes(self) -> bool:
+        return self.unfolding is not None and self.unfolding.mode == CHANGELOG
 
     @property
     def decoded_schema(self) -> pa.Schema:
@@ -84,6 +93,10 @@ class DecodePlan:
     def net_schema(self) -> pa.Schema:
         """The Arrow schema of typed net changes; ``raw`` and ``base_raw`` hold what the types of ``c`` and ``b`` can't."""
         fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
+        if self.unfolding is not None:
+            key_types = [self.types[i].arrow for i in self.shape.identity]
+            fields += unfolded_fields(self.shape, key_types, self.unfolding.mode)
+            return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
         if not self.shape.key:
             fields += [pa.field(PLACE, pa.int64()), pa.field("base_raw", RAW_TYPE)]
         return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
@@ -177,6 +190,8 @@ def _decode_version(
         untold = np.full(len(rows), plan.keeps_absent and at is None and i not in identity)
         columns[f"u{i}"] = pa.array(untold if i in identity or at is None else rows.unchanged[at])
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
+    if XID in plan.event_schema.names:
+        columns[XID] = changes["xid8"].cast(pa.int64())
     if plan.routing is not None:
         columns |= _routed(rows, plan, plan.routing, described)
         columns |= _whole_updates(rows, plan, positions, columns)
@@ -310,6 +325,15 @@ def collapse_events(events: pa.Table, plan: DecodePlan, *, fold: Callable[..., p
     """
     base_is_empty = _base_is_empty(events, plan)
     events = with_typed_keys(events, plan)
+    if plan.unfolding is not None:
+        net = unfold(events, plan.shape, plan.unfolding)
+        # Of a row without a key no earlier state is looked for.
+        texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
+        if not plan.shape.key:
+            for i, kind in enumerate(plan.types):
+                at = net.schema.get_field_index(f"b{i}")
+                net = net.set_column(at, pa.field(f"b{i}", kind.arrow), pa.nulls(len(net), kind.arrow))
+        return _typed(net, plan, texts, "raw").select(plan.net_schema.names).cast(plan.net_schema)
     if not plan.shape.key:
         net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
         net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")

@@ -19,6 +19,7 @@ from waldelta.moving_rows import describe_moving
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.repair import Repair
+from waldelta.target_mode import MIRROR
 from waldelta.targets import Feed, Target, read_targets
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, check_same_copy
@@ -58,7 +59,8 @@ def check_drift(
     if drift.mends and evolves:
         with target_lock(job, name):
             mark(job, check_same_copy(job, state), f"{name}: {reasons}")
-        drifted[name] = drift.repair
+        # Where the target isn't a mirror a copy mends it, which leaves alone what it keeps.
+        drifted |= {name: drift.repair} if state.kept_as == MIRROR else {}
     elif drift.is_new:
         # At once: a run that is killed behind the record has told it too.
         if reasons:

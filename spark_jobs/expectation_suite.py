@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from spark_jobs.identifier import quote
+from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.own_suites import OwnSuiteFile, Severity
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
@@ -22,9 +23,11 @@ from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.typed import column_type
 from waldelta.target_filter import filter_of
+from waldelta.target_mode import MIRROR
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
+KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
 Origin = Literal["catalog", "publication", "pipeline", "own"]
 
@@ -74,6 +77,7 @@ def plan_suite(
     planned = [
         _columns_match(state),
         *_key_unique(state, left_out),
+        *_kept_rows(state),
         *_not_null(state, held_columns, left_out),
         *_labels_only(state, sure),
         *_checks_hold(state, held_columns, sure.checks, left_out),
@@ -101,6 +105,13 @@ def _key_unique(state: TableState, left_out: list[str]) -> Iterator[PlannedExpec
         "catalog",
         f"key ({', '.join(state.key_columns)}) is unique",
     )
+
+
+def _kept_rows(state: TableState) -> Iterator[PlannedExpectation]:
+    if (mode := state.kept_as) != MIRROR:
+        meaning = MEANINGS[mode]
+        kwargs = {"columns": [KEPT_ROWS, mode], "meaning": meaning}
+        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "critical", "pipeline", f"{mode}: {meaning}")
 
 
 def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:

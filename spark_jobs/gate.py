@@ -119,6 +119,11 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
     """What is to be merged of the staged changes; raises QualityFailed when nothing may, ConfigError for a gate that can't be."""
     if gate.problem is not None:
         raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
+    if plan.decode.unfolding is not None:
+        raise ConfigError(
+            f"{gate.table}: its changes wait, since its target keeps more than a mirror does, and no gate judges states: make "
+            "its expectations warn"
+        )
     verdicts = [_Verdict(item, row_condition(item.item.type, item.item.kwargs)) for item in gate.expectations]
     _check_gates(gate, plan, verdicts)
     if not any(staged.counts.get(action) for action in WRITTEN):

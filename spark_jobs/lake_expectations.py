@@ -143,6 +143,28 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
         return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
 
 
+class ExpectKeptRowsToHold(_TargetExpectation):
+    """What a target keeps besides its live rows is consistent in itself; asked ahead, of all of its rows."""
+
+    columns: list[str] = pydantic.Field(description="what the answer is asked for by")
+    meaning: str = pydantic.Field(description="what is expected, in words")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
+    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
+    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
+
+    @classmethod
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "$meaning", kwargs
+
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        broken = metrics["target_rows.duplicate_keys"].rows
+        return {
+            "success": broken == 0,
+            "result": {"observed_value": f"{broken} rows don't", "unexpected_count": broken},
+        }
+
+
 class ExpectTargetColumnsToMatch(_TargetExpectation):
     """The target has the given columns with the given Spark types, and besides only ``_wd_`` columns."""
 

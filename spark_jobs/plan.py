@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.decode import DecodePlan
+from spark_jobs.decode import DecodePlan, commits
 from spark_jobs.route import check_columns, plan_routing
 from spark_jobs.stretch import Stretch
+from spark_jobs.unfold import Truncation, Unfolding
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.change_log import Stream, Volume
@@ -27,6 +29,7 @@ from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.present import PresentTable
 from waldelta.target_filter import filter_of
+from waldelta.target_mode import MIRROR
 from waldelta.type_catalog import INT8, PgType, read_types
 from waldelta.type_map import TargetType, column_types
 from waldelta.type_options import TypeOptions
@@ -92,7 +95,11 @@ def plan_target(
     evolution = _evolution(connection, state, relations, present, (policy, options))
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
-    decode = replace(decode, truncated_at=truncated_at)
+    if state.kept_as == MIRROR:
+        decode = replace(decode, truncated_at=truncated_at)
+    else:  # rows of before a TRUNCATE are part of what the target tells
+        truncates = read_truncations(stream, state, snapshot)
+        decode = replace(decode, unfolding=Unfolding(state.kept_as, state.snapshot_lsn, truncates))
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
         state, stretch.batches, volume, decode, bool(truncated_at), stretch.rows_of(state), may_move,
@@ -262,6 +269,25 @@ def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot, since_
         for oid in set(truncated.relation_ids) & set(state.relation_ids):
             found[oid] = max(place, found.get(oid, -1))
     return found
+
+
+def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> tuple[Truncation, ...]:
+    """Every TRUNCATE of this target's relation that its copy doesn't reflect, in commit order."""
+    chosen = pc.equal(stream.timeline["kind"], "T")
+    rows = stream.timeline.filter(chosen)
+    if not len(rows):
+        return ()
+    lsn, at = commits(rows.combine_chunks().to_batches()[0], stream.segments)
+    found = []
+    for row, place, of, us in zip(
+        rows.to_pylist(), stream.places[chosen.to_numpy()].tolist(), lsn.to_pylist(), at.cast(pa.int64()).to_pylist(),
+        strict=True,
+    ):  # fmt: skip
+        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+        seen = place < 0 or snapshot.sees(np.array([row["xid8"]])).all()
+        if not seen and set(truncated.relation_ids) & set(state.relation_ids):
+            found.append(Truncation(place, max(of, state.snapshot_lsn), us, row["xid8"]))
+    return tuple(sorted(found, key=attrgetter("place")))
 
 
 def _check_not_recreated(stream: Stream, state: TableState) -> None:

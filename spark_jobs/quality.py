@@ -32,6 +32,8 @@ from spark_jobs.data_docs import (
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
+from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
+from spark_jobs.live_rows import live_rows
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
 from spark_jobs.quick_check import outcomes_here, quick_outcomes
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
@@ -45,6 +47,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.standing import SYNCED
+from waldelta.target_mode import MIRROR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +72,10 @@ class _Target:
         return [field.name for field in table.schema().fields]
 
     def frame(self, spark: SparkSession) -> DataFrame:
+        return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
+
+    def kept(self, spark: SparkSession) -> DataFrame:
+        """All rows; ``frame`` are those that the source has now."""
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
 
 
@@ -164,7 +171,7 @@ def _quick(
             return None
         return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
 
-    chosen = [target for target in targets if target.state.table_name in left.quick]
+    chosen = [t for t in targets if t.state.table_name in left.quick and t.state.kept_as == MIRROR]
     met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
     done = {verdict.table for verdict in met}
     return met, [target for target in targets if target.state.table_name not in done]
@@ -188,15 +195,18 @@ def _ask_ahead(
     background: ThreadPoolExecutor, spark: SparkSession, target: _Target, storage_options: Mapping[str, str] | None
 ) -> _Asked:
     """Have the server look for duplicates of the target's key, while Great Expectations is being imported here."""
-    columns = tuple(target.state.key_columns)
+    columns, mode = tuple(target.state.key_columns), target.state.kept_as
+    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
+    if mode != MIRROR:
+        asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
     if not columns:
-        return {}
+        return asked
 
     def ask() -> DuplicateKeys:
         dense = len(columns) == 1 and is_dense(target.uri, target.version, columns[0], storage_options)
         return find_duplicate_keys(target.frame(spark), columns, dense=dense)
 
-    return {columns: background.submit(ask)}
+    return asked | {columns: background.submit(ask)}
 
 
 def _targets(ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]) -> list[_Target]:

@@ -48,6 +48,7 @@ from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
 from waldelta.replay import Span
 from waldelta.standing import Due, Standing, read_published, read_standings
+from waldelta.target_mode import MIRROR, check_mirror
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, uri_of
 
@@ -94,6 +95,10 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
     A table that can't be replayed, since its rows or columns changed in a way that the log doesn't tell, is left as it is and
     named in ``warnings``. One without a key is made anew from its copy.
     """
+    for name in tables or ():
+        check_mirror(
+            "a replay", name, job.pipeline.target.mode_of(name), "sync it again: what differs becomes a change"
+        )
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
@@ -114,7 +119,7 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
         if not _is_chosen(name, tables):
             continue
         done.warnings += _told_before(touched, state)
-        if not _concerns(touched, state):
+        if not _concerns(touched, state) or _keeps(state, done):
             continue
         try:
             _replay_locked(run, state, present[name], done)
@@ -124,6 +129,15 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
             log.error("table=%s not replayed: %s", name, err)
             done.failures[name] = of_table(err, name)
     return done
+
+
+def _keeps(state: TableState, done: Replayed) -> bool:
+    """Whether the target keeps more than a mirror, which a replay would overwrite; that is told."""
+    if state.kept_as == MIRROR:
+        return False
+    told = f"{state.table_name} isn't replayed: it is kept as {state.kept_as}, which stays as it is; to mend it, sync it again"
+    done.warnings.append(told)
+    return True
 
 
 def _is_chosen(name: str, tables: Collection[str] | None) -> bool:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import path, quote
 from spark_jobs.target import VARIANT, TargetColumn, prepare_target, replace_target
-from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.column_names import COMMIT_TS, LSN, OF_MODES, RAW
 from waldelta.delta_log import read_metadata
 from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
@@ -128,6 +128,7 @@ def _reshaped(
     if metadata_columns:
         raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
         columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, raws).alias(RAW)]
+        columns += [F.col(name) for name in OF_MODES if name in frame.columns]
     return frame.select(*columns)
 
 

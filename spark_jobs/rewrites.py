@@ -14,10 +14,24 @@ from waldelta.locks import target_lock
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.rewrite import to_record, unsent_changes
+from waldelta.target_mode import check_change
 from waldelta.watermark import check_same_copy
 
 # Of a partitioned table, how old the record may grow: emptied leaves are told by the rows that are older than it.
 RENEW_AFTER = timedelta(hours=1)
+
+
+def check_mode(job: Job, state: TableState) -> None:
+    """Raises NeedsSync (and marks the target) when the pipeline file gives a mirror another mode; ModeRefused for any other change."""
+    wanted = job.pipeline.target.mode_of(state.table_name)
+    if state.kept_as == wanted:
+        return
+    check_change(state.table_name, state.mode, wanted)
+    reason = f"{state.table_name}: the pipeline file says mode {wanted} now"
+    if job.pipeline.target.policy_of(state.table_name) == "evolve":
+        with target_lock(job, state.table_name):
+            mark(job, check_same_copy(job, state), reason)
+    raise NeedsSync(f"{reason}: sync it again")
 
 
 def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Staged for a key that the target holds more than once, which no MERGE can mend row by row.
-_TWICE = "twice"
+TWICE = "twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def mend_target(
     why = obstacle(former, copy.key_columns, dict(held.dtypes), dict(stored.dtypes))
     if why is None:
         try:
-            done = _mend(spark, job, state, copy, _differences(copy, rows.toDF(*staged_names(copy)), held), attempt)
+            done = _mend(spark, job, state, copy, differences(copy, rows.toDF(*staged_names(copy)), held), attempt)
         except WaldeltaError:
             raise
         except Exception as err:
@@ -126,7 +126,7 @@ def _mend(
         differences.write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).groupBy("action").count().collect()
         counts = {row["action"]: row["count"] for row in found}
-        if _TWICE in counts:
+        if TWICE in counts:
             return None
         fault_point("resync.compared")
         if not counts:
@@ -140,7 +140,7 @@ def _mend(
         remove_folder(folder)
 
 
-def _differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:
+def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:
     """The net changes between target and source: ``action``, ``b<k>``, and the source's columns."""
     names = [name for name, _ in copy.columns]
     key = [names.index(column) for column in copy.key_columns]
@@ -153,7 +153,7 @@ def _differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataF
     )
     differs = F.expr(" or ".join(_differing(copy)))
     action = (
-        F.when(F.col("copies") > 1, _TWICE)
+        F.when(F.col("copies") > 1, TWICE)
         .when(F.col("copies").isNull(), ACTION_INSERT)
         .when(F.col("given").isNull(), ACTION_DELETE)
         .when(differs, ACTION_UPDATE)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import tenacity
 
 from spark_jobs.copy_files import Reader
+from spark_jobs.copy_states import Moment, keeps_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
@@ -45,10 +46,11 @@ from waldelta.membership import to_texts
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
-from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
 from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
 from waldelta.target_filter import column_states, read_target_filter, to_text
+from waldelta.target_mode import MIRROR
 from waldelta.targets import Target, read_targets
 
 if TYPE_CHECKING:
@@ -178,12 +180,14 @@ def sync_table(
     began = time.monotonic()
     target = job.pipeline.target
     with named_loss(job.conninfo), SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
+        taken_at = read_clock(holder.connection)
         check_settled(holder, settled)
         fed, storage = fed_as_of(holder, job, table_id)
         table = fed.table
         membership = read_version_as_of(holder, settled, table.relation_ids)
         options, where = target.types_of(str(table_id)), _target_filter(job, fed)
         columns = target_columns(table, options, target.metadata_columns)
+        keeps = keeps_rows(job, str(table_id), table.key_columns)
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])
         lsn = holder.lsn.value if target.metadata_columns else None
@@ -199,7 +203,7 @@ def sync_table(
         }  # fmt: skip
         # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
-        rows = CopyRows(copy, columns, max(1, len(tasks)), reader, txn, metadata)
+        rows = CopyRows(copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at), keeps)
         fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
             written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, former)
@@ -294,6 +298,7 @@ def _sync_locked(
             version=result.version,
             fed_by=fed.fed_by,
             root_id=fed.feed.root_id,
+            mode=None if (mode := job.pipeline.target.mode_of(name)) == MIRROR else mode,
         )
         fault_point("sync.recorded")
         return result

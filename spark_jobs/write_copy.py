@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from spark_jobs.attempts import once
 from spark_jobs.copy_files import Reader, copy_files, open_target
+from spark_jobs.copy_states import Commit, Moment, copy_states, prepare_states
 from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
 from spark_jobs.target import (
     TargetColumn,
     Written,
     as_stored,
     has_deletion_vectors,
-    prepare_target,
     replace_target,
     set_deletion_vectors,
     target_schema,
@@ -28,6 +28,7 @@ from waldelta.job import Job
 from waldelta.lake import target_uri
 from waldelta.ledger_rows import TableState, now
 from waldelta.standing import COPYING
+from waldelta.target_mode import MIRROR
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +44,9 @@ class CopyRows:
     reader: Reader
     txn: tuple[str, int]
     metadata: dict[str, Any]
+    moment: Moment
+    # Of a target that keeps more than a mirror: what it holds stays.
+    keeps: bool = False
 
 
 def write_copy(
@@ -51,11 +55,13 @@ def write_copy(
     """Put the rows into the target: what was written, how many of them are verbatim if that is known, and what differed."""
     table_id, target = rows.copy.table, job.pipeline.target
     uri, marks = target_uri(target.root, table_id.schema, table_id.name), target.deletion_vectors_of(str(table_id))
-    here = None if marks or former is not None else open_target(uri, rows.columns, job.storage_options)
+    mode = target.mode_of(str(table_id))
+    is_plain = mode == MIRROR and former is None and not marks
+    here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
         copied = copy_files(partial(run_tasks, spark), here, rows.tasks, rows.reader, rows.txn, rows.metadata)
         return copied.written, copied.verbatim, None
-    prepare_target(spark, uri, rows.columns)
+    prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = has_deletion_vectors(spark, uri)
     if marks and not marked:
         set_deletion_vectors(spark, uri, wanted=True)
@@ -64,8 +70,11 @@ def write_copy(
     )
     frame = as_stored(read, [(c.name, c.spark_type) for c in rows.columns])
     diff: RowDiff | str | None = None
+    begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
+    if mode != MIRROR:
+        commit = Commit(rows.moment, rows.txn, rows.metadata, rows.keeps)
+        return copy_states(spark, job, begun, (rows.copy, read, frame), commit), None, None
     if former is not None:
-        begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
         diff = mend_target(spark, job, begun, former, (rows.copy, read, frame), rows.txn[1])
     if isinstance(diff, RowDiff):
         return Written(diff.version, diff.compared, 0), None, diff

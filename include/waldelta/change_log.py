@@ -44,7 +44,7 @@ ROW_SCHEMA = pa.schema(
         ("commit_ts", pa.timestamp("us", "UTC")), ("data", pa.binary()), ("moves", pa.bool_()),
     ]
 )  # fmt: skip
-_TIMELINE = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "data"]
+_TIMELINE = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data"]
 _TIMELINE_SCHEMA = pa.schema(
     [pa.field("batch", pa.int64()), *(ENVELOPE_SCHEMA.field(name) for name in _TIMELINE if name != "batch")]
 )

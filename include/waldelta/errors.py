@@ -41,6 +41,7 @@
      +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
      +-- TargetDiffers               a reconciliation found rows that aren't the source's; they are as they were
      +-- StateError                  verbs called out of order
+          +-- ModeRefused                a target's mode doesn't allow it: what the target keeps would be lost
 
 Messages are lower case without a final dot, name the object and say what to do next.
 """
@@ -274,3 +275,7 @@ class TargetDiffers(WaldeltaError):
 
 class StateError(WaldeltaError):
     """A verb was called before the one it needs."""
+
+
+class ModeRefused(StateError):
+    """A target's mode doesn't allow what was asked: rows that it keeps on purpose would be lost."""

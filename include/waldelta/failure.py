@@ -60,4 +60,5 @@ REMEDIES: dict[str, str] = {
     "expectation, or release them (docs/pipeline-file.md#gates)",
     "TargetDiffers": "reconcile: docs/reconcile.md#repair with --repair, once it is known who wrote there",
     "StateError": "as the message says",
+    "ModeRefused": "as the message says; nothing was changed (docs/history.md)",
 }

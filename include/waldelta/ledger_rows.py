@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pyarrow as pa
+
+from waldelta.target_mode import MIRROR, TargetMode
 
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -189,6 +191,8 @@ class TableState:
     version: int | None = None
     # What others wrote to the target since the copy: the first such commit and the latest (see waldelta.foreign).
     foreign_commits: list[ForeignCommit] = field(default_factory=list)
+    # What the target keeps (see waldelta.target_mode), when it isn't a mirror.
+    mode: str | None = None
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -202,9 +206,14 @@ class TableState:
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
             ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
             ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())), ("version", pa.int64()),
-            ("foreign_commits", pa.list_(_FOREIGN)),
+            ("foreign_commits", pa.list_(_FOREIGN)), ("mode", pa.string()),
         ]
     )  # fmt: skip
+
+    @property
+    def kept_as(self) -> TargetMode:
+        """The target's mode."""
+        return cast("TargetMode", self.mode or MIRROR)
 
 
 @dataclass(frozen=True, slots=True)

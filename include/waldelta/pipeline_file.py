@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from waldelta.errors import ConfigError
 from waldelta.failure import ANY, ERRORS
+from waldelta.target_mode import TargetMode
 from waldelta.type_options import TableTypeOptions, TypeOptions
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
@@ -187,7 +188,11 @@ class TargetTable(_Model):
     partition_root: bool = Field(
         False, description="true: gather the published leaves of this partitioned table in one target"
     )
-    mode: Literal["mirror"] = "mirror"
+    mode: TargetMode = Field(
+        "mirror",
+        description="mirror: the source's rows; soft_delete: deleted rows stay, marked; history: every version of a row with "
+        "the time that it was valid; changelog: every change is appended",
+    )
     schema_changes: SchemaPolicy | None = Field(
         None, description="what to do when the source's columns change, for this table"
     )
@@ -212,6 +217,11 @@ class TargetTable(_Model):
     def _one_way(self) -> Self:
         if self.source is not None and self.partition_root:
             raise ValueError("from and partition_root exclude each other: a gathered target is fed by its leaves")
+        if self.mode != "mirror" and self.partition_root:
+            raise ValueError(
+                f"mode {self.mode} and partition_root exclude each other: publish the table via its root "
+                "(publish_via_partition_root: true), and leave partition_root out"
+            )
         return self
 
 
@@ -264,6 +274,15 @@ class Target(_Model):
         return self
 
     @model_validator(mode="after")
+    def _modes_have_their_columns(self) -> Self:
+        kept = sorted(name for name, table in self.tables.items() if table.mode != "mirror")
+        if kept and not self.metadata_columns:
+            raise ValueError(
+                f"only mirrors do without metadata columns: set metadata_columns: true for {', '.join(kept)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tables_are_named(self) -> Self:
         for name, table in self.tables.items():
             if table.source is not None or table.partition_root:
@@ -279,6 +298,11 @@ class Target(_Model):
         """Whether this table's commits mark rows as gone."""
         own = self.tables.get(table)
         return self.deletion_vectors if own is None or own.deletion_vectors is None else own.deletion_vectors
+
+    def mode_of(self, table: str) -> TargetMode:
+        """What this table's target keeps of rows that are changed or deleted."""
+        own = self.tables.get(table)
+        return own.mode if own else "mirror"
 
     def where_of(self, table: str) -> str | None:
         """The filter of this table's target, as it is written."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -99,6 +100,12 @@ def wait_until_visible(conn: psycopg.Connection[Any], xids: Iterable[int], timeo
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(pause * 2, longest)
         hidden &= _held_xids(conn)
+
+
+def read_clock(conn: psycopg.Connection[Any]) -> datetime:
+    """The server's clock; behind every commit that a snapshot taken before sees."""
+    ((moment,),) = conn.execute("select clock_timestamp()").fetchall()
+    return moment  # type: ignore[no-any-return]
 
 
 def _held_xids(conn: psycopg.Connection[Any]) -> set[str]:

@@ -53,6 +53,7 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
     return {
         "due": str(standing.due),
         "status": state.status if state is not None else None,
+        "mode": state.kept_as if state is not None else None,
         "generation": state.generation if state is not None else 0,
         "rows_copied": state.rows if state is not None else 0,
         "reason": standing.why or (state.reason if state is not None else None),

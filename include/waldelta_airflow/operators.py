@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 from waldelta.errors import StageTimeout
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
+from waldelta_airflow.metrics import emit
 from waldelta_airflow.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
@@ -80,6 +81,8 @@ class WaldeltaJobOperator(BaseOperator):
             result = self._run(context)
         if self.stage == LAND:
             tell_critical(self.pipeline, result.document.get("slot_critical", ()), context)
+        if self.stage in (None, _REPORT):
+            emit(self.pipeline.pipeline, result.document)
         result.require(self.stage)
         return result.summary()
 

@@ -1,0 +1,84 @@
+"""Metrics: what a run did and how far behind the lake is, through Airflow's own channel (StatsD, Datadog, OpenTelemetry).
+
+Airflow's settings say where they go (``[metrics]``); without any nothing is sent. docs/signals.md lists every name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+log = logging.getLogger(__name__)
+
+_OPERATIONS = ("inserted", "updated", "deleted", "skipped", "quarantined")
+# StatsD parts names at dots, and Airflow knows these characters alone.
+_UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One measurement; a counter's value is added to what was counted before."""
+
+    name: str
+    value: float
+    kind: Literal["gauge", "counter"] = "gauge"
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iterator[Metric]:
+    """What a run's result document measures, at a moment behind the run.
+
+    >>> next(metrics_of("shop", {"verb": "consume", "changes": 7}, datetime.now(UTC))).name
+    'waldelta.shop.consume.changes'
+    """
+    verb, tags = _part(str(document.get("verb") or "run")), {"pipeline": pipeline}
+    tags["verb"] = verb
+    base = f"waldelta.{_part(pipeline)}"
+    if "changes" in document:
+        yield Metric(f"{base}.{verb}.changes", document["changes"], "counter", tags)
+    yield from _lag(base, document, at, {"pipeline": pipeline})
+    for stage, outcome in (document.get("stages") or {}).items():
+        name = f"{base}.{verb}.seconds.{_part(stage)}"
+        yield Metric(name, float(outcome.get("seconds") or 0), "gauge", {**tags, "stage": stage})
+    for table, counts in (document.get("tables") or {}).items():
+        for operation in _OPERATIONS:
+            name = f"{base}.{verb}.rows.{_part(table)}.{operation}"
+            of = {**tags, "table": table, "operation": operation}
+            yield Metric(name, int(counts.get(operation) or 0), "counter", of)
+    for what in ("failed_expectations", "not_applied"):
+        yield Metric(f"{base}.{verb}.{what}", len(document.get(what) or ()), "gauge", tags)
+
+
+def _lag(base: str, document: Mapping[str, Any], at: datetime, tags: Mapping[str, str]) -> Iterator[Metric]:
+    slot = document.get("slot_after") or {}
+    if not slot:
+        return  # the run didn't come to its report: nothing is known
+    yield Metric(f"{base}.lag_bytes", document.get("lag_bytes") or 0, "gauge", tags)
+    if slot.get("retained_bytes") is not None:
+        yield Metric(f"{base}.retained_wal_bytes", slot["retained_bytes"], "gauge", tags)
+    if document.get("as_of") and not document.get("not_applied"):
+        seconds = (at - datetime.fromisoformat(document["as_of"])).total_seconds()
+        yield Metric(f"{base}.lag_seconds", max(0.0, seconds), "gauge", tags)
+
+
+def emit(pipeline: str, document: Mapping[str, Any]) -> None:
+    """Send what a run measured; a channel that doesn't take it fails no run."""
+    from airflow.sdk.observability import stats
+
+    try:
+        for metric in metrics_of(pipeline, document, datetime.now(UTC)):
+            if metric.kind == "gauge":
+                stats.gauge(metric.name, metric.value, tags=dict(metric.tags))
+            elif metric.value:
+                stats.incr(metric.name, int(metric.value), tags=dict(metric.tags))
+    except Exception:
+        log.warning("metrics of this run weren't sent", exc_info=True)
+
+
+def _part(name: str) -> str:
+    """One part of a name: ``public.flights`` is ``public_flights``."""
+    return _UNFIT.sub("_", name)

@@ -1,0 +1,211 @@
+"""Targets that keep more than a mirror does: what the source has now is in each of them, and what it had then in its history."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_jobs.compare import compare_target
+from spark_jobs.flow import consume
+from spark_jobs.replay import replay
+from spark_jobs.sync import sync
+from tests.pipelines import bare_slot, pipeline_file
+from tests.random_workload import Workload
+from tests.seeds import chosen_seed
+from waldelta.errors import ModeRefused, SyncFailed
+from waldelta.lsn import Lsn
+from waldelta.watermark import uri_of
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+
+MODES = {"w1": "history", "w2": "soft_delete", "w3": "changelog"}
+NAMES = ["id", "part", "a", "b", "big"]
+
+
+def target(lake, modes=MODES):
+    """The pipeline file's target."""
+    return {"root": lake, "tables": {f"public.{name}": {"mode": mode} for name, mode in modes.items()}}
+
+
+def job_of(database, lake, modes=MODES):
+    """A pipeline with a table of each mode."""
+    pipeline = pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in modes], target=target(lake, modes))
+    return bare_slot(database, pipeline)
+
+
+def held(job, name):
+    """All rows of a target."""
+    return DeltaTable(uri_of(job, f"public.{name}")).to_pyarrow_table().to_pylist()
+
+
+def source(connection, name):
+    """What the source has, as sorted tuples."""
+    return sorted(connection.execute(f"select {', '.join(NAMES)} from {name}".encode()).fetchall(), key=repr)
+
+
+def as_of(rows, lsn):
+    """What a history says of a position: after every commit before it."""
+    found = [
+        r
+        for r in rows
+        if r["_wd_valid_from_lsn"] < lsn and (r["_wd_valid_to_lsn"] is None or r["_wd_valid_to_lsn"] >= lsn)
+    ]
+    return sorted((tuple(r[n] for n in NAMES) for r in found), key=repr)
+
+
+def replayed(rows, lsn=None):
+    """What a changelog says when its rows are done one by one, in order."""
+    now = {}
+    for row in sorted(rows, key=lambda r: (r["_wd_lsn"], r["_wd_seq"])):
+        if lsn is not None and row["_wd_lsn"] >= lsn:
+            break
+        assert not row["_wd_unchanged"], row
+        key = (row["id"], row["part"])
+        if row["_wd_op"] == "truncate":
+            now.clear()
+        elif row["_wd_op"] == "delete":
+            del now[key]
+        else:
+            if row["_wd_before"] is not None:
+                del now[tuple(row["_wd_before"].values())]
+            assert row["_wd_op"] != "insert" or key not in now
+            now[key] = tuple(row[n] for n in NAMES)
+    return sorted(now.values(), key=repr)
+
+
+def check_intervals(rows):
+    """Of each key states follow each other, and the last one alone may be open."""
+    by_key = {}
+    for row in rows:
+        by_key.setdefault((row["id"], row["part"]), []).append(row)
+    for states in by_key.values():
+        states.sort(key=lambda r: r["_wd_valid_from_lsn"])
+        for state, following in zip(states, [*states[1:], None], strict=True):
+            until = state["_wd_valid_to_lsn"]
+            assert until is None or until > state["_wd_valid_from_lsn"]
+            assert state["_wd_valid_to"] is None or state["_wd_valid_to"] >= state["_wd_valid_from"]
+            assert following is None or (until is not None and until <= following["_wd_valid_from_lsn"]), states
+
+
+@pytest.mark.parametrize("where_decoded", ["driver", "tasks"], indirect=True)
+def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, where_decoded):
+    """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
+    seed = chosen_seed()
+    with database.connect(autocommit=True) as connection:
+        workload = Workload(connection, seed, list(MODES))
+        job = job_of(database, lake)
+        for _ in range(20):
+            workload.transaction()
+        sync(spark, job)
+        sampled = {}
+        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 2)):
+            for _ in range(4):
+                for _ in range(10):
+                    workload.transaction()
+                ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+                sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
+            result = consume(spark, job)
+            what = (f"WALDELTA_SEED={seed}", run, result.warnings)
+            for state in job.table_states().values():
+                difference = compare_target(spark, job.conninfo, job.pipeline, state)
+                assert difference.rows == 0, (what, difference)
+            check_intervals(held(job, "w1"))
+            for lsn, then in sampled.items():
+                assert (what, as_of(held(job, "w1"), lsn)) == (what, then["w1"])
+                assert (what, replayed(held(job, "w3"), lsn)) == (what, then["w3"])
+            deleted = [r for r in held(job, "w2") if r["_wd_deleted"]]
+            assert all(r["_wd_deleted_at"] is not None for r in deleted)
+            keys = [(r["id"], r["part"]) for r in held(job, "w2")]
+            assert len(keys) == len(set(keys)), what
+        # A copy of what is there already changes nothing; of a source that went on unseen, what differs.
+        before = {name: held(job, name) for name in MODES}
+        sync(spark, job, [f"public.{name}" for name in MODES])
+        assert {name: sorted(map(repr, held(job, name))) for name in MODES} == {
+            name: sorted(map(repr, rows)) for name, rows in before.items()
+        }
+        for _ in range(10):
+            workload.transaction()
+        sync(spark, job, [f"public.{name}" for name in MODES])
+        consume(spark, job)
+        for lsn, then in sampled.items():
+            assert as_of(held(job, "w1"), lsn) == then["w1"]
+        check_intervals(held(job, "w1"))
+        assert replayed(held(job, "w3")) == source(connection, "w3")
+        for state in job.table_states().values():
+            assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+class Killed(BaseException):
+    """What a kill is to the process."""
+
+
+@pytest.mark.parametrize("step", ["apply.staged", "apply.merging", "apply.merged", "apply.applied"])
+def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
+    """Before the commit and behind it: the next run ends with each state and each change once."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int, part int, a int, b text, big text, primary key (id, part))")
+        database.execute(f"insert into {name} values (1, 0, 1, 'x'), (2, 0, 1, 'x')")
+    job = job_of(database, lake)
+    sync(spark, job)
+    for name in MODES:
+        database.execute(f"update {name} set a = a + 1")
+        database.execute(f"delete from {name} where id = 2")
+
+    def fault_point(reached):
+        if reached == step:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_jobs.apply.fault_point", fault_point)
+        with pytest.raises(Killed):
+            consume(spark, job)
+    consume(spark, job)
+    consume(spark, job)
+    states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
+    assert states == [(1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]
+    assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [(1, 2, False), (2, 2, True)]
+    changes = [r["_wd_op"] for r in sorted(held(job, "w3"), key=lambda r: (r["_wd_lsn"], r["_wd_seq"]))]
+    assert changes == ["snapshot", "snapshot", "update", "update", "delete"]
+
+
+def test_what_is_kept_is_never_taken_away(spark, database, lake):
+    """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there is a changelog alone."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
+    database.execute("create table k (v text)")
+    database.execute("alter table k replica identity full")
+    database.execute("insert into k values ('x'), ('x')")
+    modes = {"w1": "mirror", "w2": "soft_delete", "w3": "changelog", "k": "changelog"}
+    job = job_of(database, lake, modes)
+    sync(spark, job)
+    database.execute("update k set v = 'z' where ctid = '(0,1)'")
+    database.execute("delete from k where v = 'x'")
+    database.execute("alter table w3 add column n int default 5")
+    database.execute("update w3 set id = 9 where id = 1")
+    database.execute("truncate w2")
+
+    def by(**changed):
+        tables = [f"public.{t}" for t in modes]
+        root = job.pipeline.target.root
+        job.pipeline = pipeline_file(root, job.pipeline.source.slot, tables, target=target(root, modes | changed))
+        return job
+
+    result = consume(spark, by(w1="history"))
+    assert any("w1" in warning and "mode history" in warning for warning in result.warnings)
+    assert [r["_wd_valid_to_lsn"] for r in held(job, "w1")] == [None, None]
+    assert sorted(r["_wd_deleted"] for r in held(job, "w2")) == [True, True]
+    assert sorted((r["_wd_op"], r["v"]) for r in held(job, "k")) == [
+        ("delete", "x"), ("snapshot", "x"), ("snapshot", "x"), ("update", "z"),
+    ]  # fmt: skip
+    assert ("update", 9, {"id": 1}) in [(r["_wd_op"], r["id"], r["_wd_before"]) for r in held(job, "w3")]
+    before = held(job, "w2")
+    with pytest.raises(SyncFailed, match="kept as soft_delete"):
+        sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
+    assert held(job, "w2") == before
+    with pytest.raises(SyncFailed, match="no key"):
+        sync(spark, by(w1="history", k="history"), ["public.k"])
+    with pytest.raises(ModeRefused, match="a replay would overwrite"):
+        replay(spark, by(w1="history"), None, ["public.w1"])

@@ -1,0 +1,96 @@
+"""Metrics: what a run's document says arrives, by the names that docs/signals.md has, through Airflow's own channel."""
+
+from __future__ import annotations
+
+import re
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from airflow.sdk.observability import stats
+
+from waldelta_airflow.metrics import emit, metrics_of
+
+AT = datetime(2030, 1, 1, 12, tzinfo=UTC)
+DOCUMENT = {
+    "verb": "consume", "changes": 12, "lag_bytes": 512, "as_of": (AT - timedelta(seconds=30)).isoformat(),
+    "slot_after": {"retained_bytes": 4096}, "stages": {"land": {"seconds": 1.5}, "apply": {"seconds": 3}},
+    "tables": {"public.flights": {"inserted": 4, "updated": 2, "deleted": 1, "quarantined": 1}, 'public."odd.n"': {}},
+    "failed_expectations": ["one"], "not_applied": [],
+}  # fmt: skip
+PAGE = (Path(__file__).parents[3] / "docs/signals.md").read_text()
+
+
+def test_a_document_becomes_its_metrics():
+    found = {metric.name: metric.value for metric in metrics_of("shop", DOCUMENT, AT) if metric.value}
+    assert found == {
+        "waldelta.shop.consume.changes": 12,
+        "waldelta.shop.lag_bytes": 512,
+        "waldelta.shop.lag_seconds": 30.0,
+        "waldelta.shop.retained_wal_bytes": 4096,
+        "waldelta.shop.consume.seconds.land": 1.5,
+        "waldelta.shop.consume.seconds.apply": 3.0,
+        "waldelta.shop.consume.rows.public_flights.inserted": 4,
+        "waldelta.shop.consume.rows.public_flights.updated": 2,
+        "waldelta.shop.consume.rows.public_flights.deleted": 1,
+        "waldelta.shop.consume.rows.public_flights.quarantined": 1,
+        "waldelta.shop.consume.failed_expectations": 1,
+    }
+
+
+def test_the_page_lists_every_name():
+    """And no other one."""
+    listed = re.findall(r"^\| `(waldelta\.\S+)` \| (gauge|counter)", PAGE, re.MULTILINE)
+    known = {re.compile(re.sub(r"<\w+>", r"[\\w-]+", name.replace(".", r"\."))): kind for name, kind in listed}
+    metrics = list(metrics_of("shop", DOCUMENT, AT))
+    for metric in metrics:
+        assert [kind for name, kind in known.items() if name.fullmatch(metric.name)] == [metric.kind], metric
+    for name in known:
+        assert any(name.fullmatch(metric.name) for metric in metrics), name
+
+
+@pytest.mark.parametrize(
+    ("change", "absent"),
+    [({"slot_after": None}, "lag_bytes"), ({"not_applied": ["public.t"]}, "lag_seconds"), ({"as_of": None}, "lag_seconds")],
+)  # fmt: skip
+def test_what_isn_t_known_isn_t_told(change, absent):
+    names = {metric.name for metric in metrics_of("shop", DOCUMENT | change, AT)}
+    assert f"waldelta.shop.{absent}" not in names
+
+
+@pytest.fixture
+def channel():
+    """Airflow's channel, put back afterwards."""
+    yield stats
+    from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
+
+    stats.initialize(factory=NoStatsLogger, export_legacy_names=False)
+
+
+def test_a_statsd_server_receives_them(channel):
+    """A UDP socket in the place of the server, and the client that Airflow uses."""
+    statsd = pytest.importorskip("statsd")
+    from airflow.sdk._shared.observability.metrics.statsd_logger import SafeStatsdLogger
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(5)
+        client = statsd.StatsClient("127.0.0.1", server.getsockname()[1], prefix="airflow")
+        channel.initialize(factory=lambda: SafeStatsdLogger(client), export_legacy_names=False)
+        emit("shop", DOCUMENT)
+        received = [server.recv(1024).decode() for _ in range(11)]
+    assert "airflow.waldelta.shop.lag_bytes:512|g" in received
+    assert "airflow.waldelta.shop.consume.rows.public_flights.inserted:4|c" in received
+
+
+def test_a_channel_that_fails_fails_no_run(channel, caplog):
+    class Broken:
+        def gauge(self, *_, **__):
+            raise OSError("no route")
+
+        incr = gauge
+
+    channel.initialize(factory=Broken, export_legacy_names=False)
+    emit("shop", DOCUMENT)
+    assert "weren't sent" in caplog.text
