@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
 
@@ -29,6 +29,16 @@ class Reader:
         teams = conf.getboolean("core", "multi_team", fallback=False)
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id) if teams else None)
         return bool(get_auth_manager().is_authorized_dag(method="GET", details=details, user=self.user))
+
+    def may_trigger(self, dag_id: str) -> bool:
+        """Whether Airflow lets them trigger a DAG."""
+        teams = conf.getboolean("core", "multi_team", fallback=False)
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id) if teams else None)
+        return bool(
+            get_auth_manager().is_authorized_dag(
+                method="POST", access_entity=DagAccessEntity.RUN, details=details, user=self.user
+            )
+        )
 
     def readable(self, pipelines: Iterable[str]) -> list[str]:
         """Those pipelines that they may read."""
