@@ -34,7 +34,10 @@ Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedExpectation:
-    """One expectation: its type and arguments as Great Expectations knows them, and where it comes from."""
+    """One expectation: its type and arguments as Great Expectations knows them, and where it comes from.
+
+    ``suffices``: a column without nulls meets it for certain, if it has any there is more to look at.
+    """
 
     type: str
     kwargs: dict[str, Any] = field(hash=False)
@@ -42,6 +45,7 @@ class PlannedExpectation:
     origin: Origin
     meaning: str
     place: str | None = None  # of the engineer's own: file and number
+    suffices: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,9 @@ def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> It
             yield PlannedExpectation("expect_column_values_to_not_be_null", kwargs, "critical", "catalog", meaning)
         else:
             condition = f"{quote(column.name)} is not null"
-            yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+            yield PlannedExpectation(
+                ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning, suffices=column.name
+            )
 
 
 def _held_somewhere(
@@ -141,7 +147,9 @@ def _held_somewhere(
         return
     key = column.name.replace("\\", "\\\\").replace("'", "\\'")
     condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW}, '{key}'), false))"
-    yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+    yield PlannedExpectation(
+        ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning, suffices=column.name
+    )
 
 
 def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpectation]:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 100_000
 _MOST_FILE_BYTES = 16 << 20
 _NOT_NULL = "expect_column_values_to_not_be_null"
+_IN_SET = "expect_column_values_to_be_in_set"
 
 
 def quick_outcomes(
@@ -69,7 +70,7 @@ def outcomes_here(
     uri: str, version: int, plan: SuitePlan, storage_options: Mapping[str, str] | None = None
 ) -> tuple[Outcome, ...] | None:
     """The same of a small target, by Arrow; None also when Spark has to look."""
-    if any(planned.type not in (COLUMNS_MATCH, KEY_UNIQUE, _NOT_NULL) for planned in plan.expectations):
+    if not all(_is_for_arrow(planned) for planned in plan.expectations):
         return None
     try:
         table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
@@ -79,11 +80,8 @@ def outcomes_here(
         return None
     if rows is None:
         return None
-    for planned in plan.expectations:
-        if planned.type == _NOT_NULL and rows[_unlisted(planned.kwargs["column"])].null_count:
-            return None
-        if planned.type == KEY_UNIQUE and _has_duplicates(rows, planned.kwargs["columns"]):
-            return None
+    if not all(_is_met_by(rows, planned) for planned in plan.expectations):
+        return None
     return tuple(_met(planned) for planned in plan.expectations)
 
 
@@ -100,8 +98,7 @@ def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
     recorded = next((p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None)
     if recorded is not None and column_differences(recorded, {listed(n): _spark_name(t) for n, t in held.items()}):
         return None
-    wanted = {_unlisted(p.kwargs["column"]) for p in plan.expectations if p.type == _NOT_NULL}
-    wanted |= {name for p in plan.expectations if p.type == KEY_UNIQUE for name in p.kwargs["columns"]}
+    wanted = {name for planned in plan.expectations for name in _read_for(planned)}
     return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table(columns=sorted(wanted))
 
 
@@ -110,6 +107,35 @@ def _spark_name(kind: object) -> str:
     name = getattr(kind, "type", None)
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
     return names.get(name, name) if isinstance(name, str) and name not in ("array", "map", "struct") else "nested"
+
+
+def _is_for_arrow(planned: PlannedExpectation) -> bool:
+    """Whether Arrow says the same of it as Spark would, without any of the details that Spark knows."""
+    if planned.origin == "own":
+        return False
+    return planned.suffices is not None or planned.type in (COLUMNS_MATCH, KEY_UNIQUE, _NOT_NULL, _IN_SET)
+
+
+def _read_for(planned: PlannedExpectation) -> list[str]:
+    """The columns that are read to judge it."""
+    if planned.type == COLUMNS_MATCH:
+        return []
+    if planned.type == KEY_UNIQUE:
+        return list(planned.kwargs["columns"])
+    return [planned.suffices or _unlisted(planned.kwargs["column"])]
+
+
+def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
+    if planned.type == COLUMNS_MATCH:
+        return True  # looked at before
+    if planned.type == KEY_UNIQUE:
+        return not _has_duplicates(rows, planned.kwargs["columns"])
+    (name,) = _read_for(planned)
+    if planned.type == _IN_SET:
+        held = rows[name].drop_null()
+        known = pc.is_in(held, value_set=pa.array(planned.kwargs["value_set"], held.type))
+        return bool(pc.all(known, min_count=0).as_py())
+    return not rows[name].null_count
 
 
 def _has_duplicates(rows: pa.Table, columns: Sequence[str]) -> bool:

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sqlglot
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from sqlglot import exp
 
 from spark_jobs.identifier import quote
 
@@ -158,6 +156,9 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     >>> columns_of("a > 1 and `b c` is not null")
     ('a', 'b c')
     """
+    import sqlglot  # few tables have such a condition
+    from sqlglot import exp
+
     try:
         tree = sqlglot.parse_one(condition, read="spark")
     except sqlglot.errors.SqlglotError:

@@ -33,15 +33,25 @@ def read_check_constraints(
         return {}
     schemas, names = (list(part) for part in zip(*fed_by.values(), strict=True))
     found: dict[tuple[str, str], list[CheckConstraint]] = {}
-    for schema, table, name, expression, made_by in connection.execute(_CHECKS, (schemas, names)):
-        if landed_as_of is None or made_by < landed_as_of:
+    for schema, table, name, expression, xmin in connection.execute(_CHECKS, (schemas, names)):
+        if landed_as_of is None or _is_before(xmin, landed_as_of):
             found.setdefault((schema, table), []).append(CheckConstraint(name, expression))
     return {target: tuple(found[table]) for target, table in fed_by.items() if table in found}
 
 
+def _is_before(xmin: int, xid8: int) -> bool:
+    """Whether a row's 32 bits of a transaction's number are of one before ``xid8``, as PostgreSQL compares them.
+
+    >>> _is_before(5, 9), _is_before(9, 9), _is_before(2**32 - 3, 2**32 + 9), _is_before(12, 2**32 + 9), _is_before(2, 2**31 + 9)
+    (True, False, True, False, True)
+    """
+    return xmin <= _FROZEN or 0 < (xid8 - xmin) % (1 << 32) < 1 << 31
+
+
+_FROZEN = 2
 _CHECKS = """
 select n.nspname, c.relname, k.conname, pg_get_expr(k.conbin, k.conrelid),
-       pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(k.xmin)
+       k.xmin::text::bigint
 from pg_constraint k
 join pg_class c on c.oid = k.conrelid
 join pg_namespace n on n.oid = c.relnamespace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
+from spark_jobs.expectation_suite import SourceRules
 from spark_jobs.quality import Left, check
 from spark_jobs.row_conditions import ROW_KINDS, row_condition
 from tests.integration.test_quality import FILTER, GOOD, VIOLATIONS, Lake
@@ -73,8 +74,9 @@ def test_others_are_left_to_it(kind, kwargs):
     assert row_condition(kind, kwargs) is None
 
 
-def quickly(lake, run_id="run"):
-    return check(lake.spark, lake.pipeline(), lake.ledger, run_id, None, Left(quick=frozenset({"public.t"})))
+def quickly(lake, run_id="run", rules=None):
+    left = Left(quick=frozenset({"public.t"}), rules=rules or {})
+    return check(lake.spark, lake.pipeline(), lake.ledger, run_id, None, left)
 
 
 OWN = "expectations: [{type: expect_column_values_to_be_between, kwargs: {column: id, min_value: 1}}]"
@@ -98,16 +100,18 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     """Nulls and keys are looked for in its files."""
     from waldelta.ledger_rows import ColumnState, TableState, now
 
-    lake.target(row_filter=None)
+    lake.target([(1, "JFK", "1.50", None), (2, "JFK", "0.00", None)], row_filter=None)
     columns = [
         ColumnState("id", 20, -1, "bigint", "bigint", not_null=True),
         ColumnState("origin", 25, -1, "text", "string", not_null=True),
-        ColumnState("amount", 1700, 786438, "numeric(12,2)", "decimal(12,2)", not_null=False),
+        ColumnState("amount", 1700, 786438, "numeric(12,2)", "decimal(12,2)", not_null=True),
     ]
     lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
     monkeypatch.setattr("spark_jobs.quality.quick_outcomes", None)
-    (verdict,) = quickly(lake).tables
+    rules = {"public.t": SourceRules(labels={"origin": ("JFK", "LGA")})}
+    (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None
+    assert len(verdict.outcomes) == 6
     lake.target([(1, "JFK", "1", None)], row_filter=None)
     lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
     monkeypatch.undo()
@@ -131,3 +135,11 @@ def test_a_quick_check_after_others(lake):
     lake.check()
     report = quickly(lake, "second")
     assert report.location == str(lake.docs / "index.html")
+
+
+def test_a_label_that_the_enum_lacks(lake):
+    """Found by Arrow, told by Great Expectations."""
+    lake.target(row_filter=None)
+    rules = {"public.t": SourceRules(labels={"origin": ("LGA",)})}
+    (failure,) = quickly(lake, rules=rules).failures
+    assert "origin has labels of text only (3 rows)" in failure

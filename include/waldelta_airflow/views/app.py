@@ -18,10 +18,12 @@ from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
+from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
 from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of, reconcile_dag
-from waldelta_airflow.views.reconciliation import check_origin, reconciliation_page, trigger_repair
+from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views.render import FORM_HEADERS, HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
 from waldelta_airflow.views.reports import served_report
+from waldelta_airflow.views.trigger import check_origin, trigger_run
 
 _STYLE = Path(__file__).with_name("style.css")
 
@@ -55,6 +57,7 @@ def _asked(request: Request, user: GetUserDep) -> Asked:
 
 
 AskedDep = Annotated[Asked, Depends(_asked)]
+FormDep = Annotated[dict[str, list[str]], Depends(read_form)]
 
 
 def create_app() -> FastAPI:
@@ -70,6 +73,7 @@ def create_app() -> FastAPI:
         app.add_exception_handler(kind, _failed)
     _add_pages(app)
     _add_reconciliation(app)
+    _add_quarantine(app)
     _add_reports(app)
     _add_entrances(app)
     return app
@@ -111,10 +115,24 @@ def _add_pages(app: FastAPI) -> None:
             text, is_known = pages.table_page(asked.base, found, lake, table)
             return _page(text, 200 if is_known else 404)
 
+
+def _add_quarantine(app: FastAPI) -> None:
     @app.get("/p/{name}/quarantine")
-    def quarantine(asked: AskedDep, name: str, page: int = 1) -> HTMLResponse:
+    def quarantine(asked: AskedDep, name: str, page: int = 1, run: str | None = None) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
-            return _page(pages.quarantine_page(asked.base, found, lake, page))
+            may_decide = asked.reader.may_trigger(quarantine_dag(name))
+            text = pages.quarantine_page(asked.base, found, lake, page, may_decide=may_decide, asked=run)
+            return HTMLResponse(text, headers=FORM_HEADERS)
+
+    @app.post("/p/{name}/quarantine")
+    def decide(asked: AskedDep, name: str, form: FormDep) -> Response:
+        asked.pipeline(name)
+        dag_id = quarantine_dag(name)
+        if not asked.reader.may_trigger(dag_id):
+            raise HTTPException(403, f"You may not trigger the DAG {dag_id}.")
+        run_id = trigger_run(dag_id, (conf := decision(form))["action"], conf, asked.reader.user)
+        # 303: reading the page again asks for nothing.
+        return RedirectResponse(url(asked.base, "p", name, "quarantine", run=run_id), 303, headers=FORM_HEADERS)
 
 
 def _add_reconciliation(app: FastAPI) -> None:
@@ -143,7 +161,7 @@ def _repair(asked: Asked, request: Request, name: str, tables: list[str]) -> Res
         raise HTTPException(403, f"You may not trigger the DAG {reconcile_dag(name)}.")
     if not tables:
         raise HTTPException(409, "No table differs any more.")
-    run_id = trigger_repair(name, tables, asked.reader.user)
+    run_id = trigger_run(reconcile_dag(name), "repair", repair_of(tables), asked.reader.user)
     # 303: reading the page again asks for nothing.
     return RedirectResponse(url(asked.base, "p", name, "reconciliation", run=run_id), 303, headers=FORM_HEADERS)
 

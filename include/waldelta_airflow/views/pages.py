@@ -25,6 +25,7 @@ from waldelta.review.history import LagPoint, lag_points, read_runs
 from waldelta.review.lacking import open_keys, read_open
 from waldelta.review.run_details import read_run, verbs_of
 from waldelta.review.verdicts import expectations_map, tables_map
+from waldelta_airflow.views.decisions import quarantine_dag
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
@@ -223,13 +224,27 @@ def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str)
     return text, bool(states)
 
 
-def quarantine_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int) -> str:
-    """The rows that targets lack, by key."""
+def quarantine_page(
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, may_decide: bool, asked: str | None = None
+) -> str:
+    """The rows that targets lack, by key, and what can be decided on them; ``asked`` is the run that was asked for just now."""
     generations = {state.table_name: state.generation for state in latest_states(lake)}
     keys = open_keys(lake, generations)
     turn = Turning.of(number, keys.num_rows, _ROWS_PER_PAGE)
     shown = read_open(lake, keys.slice(turn.first, _ROWS_PER_PAGE))
-    return render("quarantine.html", base, name=pipeline.pipeline, here="quarantine", rows=shown, turn=turn)
+    name = pipeline.pipeline
+    return render(
+        "quarantine.html",
+        base,
+        name=name,
+        here="quarantine",
+        rows=shown,
+        turn=turn,
+        may_decide=may_decide,
+        asked=asked,
+        dag=quarantine_dag(name),
+        tables=sorted(generations),
+    )
 
 
 def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool) -> str:

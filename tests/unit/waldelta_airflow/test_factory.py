@@ -267,3 +267,28 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
         assert (count, imported) == ("350", "none")
         taken.append(float(seconds))
     assert min(taken) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("params", "given"),
+    [
+        ({"action": "retry"}, ["--retry"]),
+        ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"}, ["--discard", "--row=0123456789abcdef", "--reason=noise"]),
+        ({"action": "release", "tables": ["public.a", "public.b"]}, ["--release", "--tables=public.a,public.b"]),
+    ],
+)  # fmt: skip
+def test_the_quarantine_dag_hands_decisions_on(dags, params, given):
+    """What was chosen, and who triggered the run."""
+    from types import SimpleNamespace
+
+    from jinja2 import Environment
+
+    run = SimpleNamespace(
+        run_id="r", run_type="manual", data_interval_start=None, data_interval_end=None, triggering_user_name="ann"
+    )
+    context = {"params": {"tables": None, "rows": None, "reason": None} | params, "dag_run": run}
+    task = dags["shop_quarantine"].get_task("quarantine")
+    task.render_template_fields(context, Environment())
+    arguments = task.arguments(context, Path("r.json"), ())
+    assert arguments[0] == "quarantine"
+    assert sorted(arguments[2:]) == sorted([*given, "--by=ann", "--run-id=r", "--run-type=manual", "--result=r.json"])

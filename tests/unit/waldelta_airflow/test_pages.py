@@ -188,7 +188,9 @@ def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pa
 
     write_pipeline("secret")
     monkeypatch.setattr(
-        SimpleAuthManager, "is_authorized_dag", lambda _, *, method, details, user: details.id == "shop_cdc"
+        SimpleAuthManager,
+        "is_authorized_dag",
+        lambda _, *, method, details, user, access_entity=None: details.id == "shop_cdc",
     )
     client = open_pages("viewer")
     assert "secret" not in client.get("/").text
@@ -270,12 +272,12 @@ def test_addresses_lead_to_nothing_but_the_ledger(shop, open_pages, path):
 
 
 @pytest.fixture
-def triggered(monkeypatch):
+def decided(monkeypatch):
     """The runs that were asked for; a unit test's Airflow has no DAGs to run."""
     runs = []
     monkeypatch.setattr(
-        "waldelta_airflow.views.app.trigger_repair",
-        lambda *asked: runs.append((*asked[:2], asked[2].get_name())) or "repair__1",
+        "waldelta_airflow.views.app.trigger_run",
+        lambda dag_id, prefix, conf, user: runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1",
     )
     return runs
 
@@ -292,14 +294,15 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
     assert "public.orders: other rows than the source has" in client.get("/").text
 
 
-def test_the_button_triggers_the_run_that_repairs(shop, open_pages, triggered):
+def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
     """Of one table or of all that differ; who pressed it is who asks for the run."""
     client = open_pages("op")
     answer = client.post("/p/shop/repair/public.orders", headers=OWN)
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
     assert "Run <code>repair__1</code>" in answer.text
     client.post("/p/shop/repair", headers=OWN)
-    assert triggered == [("shop", ["public.orders"], "somebody")] * 2
+    conf = {"tables": ["public.orders"], "repair": True, "reason": "asked for on the page of what differs"}
+    assert decided == [("shop_reconcile", conf, "somebody")] * 2
 
 
 @pytest.mark.parametrize(
@@ -309,11 +312,48 @@ def test_the_button_triggers_the_run_that_repairs(shop, open_pages, triggered):
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["repair", "repair/public.orders"])
 def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_repair_nothing(
-    shop, open_pages, triggered, path, role, headers, status
+    shop, open_pages, decided, path, role, headers, status
 ):
     """Airflow's permission to trigger the DAG, and a form of our own page."""
     client = open_pages(role)
     assert client.post(f"/p/shop/{path}", headers=headers).status_code == status
-    assert bool(triggered) is (status == 200)
+    assert bool(decided) is (status == 200)
     if role is not None:
         assert ("<button" in client.get("/p/shop/reconciliation").text) is (role == "op")
+
+
+ROW = "0123456789abcdef"
+DECISIONS = [
+    ("all rows read again", {"action": "retry", "reason": "x"}, {"action": "retry", "tables": None, "rows": None, "reason": None}),
+    ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "}, {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
+    ("a table released", {"action": "release", "table": "public.orders"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": None}),
+    ("no rows", {"action": "discard"}, None),
+    ("no table", {"action": "release"}, None),
+    ("no row of ours", {"action": "discard", "row": "--by=x"}, None),
+    ("nothing that we do", {"action": "drop"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "conf"), [case[1:] for case in DECISIONS], ids=[case[0] for case in DECISIONS])
+def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, form, conf):
+    """In the name of who pressed it; a form that isn't ours is refused."""
+    answer = open_pages("op").post("/p/shop/quarantine", data=form, headers=OWN)
+    if conf is None:
+        assert (answer.status_code, decided) == (400, [])
+        return
+    assert (answer.history[0].status_code, answer.status_code) == (303, 200)
+    assert f"Run <code>{form['action']}__1</code>" in answer.text
+    assert decided == [("shop_quarantine", conf, "somebody")]
+
+
+@pytest.mark.parametrize(
+    "role, headers, status",
+    [("viewer", OWN, 403), ("op", {}, 403), ("op", {"sec-fetch-site": "cross-site"}, 403),
+     ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
+)  # fmt: skip
+def test_who_may_decide(shop, open_pages, decided, role, headers, status):
+    """Airflow's permission to trigger the DAG, and a form of our own page; without it there are no buttons."""
+    client = open_pages(role)
+    assert client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code == status
+    assert bool(decided) is (status == 200)
+    assert ("<button" in client.get("/p/shop/quarantine").text) is (role == "op")

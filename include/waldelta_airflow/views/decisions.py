@@ -1,0 +1,49 @@
+"""Decisions on what was kept out of targets, from the page of the quarantine: each a run of the _quarantine DAG, as its reader may trigger one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import HTTPException, Request
+
+from waldelta_airflow.views.trigger import check_origin
+
+ACTIONS = ("retry", "discard", "release")
+_MOST_BYTES = 1 << 20
+_ROW = re.compile(r"[0-9a-f]{16}")
+_LONGEST_REASON = 200
+
+
+def quarantine_dag(pipeline: str) -> str:
+    """The DAG that carries decisions out."""
+    return f"{pipeline}_quarantine"
+
+
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form; raises 403 for one that another site's page sent with the reader's login."""
+    check_origin(request)
+    body = await request.body()
+    if len(body) > _MOST_BYTES:
+        raise HTTPException(413, "So many rows at once are the DAG's to be told.")
+    return parse_qs(body.decode("utf-8", "replace"))
+
+
+def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """What a form asks for, as the DAG's params; raises 400 for what no form of ours asks for."""
+    action, rows, tables = (form.get("action") or [""])[0], list(form.get("row", ())), list(form.get("table", ()))
+    reason = (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
+    if action not in ACTIONS or not all(map(_ROW.fullmatch, rows)):
+        raise HTTPException(400, "This is nothing that can be decided on.")
+    if action == "discard" and not rows:
+        raise HTTPException(400, "Choose the rows that are to be discarded.")
+    if action == "release" and not tables:
+        raise HTTPException(400, "Choose the table whose changes are to pass.")
+    return {
+        "action": action,
+        "tables": tables if action == "release" and tables else None,
+        "rows": rows if action == "discard" else None,
+        "reason": reason if action != "retry" and reason else None,
+    }

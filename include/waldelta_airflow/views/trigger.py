@@ -1,0 +1,50 @@
+"""What the pages' buttons do: a run of a DAG, asked for by our own page, in the name of who pressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request
+
+from waldelta.ledger_rows import now
+
+if TYPE_CHECKING:
+    from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+
+
+def check_origin(request: Request) -> None:
+    """Raises 403 for a form that another site's page sent with the reader's login."""
+    site = request.headers.get("sec-fetch-site")
+    if site is None:
+        origin = request.headers.get("origin")
+        site = "same-origin" if origin and urlsplit(origin).netloc == request.headers.get("host") else "unknown"
+    if site != "same-origin":
+        raise HTTPException(403, "This was not asked for from waldelta's own page.")
+
+
+def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:
+    """Ask Airflow for a run of a DAG in the reader's name; its run id."""
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.exceptions import AirflowException
+    from airflow.models.dag import DagModel
+    from airflow.utils.types import DagRunTriggeredByType
+
+    run_id = f"{prefix}__{now().isoformat()}"
+    dag = DagModel.get_current(dag_id)
+    if dag is None or dag.is_stale:
+        raise HTTPException(404, f"Airflow doesn't know the DAG {dag_id} (yet).")
+    if dag.is_paused:
+        raise HTTPException(409, f"The DAG {dag_id} is paused, so that its run would wait: unpause it first.")
+    try:
+        trigger_dag(
+            dag_id,
+            triggered_by=DagRunTriggeredByType.UI,
+            triggering_user_name=user.get_name(),
+            run_id=run_id,
+            conf=dict(conf),
+        )
+    except (AirflowException, ValueError) as err:
+        raise HTTPException(400, f"Airflow doesn't take the run: {type(err).__name__}") from err
+    return run_id
