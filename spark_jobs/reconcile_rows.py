@@ -13,8 +13,9 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import ddl, quote
 from waldelta.arrow_columns import storage
+from waldelta.column_names import RAW
 from waldelta.pg_text import pg_text
-from waldelta.reconcile.canonical import lake_rows, raws_of
+from waldelta.reconcile.canonical import lake_rows
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
 from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import Rows, Valued
@@ -68,7 +69,7 @@ class TargetSide:
                 keys, rows = hash_rows(batch, plan)
                 chosen = is_among(buckets_of(keys, plan.buckets), wanted) & ~is_among(keys, aside)
                 kept = batch.filter(pa.array(chosen))
-                raws = raws_of(kept.column(len(names)) if plan.raw else None, names)
+                raws = plan.raws_of(kept)
                 texts = [_shown(kept.column(n), raws[n], whole=bool(plan.key)) for n in places]
                 columns = [pa.array(keys[chosen]), pa.array(rows[chosen]), *texts]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -86,7 +87,7 @@ class TargetSide:
                 keys = hash_keys([batch.column(names.index(name)) for name in plan.key], plan)
                 chosen = is_among(keys, wanted)
                 kept = batch.filter(pa.array(chosen))
-                raws = raws_of(kept.column(count) if plan.raw else None, names)
+                raws = plan.raws_of(kept)
                 shown = [_shown(kept.column(n), raws[n], whole=True) for n in range(count)]
                 exact = [
                     lake_rows([(kept.column(n), kind)], [raws[n]], plan.marks)
@@ -100,7 +101,10 @@ class TargetSide:
 
     def _run(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
         frame: DataFrame = self.spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
-        chosen = frame.select(*(F.col(quote(name)) for name in self.plan.selected))
+        columns = [F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)]
+        # Not the map itself: with one Spark takes time by the square of a batch's rows to tell its size.
+        raws = [F.try_element_at(RAW, F.lit(name)).alias(f"r{n}") for n, name in enumerate(self.plan.verbatim)]
+        chosen = frame.select(*columns, *raws)
         return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
 
 

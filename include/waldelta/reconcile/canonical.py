@@ -184,12 +184,9 @@ def lake_rows(
     return rows
 
 
-def raws_of(raw: ArrowArray | None, names: Sequence[str]) -> list[ArrowArray | None]:
-    """Of the map of a batch's verbatim texts, each column's; None where none of its values stands there."""
-    if raw is None or raw.null_count == len(raw):
-        return [None] * len(names)
-    present = set(pc.unique(raw.keys).to_pylist())
-    return [pc.map_lookup(raw, pa.scalar(name), "first") if name in present else None for name in names]
+def may_be_raw(kind: TargetType) -> bool:
+    """Whether values of the type may stand verbatim beside it."""
+    return not isinstance(kind, Text | Number)
 
 
 def _with_raw(text: ArrowArray, raw: ArrowArray, kind: TargetType, marks: Marks) -> ArrowArray:

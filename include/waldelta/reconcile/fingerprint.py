@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from waldelta.column_names import RAW
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.reconcile.canonical import Marks, lake_rows, raws_of
+from waldelta.reconcile.canonical import Marks, lake_rows, may_be_raw
 from waldelta.reconcile.hash64 import Hashes, hash_texts
 from waldelta.type_map import TargetType
 
@@ -55,9 +54,14 @@ class Fingerprint:
         return self.seed ^ 1
 
     @property
-    def selected(self) -> list[str]:
-        """The columns of the target that hash_rows() takes, in their order."""
-        return [*(name for name, _ in self.columns), *([RAW] if self.raw else [])]
+    def verbatim(self) -> tuple[str, ...]:
+        """The columns whose values may stand in ``_wd_raw``; a batch has their texts behind all columns, in this order."""
+        return tuple(name for name, kind in self.columns if may_be_raw(kind)) if self.raw else ()
+
+    def raws_of(self, batch: pa.RecordBatch) -> list[ArrowArray | None]:
+        """What stands verbatim of each column; None of one that never does."""
+        places = {name: len(self.columns) + n for n, name in enumerate(self.verbatim)}
+        return [batch.column(places[name]) if name in places else None for name, _ in self.columns]
 
 
 def drawn(
@@ -85,11 +89,10 @@ def hash_keys(columns: list[ArrowArray], plan: Fingerprint) -> Hashes:
 
 
 def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]:
-    """The hashes of each row's key and of the row, of a batch of ``plan.selected``."""
+    """The hashes of each row's key and of the row, of a batch of the plan's columns and verbatim texts."""
     names = [name for name, _ in plan.columns]
     columns = [(batch.column(n), kind) for n, (_, kind) in enumerate(plan.columns)]
-    raws = raws_of(batch.column(len(names)) if plan.raw else None, names)
-    rows = hash_texts(lake_rows(columns, raws, plan.marks), plan.seed)
+    rows = hash_texts(lake_rows(columns, plan.raws_of(batch), plan.marks), plan.seed)
     if not plan.key:
         return rows, rows
     return hash_keys([batch.column(names.index(name)) for name in plan.key], plan), rows

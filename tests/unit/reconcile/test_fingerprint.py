@@ -8,16 +8,16 @@ import pytest
 
 from tests.seeds import chosen_seed
 from waldelta.reconcile.canonical import Marks, lake_rows
-from waldelta.reconcile.fingerprint import Fingerprint, Sums, bucket_count, hash_rows
+from waldelta.reconcile.fingerprint import Fingerprint, Sums, bucket_count, hash_rows, in_parts
 from waldelta.reconcile.hash64 import hash_texts
 from waldelta.type_map import TargetType
+from waldelta.types.datetime import Moment
 from waldelta.types.number import Number
 from waldelta.types.text import Text
 
 INT, TEXT = Number("int", pa.int32(), "int4"), Text(is_plain=True)
 MARKS = Marks.drawn("ab")
 COLUMNS: tuple[tuple[str, TargetType], ...] = (("id", INT), ("a", TEXT), ("b", TEXT))
-RAW = pa.map_(pa.string(), pa.string())
 
 # As PostgreSQL 18 answers: select hashtextextended(text collate "C", seed).
 KNOWN = [
@@ -70,11 +70,9 @@ def test_a_verbatim_text_beside_a_value_is_neither():
     assert len(set(found)) == 3
 
 
-def batch(rows, raw=None):
+def batch(rows):
     columns = [pa.array(values, kind.arrow) for values, (_, kind) in zip(zip(*rows, strict=True), COLUMNS, strict=True)]
-    return pa.RecordBatch.from_arrays(
-        [*columns, pa.array(raw or [None] * len(rows), RAW)], names=["id", "a", "b", "_wd_raw"]
-    )
+    return pa.RecordBatch.from_arrays(columns, names=["id", "a", "b"])
 
 
 def plan(key=("id",), buckets=16):
@@ -109,3 +107,32 @@ def test_without_a_key_a_rows_bucket_is_its_own():
 @pytest.mark.parametrize("rows, buckets", [(0, 16), (10_000, 32), (10_000_000, 32768), (1 << 40, 65536)])
 def test_buckets_are_few_beside_the_rows(rows, buckets):
     assert bucket_count(rows) == buckets
+
+
+def test_verbatim_texts_stand_behind_the_columns_that_may_have_them():
+    """A value that its type can't hold is one that PostgreSQL prints; without the metadata column it is null."""
+    day = Moment("date", pa.date32(), "date")
+    columns: tuple[tuple[str, TargetType], ...] = (("id", INT), ("day", day), ("a", TEXT))
+    with_raw = Fingerprint("t", columns, ("id",), MARKS, 77, 16, raw=True)
+    arrays = [pa.array([1], pa.int32()), pa.array([None], pa.date32()), pa.array(["x"])]
+    found = {
+        text: hash_rows(
+            pa.RecordBatch.from_arrays([*arrays, pa.array([text], pa.string())], names=["c0", "c1", "c2", "r0"]),
+            with_raw,
+        )
+        for text in ("infinity", "-infinity", None)
+    }
+    assert with_raw.verbatim == ("day",)
+    assert len({rows.tolist()[0] for _, rows in found.values()}) == 3
+    without = Fingerprint("t", columns, ("id",), MARKS, 77, 16, raw=False)
+    assert hash_rows(pa.RecordBatch.from_arrays(arrays, names=["c0", "c1", "c2"]), without)[1] == found[None][1]
+
+
+def test_a_batch_of_large_rows_is_hashed_in_parts(monkeypatch):
+    """As many rows at once as their texts have room."""
+    monkeypatch.setattr("waldelta.reconcile.fingerprint._MOST_BYTES", 1000)
+    whole = batch([(n, "x" * 400, None) for n in range(10)])
+    parts = list(in_parts(whole))
+    assert [part.num_rows for part in parts] == [2] * 5
+    assert pa.Table.from_batches(parts).to_pydict() == whole.to_pydict()
+    assert list(in_parts(whole.slice(0, 0))) == []
