@@ -53,6 +53,12 @@ def source_conninfo(conn_id: str) -> str:
     return conninfo_from_environment(conn_id, source_environment(conn_id))
 
 
+def source_place(conn_id: str) -> tuple[str, int | None, str]:
+    """The source's host, port and database."""
+    connection = BaseHook.get_connection(conn_id)
+    return connection.host or "localhost", connection.port, connection.schema or ""
+
+
 def spark_connection(conn_id: str) -> Connection:
     """The Spark connection; raises ConfigError when its type isn't one of the two that jobs run on."""
     connection = BaseHook.get_connection(conn_id)

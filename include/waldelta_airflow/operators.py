@@ -74,6 +74,7 @@ class WaldeltaJobOperator(BaseOperator):
         self.verb, self.stage, self.first = verb, stage, first
         self.options = dict(options or {})
         self._running: ChildProcess | ForkedJob | SparkSubmit | None = None
+        self._done: Mapping[str, Any] = {}
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the job and give its summary; its failure is raised as this task's."""
@@ -81,6 +82,7 @@ class WaldeltaJobOperator(BaseOperator):
             result = self._run(context)
         if self.stage == LAND:
             tell_critical(self.pipeline, result.document.get("slot_critical", ()), context)
+        self._done = result.document
         if self.stage in (None, _REPORT):
             emit(self.pipeline.pipeline, result.document)
         result.require(self.stage)
@@ -216,6 +218,13 @@ class ReportOperator(WaldeltaJobOperator):
             self.log.warning("no asset event for %s: it stays behind, or wasn't checked, or failed its check", table)
         self.log.info("report: %s", summary.get("report") or "none")
         return summary
+
+    def get_openlineage_facets_on_complete(self, _: Any) -> Any:
+        """What the run read and wrote; OpenLineage's provider asks, nobody else does."""
+        from waldelta_airflow.connections import source_place
+        from waldelta_airflow.lineage import lineage
+
+        return lineage(self.pipeline, self._done, source_place(self.pipeline.source.conn_id))
 
 
 class CopyAgainOperator(TriggerDagRunOperator):

@@ -1,0 +1,78 @@
+"""Lineage: what a run read and wrote, as OpenLineage's provider asks an operator for it.
+
+Imported only where that provider is installed (``apache-airflow-providers-openlineage``): nothing else of waldelta needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import attr
+from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client.event_v2 import Dataset, OutputDataset
+from openlineage.client.facet_v2 import RunFacet, output_statistics_output_dataset
+
+from waldelta.lake import target_uri
+from waldelta.pipeline_file import PipelineFile, split_table_name
+
+_ROWS = ("inserted", "updated", "deleted")
+_PORT = 5432
+
+
+@attr.define
+class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
+    """The stretch of WAL that a run replicated, by which publications, and the filters of its targets' tables."""
+
+    startLsn: str | None = attr.field(default=None)  # noqa: N815  as OpenLineage writes names
+    endLsn: str | None = attr.field(default=None)  # noqa: N815
+    publications: list[str] = attr.field(factory=list)
+    filters: dict[str, str] = attr.field(factory=dict)
+
+
+def lineage(
+    pipeline: PipelineFile, document: Mapping[str, Any], server: tuple[str, int | None, str]
+) -> OperatorLineage:
+    """Inputs and outputs of the tables that a run changed; ``server`` is the source's host, port and database."""
+    host, port, database = server
+    namespace = f"postgres://{host}:{port or _PORT}"
+    tables = {
+        name: counts
+        for name, counts in (document.get("tables") or {}).items()
+        if counts.get("rows") is not None or counts.get("truncated") or any(counts.get(of) for of in _ROWS)
+    }
+    fed = {name: _source(pipeline, name) for name in tables}
+    inputs = [Dataset(namespace, f"{database}.{of}") for of in sorted(set(fed.values()))]
+    outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
+    facet = ReplicationRunFacet(
+        document.get("start_lsn"), document.get("end_lsn"), pipeline.source.publication_names, _filters(pipeline, fed)
+    )
+    return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet})
+
+
+def _source(pipeline: PipelineFile, table: str) -> str:
+    """The table that feeds a target, unquoted."""
+    own = pipeline.target.tables.get(table)
+    return ".".join(split_table_name(own.source if own and own.source else table))
+
+
+def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> OutputDataset:
+    place = urlsplit(target_uri(pipeline.target.root, *split_table_name(table)))
+    namespace = f"{place.scheme}://{place.netloc}" if place.netloc else place.scheme
+    written = counts.get("rows") if counts.get("rows") is not None else sum(int(counts.get(of) or 0) for of in _ROWS)
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=written)
+    return OutputDataset(namespace, place.path, outputFacets={"outputStatistics": statistics})
+
+
+def _filters(pipeline: PipelineFile, fed: Mapping[str, str]) -> dict[str, str]:
+    """The publisher's filter of each source table, and each target's own."""
+    published = {
+        ".".join(entry.parts): entry.where
+        for publication in pipeline.source.publications
+        for entry in publication.tables
+        if entry.where is not None
+    }
+    found = {table: published[table] for table in set(fed.values()) & published.keys()}
+    own = {f"target {name}": where for name in fed if (where := pipeline.target.where_of(name)) is not None}
+    return dict(sorted((found | own).items()))
