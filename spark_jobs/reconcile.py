@@ -38,6 +38,7 @@ from waldelta.reconcile.reconciliations import (
 )
 from waldelta.snapshot import SnapshotHolder
 from waldelta.standing import Due, Standing, read_published
+from waldelta.target_mode import MIRROR
 from waldelta.targets import read_targets
 from waldelta.watermark import Watermarks
 
@@ -139,6 +140,8 @@ def _compare_all(work: _Work) -> None:
         if standing.due != Due.FEED:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
     fed = {found.table_name: found.state for found in chosen if found.due == Due.FEED and found.state is not None}
+    for name in [name for name, state in fed.items() if state.kept_as != MIRROR]:
+        work.put(name, NOT_COMPARED, f"its target keeps more than the source has (mode {fed.pop(name).kept_as})")
     keys: dict[str, tuple[Feeding, Found]] = {}
     with _batches(work.spark):
         for names in in_groups({name: sizes.get(name, 0) for name in fed}):

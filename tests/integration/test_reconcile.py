@@ -86,6 +86,16 @@ def test_a_fresh_copy_is_equal(spark, pipeline):
     assert (row.status, row.source_rows, row.target_rows, row.differing) == ("equal", 1000, 1000, 0)
 
 
+def test_a_target_that_keeps_more_than_the_source_isnt_compared(spark, database, lake):
+    """Its deleted rows aren't the source's: it says so instead of calling them differences."""
+    database.execute(SOURCE)
+    made = make(database, lake, tables={"public.t": {"mode": "soft_delete"}})
+    made.setup()
+    made.sync(spark)
+    row = reconcile(spark, made)["t"]
+    assert (row.status, row.reason) == ("not compared", "its target keeps more than the source has (mode soft_delete)")
+
+
 def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, pipeline):
     """A row deleted, one changed, one added behind our back: kind, key, column and both values; then they are gone."""
     held = target(pipeline)

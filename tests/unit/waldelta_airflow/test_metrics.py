@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import statsd
 from airflow.sdk.observability import stats
 
 from waldelta_airflow.metrics import emit, metrics_of
@@ -70,7 +71,6 @@ def channel():
 
 def test_a_statsd_server_receives_them(channel):
     """A UDP socket in the place of the server, and the client that Airflow uses."""
-    statsd = pytest.importorskip("statsd")
     from airflow.sdk._shared.observability.metrics.statsd_logger import SafeStatsdLogger
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
