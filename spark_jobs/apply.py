@@ -54,6 +54,7 @@ from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
 from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
+from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
 from waldelta.repair import Repair
@@ -108,6 +109,7 @@ class _Run:
     stretches: Stretches
     present: dict[str, PresentTable]
     watch: Watch
+    quarantine: Quarantine
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -150,7 +152,8 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    run = _Run(spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)))
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    run = _Run(spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)), quarantine)
     for state in _to_be_fed(states, applied):
         _look(run, state, held.versions[state.table_name], applied)
     untold = mended | _unreported(run, states, applied)
@@ -327,7 +330,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
             evolved = [column.state for column in plan.evolution.columns]
             plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
-        changes = reread(job, run.stretches.change_log, plan, changes)
+        changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine)
         fault_point("apply.staged")
         check()
         fault_point("apply.merging")

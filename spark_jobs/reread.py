@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,15 @@ ROWS_PER_READ = 1000
 _FRESH = (ACTION_INSERT, ACTION_UPSERT)
 
 
-def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *, replays: bool = False) -> Staged:
+def reread(
+    job: Job,
+    change_log: ChangeLog,
+    plan: TargetPlan,
+    staged: Staged,
+    quarantine: Quarantine,
+    *,
+    replays: bool = False,
+) -> Staged:
     """Complete the staged rows that lack values; returns what to merge instead, with its counts.
 
     What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
@@ -55,15 +64,14 @@ def reread(job: Job, change_log: ChangeLog, plan: TargetPlan, staged: Staged, *,
     if not plan.decode.shape.key:
         return staged
     state, after = plan.state, plan.batches[1] if replays else plan.batches[0]
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    held = quarantine.rows(state.table_name, state.generation)
+    held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held:
         return staged
     work = _Work(job, change_log, plan, staged)
     opened = open_keys(row for row in held if row.batch <= after)
-    emptied = opened & _truncated_keys(held, plan)
+    emptied = opened and _truncated_keys(quarantine, plan, opened)
     work.told += [work.row(RESOLVED, key) for key in sorted(emptied)]
-    work.resolve(opened - emptied, {row.key: row.messages or [] for row in held if row.batch <= after})
+    work.resolve(opened - emptied, partial(_messages, quarantine, plan, after))
     for rows in _chunks(staged, plan):
         work.complete(rows)
     work.keep_messages()
@@ -96,10 +104,10 @@ class _Work:
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
 
-    def resolve(self, opened: set[str], messages: Mapping[str, list[SentMessage]]) -> None:
+    def resolve(self, opened: set[str], messages_of: Callable[[list[str]], Mapping[str, list[SentMessage]]]) -> None:
         """Say which quarantined rows this range of batches ends, and bring back those that it updates.
 
-        ``messages`` are what they came from, by key.
+        ``messages_of`` gives what they came from, by key.
         """
         if not opened:
             return
@@ -111,6 +119,7 @@ class _Work:
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
             before, after = (_keys(updated, self.plan, which) for which in "bc")
+            messages = messages_of(before)
             self.earlier = {now: messages[then] for then, now in zip(before, after, strict=True)}
             self.complete(_without_base(_with_action(updated, ACTION_INSERT), self.plan))
 
@@ -178,12 +187,19 @@ class _Work:
         return IncompleteRow(now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details)
 
 
-def _truncated_keys(held: Sequence[IncompleteRow], plan: TargetPlan) -> set[str]:
+def _messages(quarantine: Quarantine, plan: TargetPlan, after: int, keys: list[str]) -> dict[str, list[SentMessage]]:
+    """What these quarantined rows came from, by key."""
+    rows = quarantine.rows(plan.state.table_name, plan.state.generation, keys)
+    return {row.key: row.messages or [] for row in rows if row.batch <= after}
+
+
+def _truncated_keys(quarantine: Quarantine, plan: TargetPlan, opened: set[str]) -> set[str]:
     """Keys of quarantined rows that a TRUNCATE took with the table, or with their leaf."""
-    if not plan.truncated:
-        return set()
+    if not plan.truncated or not plan.truncated_leaves:
+        return opened if plan.truncated else set()
     leaves = {str(oid) for oid in plan.truncated_leaves}
-    return {row.key for row in held if not leaves or (row.sent and json.loads(row.sent).get(RELID) in leaves)}
+    rows = quarantine.rows(plan.state.table_name, plan.state.generation, opened)
+    return {row.key for row in rows if row.sent and json.loads(row.sent).get(RELID) in leaves}
 
 
 def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
