@@ -54,14 +54,15 @@ from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
-from waldelta.patience import readable_tables
+from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
+from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
 from waldelta.repair import Repair
 from waldelta.standing import Due, Standing, due, read_published, record_removed
 from waldelta.standing import states as due_states
-from waldelta.targets import Feed
+from waldelta.targets import Feed, Target
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ log = logging.getLogger(__name__)
 BATCHES_PER_STEP = 2
 # A MERGE that others' commits got ahead of is run again on what they left, so often in all.
 _ATTEMPTS = 3
-# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the next run from emptying the slot.
-LOCK_TIMEOUT_S = 60.0
+# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables, and the next run from emptying the slot.
+LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -111,6 +112,7 @@ class _Run:
     present: dict[str, PresentTable]
     watch: Watch
     gates: dict[str, TableGate]
+    quarantine: Quarantine
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -119,23 +121,24 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
     it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
     is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied. ``landed_as_of``: all
-    transactions below this one (xid8) have landed. Raises TableBusy when a published table stays locked against readers.
+    transactions below this one (xid8) have landed. A table that stays locked against readers fails as TableBusy where
+    its catalogs can't be read without that lock: where it has a row filter.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     applied = Applied()
     last = change_log.last_batch()
-    with job.connect("apply") as connection, readable_tables(connection, LOCK_TIMEOUT_S):
-        applied.published = read_published(connection, job)
+    with job.connect("apply") as connection:
+        applied.published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
         standings, mended = end_killed_repairs(spark, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         there, feeds = read_present(connection, states), applied.published
         found = [of_partition(state, there[state.table_name], feeds.get(state.table_name)) for state in states]
         states = [state for state, _ in found]
-        present, published = (
-            with_emptied(connection, states, {s.table_name: table for s, table in found}, landed_as_of),
-            read_published_now(connection, job, feeds, states),
+        present = with_emptied(connection, states, {s.table_name: table for s, table in found}, landed_as_of)
+        published, barred = read_around(
+            connection, LOCK_TIMEOUT_S, partial(read_published_now, connection, job, feeds, states), barred
         )
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
@@ -143,7 +146,9 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
         with _isolated(job, state, applied):
             now_there = present[state.table_name]
             check_mode(job, state)
-            applied.warnings += check_drift(job, state, now_there, published.get(state.table_name), applied.drifted)
+            applied.warnings += check_drift(
+                job, state, now_there, _read(published.get(state.table_name), barred), applied.drifted
+            )
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
     if last is None:
@@ -151,9 +156,9 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    run = _Run(
-        spark, job, held, Stretches(change_log, sizes), present, Watch(job, last_cut(job)), read_gates(job, states)
-    )
+    stretches, watch = Stretches(change_log, sizes), Watch(job, last_cut(job))
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    run = _Run(spark, job, held, stretches, present, watch, read_gates(job, states), quarantine)
     for state in _to_be_fed(states, applied):
         _look(run, state, held.versions[state.table_name], applied)
     untold = mended | _unreported(run, states, applied)
@@ -174,6 +179,13 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
         applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))
     return applied
+
+
+def _read(target: Target | None, barred: Barred) -> Target | None:
+    """The target as it is fed now; raises TableBusy when that couldn't be read."""
+    if target is not None and target.is_unread:
+        raise barred.busy(str(target.id))
+    return target
 
 
 def _to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
@@ -325,7 +337,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         gate = run.gates.get(state.table_name)
         judged = partial(judge, run.spark, job, plan, gate) if gate is not None else None
-        changes = reread(job, run.stretches.change_log, plan, changes, judged)
+        changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged)
         if plan.decode.unfolding is not None:
             changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
         fault_point("apply.staged")

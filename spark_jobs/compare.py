@@ -28,7 +28,7 @@ from waldelta.ledger_rows import TableState
 from waldelta.pipeline_file import PipelineFile
 from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.target_filter import filter_of
-from waldelta.targets import Target, read_targets
+from waldelta.targets import Target, read_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,9 +146,9 @@ def _some_keys(rows: DataFrame, columns: Sequence[str], names: Sequence[str]) ->
 
 
 def _fed_as_of(holder: SnapshotHolder, pipeline: PipelineFile, table_id: TableId) -> Target:
-    for target in read_targets(holder.connection, pipeline):
-        if target.id == table_id:
-            return target
+    target = read_target(holder.connection, pipeline, table_id)
+    if target is not None:
+        return target
     names = ", ".join(pipeline.source.publication_names)
     raise StateError(f"{table_id} isn't in the publications {names}: it can't be compared")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +31,17 @@ _APPLIED_BATCHES = 100
 
 
 def read_published_now(
-    connection: psycopg.Connection[Any], job: Job, feeds: Mapping[str, Feed], states: Sequence[TableState]
+    connection: psycopg.Connection[Any],
+    job: Job,
+    feeds: Mapping[str, Feed],
+    states: Sequence[TableState],
+    barred: Collection[int] = (),
 ) -> dict[str, Target]:
-    """The targets as they are fed now, by name; nothing is asked when nothing was copied."""
+    """The targets as they are fed now, by name; nothing is asked when nothing was copied. ``barred``: see read_targets()."""
     if not states:
         return {}
-    return {str(target.id): target for target in read_targets(connection, job.pipeline, feeds, sizes=False)}
+    targets = read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred)
+    return {str(target.id): target for target in targets}
 
 
 def check_drift(

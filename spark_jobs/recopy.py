@@ -37,17 +37,20 @@ def recopy(
     """
     standings = read_standings(job, published)
     pending = due(standings, Due.COPY)
-    sizes = read_table_bytes(job) if pending and job.hand_over else {}
+    sizes, busy = read_table_bytes(job) if pending else ({}, {})
     failures: dict[str, WaldeltaError] = {}
     result.needs_sync, result.not_applied = [], []  # this may be the stage's second try
     for copy in due(standings, Due.WAIT):
         result.warnings.append(f"{copy.table_name} is being copied, and its changes wait until that is done")
         result.not_applied.append(copy.table_name)
     for copy in pending:
+        if copy.table_name in busy:
+            failures[copy.table_name] = busy[copy.table_name]
+            continue
         try:
             if (drift := (drifted or {}).get(copy.table_name)) and _repair(spark, job, result, copy, drift):
                 continue
-            if sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20:
+            if job.hand_over and sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20:
                 _hand_over(job, result, copy)
             else:
                 _copy(spark, job, result, copy)

@@ -46,6 +46,7 @@ from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
+from waldelta.quarantine import Quarantine
 from waldelta.replay import Span
 from waldelta.standing import Due, Standing, read_published, read_standings
 from waldelta.target_mode import MIRROR, check_mirror
@@ -86,6 +87,7 @@ class _Run:
     span: Span
     held: Watermarks
     stretches: Stretches
+    quarantine: Quarantine
     gates: Mapping[str, TableGate] = field(default_factory=dict)
 
 
@@ -102,7 +104,8 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
-    run = _Run(spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes))
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    run = _Run(spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes), quarantine)
     # Kept beside those that end at the targets' watermarks.
     touched = Stretches(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
@@ -244,7 +247,7 @@ def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, done: Replayed) -> tu
     done.warnings += _told_skipped(state, changes)
     gate = run.gates.get(state.table_name)
     judged = partial(judge, run.spark, job, plan.target, gate) if gate is not None else None
-    changes = reread(job, change_log, plan.target, changes, judged, replays=True)
+    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, replays=True)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
 

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ from waldelta.quarantine import (
     REREAD,
     RESOLVED,
     IncompleteRow,
+    Outline,
     Quarantine,
     SentMessage,
     watched_rows,
@@ -66,13 +68,15 @@ ROWS_PER_READ = 1000
 
 
 Judge = Callable[[Staged], Judged]
+MessagesOf = Callable[[Sequence[str]], Mapping[str, list[SentMessage]]]
 
 
-def reread(
+def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     job: Job,
     change_log: ChangeLog,
     plan: TargetPlan,
     staged: Staged,
+    quarantine: Quarantine,
     judge: Judge | None = None,
     *,
     replays: bool = False,
@@ -87,15 +91,15 @@ def reread(
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
     state, after = plan.state, plan.batches[1] if replays else plan.batches[0]
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    held = quarantine.rows(state.table_name, state.generation)
+    held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held and judge is None:
         return staged
     work = _Work(job, change_log, plan, staged)
     watched = watched_rows(row for row in held if row.batch <= after)
-    emptied = watched.keys() & _truncated_keys(held, plan)
+    emptied = _truncated_keys(quarantine, plan, watched.keys()) if watched else set()
     work.told += [work.row(RESOLVED, key) for key in sorted(emptied)]
-    work.resolve({key: row for key, row in watched.items() if key not in emptied})
+    still = {key: row for key, row in watched.items() if key not in emptied}
+    work.resolve(still, partial(_messages, quarantine, plan, after))
     for rows in _chunks(staged, plan):
         work.complete(rows)
     judged = Judged(work.completed()) if judge is None else judge(work.completed())
@@ -133,10 +137,11 @@ class _Work:
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
 
-    def resolve(self, watched: Mapping[str, IncompleteRow]) -> None:
+    def resolve(self, watched: Mapping[str, Outline], messages_of: MessagesOf) -> None:
         """Say which rows that the target lacks, or has as they were before, this range ends, and make its updates of them whole.
 
         What was sent for such a row since then was never written, so that an update that doesn't send it again lacks it.
+        ``messages_of`` gives what they came from, by key.
         """
         if not watched:
             return
@@ -157,7 +162,8 @@ class _Work:
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
             before, after = (keys_of(updated, self.plan, which) for which in "bc")
-            self.earlier = {now: watched[then].messages or [] for then, now in zip(before, after, strict=True)}
+            messages = messages_of(before)
+            self.earlier = {now: messages[then] for then, now in zip(before, after, strict=True)}
             self.complete(without_base(with_action(updated, ACTION_INSERT), self.plan))
         if len(overlaid):
             self.complete(overlaid)
@@ -246,12 +252,21 @@ class _Work:
         return IncompleteRow(now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details)
 
 
-def _truncated_keys(held: Sequence[IncompleteRow], plan: TargetPlan) -> set[str]:
+def _messages(
+    quarantine: Quarantine, plan: TargetPlan, after: int, keys: Sequence[str]
+) -> dict[str, list[SentMessage]]:
+    """What these quarantined rows came from, by key."""
+    rows = quarantine.rows(plan.state.table_name, plan.state.generation, keys)
+    return {row.key: row.messages or [] for row in rows if row.batch <= after}
+
+
+def _truncated_keys(quarantine: Quarantine, plan: TargetPlan, watched: Collection[str]) -> set[str]:
     """Keys of quarantined rows that a TRUNCATE took with the table, or with their leaf."""
-    if not plan.truncated:
-        return set()
+    if not plan.truncated or not plan.truncated_leaves:
+        return set(watched) if plan.truncated else set()
     leaves = {str(oid) for oid in plan.truncated_leaves}
-    return {row.key for row in held if not leaves or (row.sent and json.loads(row.sent).get(RELID) in leaves)}
+    rows = quarantine.rows(plan.state.table_name, plan.state.generation, watched)
+    return {row.key for row in rows if row.sent and json.loads(row.sent).get(RELID) in leaves}
 
 
 def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:

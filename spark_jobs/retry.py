@@ -19,6 +19,7 @@ from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
 from waldelta.leaves import of_partition
 from waldelta.ledger_rows import TableState
+from waldelta.patience import read_barred
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
 from waldelta.quarantined import current_user
@@ -42,10 +43,14 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
     def retry(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
-            feeds = read_published(connection, job)
+            barred = read_barred(connection)
+            feeds = read_published(connection, job, barred.relations)
             standings, _ = end_killed_repairs(spark, job, feeds)
             fed = {state.table_name: state for state in states(standings, Due.FEED)}
-            targets = {str(target.id): target for target in read_targets(connection, job.pipeline, feeds)}
+            targets = {
+                str(target.id): target
+                for target in read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred.relations)
+            }
             present = read_present(connection, list(fed.values()))
         if unknown := sorted(set(tables or ()) - fed.keys()):
             raise ConfigError(
@@ -55,6 +60,8 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
         lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
         for name in sorted(lacking.keys() if tables is None else lacking.keys() & set(tables)):
             try:
+                if name in targets and targets[name].is_unread:
+                    raise barred.busy(name)
                 found = of_partition(fed[name], present[name], feeds.get(name))
                 _retry(spark, job, result, (*found, targets.get(name)), by)
             except WaldeltaError as err:

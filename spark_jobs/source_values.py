@@ -17,9 +17,10 @@ from spark_jobs.plan import TargetPlan
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.connection import describe
-from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable
+from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
+from waldelta.patience import BARRED, limited, lock_holders
 from waldelta.pg_text import pg_text
 from waldelta.snapshot import wait_until_visible
 from waldelta.types.target import printed
@@ -28,6 +29,8 @@ Mask = npt.NDArray[np.bool_]
 Texts = list[str | None]
 
 VISIBLE_TIMEOUT_S = 60.0
+# Whoever keeps the table locked for longer must not hold up the tables that come after it.
+LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -51,15 +54,19 @@ class _Lookup:
 def read_values(job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Mask) -> SourceValues:
     """Read the columns that are marked as unchanged, for those ``rows`` (net changes) that are ``lacking``.
 
-    Raises TransactionsStillOpen when a change isn't visible on the source after a minute, PrivilegeMissing,
-    SourceUnreachable.
+    Raises TransactionsStillOpen when a change isn't visible on the source after a minute, TableBusy while somebody keeps the table
+    locked, PrivilegeMissing, SourceUnreachable.
     """
     shape, count = plan.decode.shape, len(rows)
     flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.toastable}
     values = SourceValues({i: [None] * count for i in shape.toastable}, np.zeros(count, bool), [None] * count)
     if not lacking.any():
         return values
-    with job.connect("reread") as connection, _named_errors(job, plan.state):
+    with (
+        job.connect("reread") as connection,
+        _named_errors(job, plan.state, connection),
+        limited(connection, "lock_timeout", LOCK_TIMEOUT_S),
+    ):
         lookup = _lookup(connection, plan, flagged, lacking, values)
         if lookup is None:
             return values
@@ -152,11 +159,16 @@ def _give_up(values: SourceValues, rows: Mask, reason: str) -> None:
 
 
 @contextmanager
-def _named_errors(job: Job, state: TableState) -> Iterator[None]:
+def _named_errors(job: Job, state: TableState, connection: psycopg.Connection[Any]) -> Iterator[None]:
     try:
         yield
+    except psycopg.errors.LockNotAvailable:
+        named: SourceError = TableBusy(
+            f"{state.table_name} can't be read to complete its rows, since somebody keeps it locked. Locks that stand in the way:\n"
+            f"{lock_holders(connection, BARRED)}\nwait until they end, and run again"
+        )
     except psycopg.errors.InsufficientPrivilege as err:
-        named: SourceError = PrivilegeMissing(
+        named = PrivilegeMissing(
             f"{state.table_name} can't be read to complete its rows ({_reason(err)}): grant select on it"
         )
     except psycopg.OperationalError as err:

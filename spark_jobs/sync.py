@@ -43,6 +43,7 @@ from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts
+from waldelta.patience import read_barred
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
@@ -51,7 +52,7 @@ from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.target_mode import MIRROR
-from waldelta.targets import Target, read_targets
+from waldelta.targets import Target, read_target, read_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -339,12 +340,17 @@ def _reader(conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], ho
     return read
 
 
-def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]:
+def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
         raise NotPrimary(
             f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: copy from the primary"
         )
-    return read_targets(connection, job.pipeline)
+
+
+def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]:
+    _check_primary(connection, job)
+    # Whose size can't be read now comes last.
+    return read_targets(connection, job.pipeline, barred=read_barred(connection).relations)
 
 
 def _choose(spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None) -> list[Target]:
@@ -365,17 +371,17 @@ def _choose(spark: SparkSession, targets: Sequence[Target], job: Job, names: Seq
 def fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Target, StorageState | None]:
     """The target, and how the rows that feed it are stored, as the snapshot sees them."""
     try:
-        found = [target for target in read_targets(holder.connection, job.pipeline) if target.id == table_id]
-        present = read_present_tables(holder.connection, [target.table.oid for target in found])
+        target = read_target(holder.connection, job.pipeline, table_id)
+        present = read_present_tables(holder.connection, [target.table.oid] if target is not None else [])
     except psycopg.Error as err:
         raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
-    for target in found:
-        if target.problem is not None:
-            raise ConfigError(target.problem)
-        now = present.get(target.table.oid)
-        is_part = target.feed.root_id is not None or target.feed.partition is not None
-        return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
-    raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
+    if target is None:
+        raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
+    if target.problem is not None:
+        raise ConfigError(target.problem)
+    now = present.get(target.table.oid)
+    is_part = target.feed.root_id is not None or target.feed.partition is not None
+    return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
 
 
 def check_unaltered(job: Job, copied: Target, membership: str) -> None:
@@ -384,7 +390,9 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
     Raises SnapshotLost when they aren't.
     """
     with job.connect("sync") as connection:
-        present = {t.id: t.table for t in _read_targets(connection, job)}.get(copied.id)
+        _check_primary(connection, job)
+        found = read_target(connection, job.pipeline, copied.id)
+        present = found.table if found is not None else None
         same = read_version(connection, job.pipeline.source.publication_names, copied.table.relation_ids) == membership
     then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.table.columns}
     if (

@@ -7,7 +7,7 @@ The connection must come from ``connection.connect``: names of types and filters
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,7 +91,8 @@ class PublishedTable:
     REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either case only when all of it is
     published; empty for a table that has neither. ``row_filter`` is the filter of the copy: the publications' filters
     ORed, whatever they publish; None when one of them has none. ``entries`` are what each of them says of it, or of each leaf
-    that is gathered: others once it was taken out and put in again, or other rules held for a while.
+    that is gathered: others once it was taken out and put in again, or other rules held for a while. ``unread``: a filter wasn't
+    read, since somebody keeps the table locked.
     """
 
     id: TableId
@@ -109,6 +110,7 @@ class PublishedTable:
     publications: tuple[str, ...] = ()
     ancestors: tuple[int, ...] = ()
     entries: frozenset[Membership] = frozenset()
+    unread: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -132,11 +134,15 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A relation that may be a partition: the oids of the tables above it, and what every row of it meets (None: nothing)."""
+    """A relation that may be a partition: the oids of the tables above it, and what every row of it meets (None: nothing).
+
+    ``unread``: that wasn't read, since somebody keeps one of these tables locked.
+    """
 
     oid: int
     ancestors: tuple[int, ...] = ()
     constraint: str | None = None
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +167,19 @@ class Relation:
         return tuple(c.name for c in self.columns)
 
 
-def read_partitions(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, Partition]:
-    """Those of these relations that exist, as partitions of whatever is above them."""
+def read_partitions(
+    conn: Connection, tables: Iterable[TableId], barred: Collection[int] = ()
+) -> dict[TableId, Partition]:
+    """Those of these relations that exist, as partitions of whatever is above them.
+
+    What a partition's rows meet is read under a lock on it and on what is above, but for those (by oid) that are ``barred``.
+    """
     wanted = list(tables)
-    rows = fetch(conn, _PARTITIONS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]})
-    return {TableId(r.schema, r.name): Partition(r.oid, tuple(r.ancestors), r.partition_constraint) for r in rows}
+    names = {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
+    return {
+        TableId(r.schema, r.name): Partition(r.oid, tuple(r.ancestors), r.partition_constraint, r.is_unread)
+        for r in fetch(conn, _PARTITIONS, names | {"barred": list(barred)})
+    }
 
 
 def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
@@ -200,12 +214,14 @@ def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId
     return {TableId(row.schema, row.name): row.oid for row in rows}
 
 
-def read_leaves(conn: Connection, oids: Sequence[int], *, sizes: bool = True) -> dict[int, tuple[Leaf, ...]]:
+def read_leaves(
+    conn: Connection, oids: Sequence[int], *, sizes: bool = True, barred: Collection[int] = ()
+) -> dict[int, tuple[Leaf, ...]]:
     """The tables that hold the rows of each of these tables: itself, or a partition root's leaves.
 
-    Without ``sizes`` they count as empty, and nobody who holds a leaf's lock is waited for.
+    Without ``sizes``, or where they are ``barred`` (by oid), they count as empty, and nobody who holds a leaf's lock is waited for.
     """
-    rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes})
+    rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes, "barred": list(barred)})
     leaf_oids = [row.oid for row in rows]
     columns = _read_columns(conn, leaf_oids, with_types=False)
     _, identity = _read_indexes(conn, leaf_oids)
@@ -290,11 +306,18 @@ where c.relkind not in ('i', 'I', 't')
 
 _PARTITIONS = """
 select c.oid, n.nspname as schema, c.relname as name,
-       array(select a.relid::oid from pg_partition_ancestors(c.oid) a where a.relid <> c.oid) as ancestors,
-       pg_get_partition_constraintdef(c.oid) as partition_constraint
+       l.above as ancestors,
+       case when not l.is_barred then pg_get_partition_constraintdef(c.oid) end as partition_constraint,
+       c.relispartition and l.is_barred as is_unread
 from unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
 join pg_namespace n on n.nspname = w.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = w.name
+cross join lateral (
+    select a.above, (c.oid || a.above) && %(barred)s::oid[] as is_barred
+    from (
+        select array(select a.relid::oid from pg_partition_ancestors(c.oid) a where a.relid <> c.oid) as above
+    ) a
+) l
 where c.relkind not in ('i', 'I', 't')
 """
 
@@ -316,7 +339,7 @@ select t.root,
        c.relpersistence::text as persistence,
        c.relreplident::text as replica_identity,
        pg_relation_filenode(c.oid) as relfilenode,
-       case when %(sizes)s then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
+       case when %(sizes)s and c.oid <> all(%(barred)s::oid[]) then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
        current_setting('block_size')::int as block_size,
        t.above
 from tree t

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -25,7 +26,7 @@ from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.patience import limited
+from waldelta.patience import limited, read_around
 from waldelta.peek import call, end_old_backends, peek_error, whole
 from waldelta.present import PresentTable, read_present
 from waldelta.private import private_files
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 # A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task allows more.
 BUDGET_S = 120.0
-# Reading what is published takes a lock on each table.
+# Reading a row filter takes a lock on its table.
 _LOCK_TIMEOUT_S = 1.0
 # Of each statement before that: at the most two of them take long.
 _STATEMENT_TIMEOUT_S = BUDGET_S / 2
@@ -143,10 +144,7 @@ def _left_or_unknown(
     Whatever is wrong with a table or its target, a run says by name; what waits in the slot doesn't wait for that.
     """
     try:
-        with (
-            limited(connection, "lock_timeout", _LOCK_TIMEOUT_S),
-            limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S),
-        ):
+        with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
             return _work_left(connection, job, identity, change_log, oldest_xid)
     except Exception as err:
         if connection.broken:
@@ -166,7 +164,7 @@ def _work_left(
 
     ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
     """
-    published = read_published(connection, job)
+    published, barred = read_around(connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job))
     standings = read_standings(job, published)
     record_removed(job, standings)
     if notice := never_copied(job, standings):
@@ -185,7 +183,10 @@ def _work_left(
     present = with_emptied(connection, fed, {state.table_name: table for state, table in found}, oldest_xid)
     if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
-    if drifted := _drifted(connection, job, published, fed, present):
+    drifted, _ = read_around(
+        connection, _LOCK_TIMEOUT_S, partial(_drifted, connection, job, published, fed, present), barred
+    )
+    if drifted:
         return f"drifted from their source: {', '.join(drifted)}"
     return None
 
@@ -196,11 +197,16 @@ def _drifted(
     feeds: Mapping[str, Feed],
     fed: Sequence[TableState],
     present: Mapping[str, PresentTable],
+    barred: Collection[int],
 ) -> list[str]:
-    """Targets whose drift a run would mend, or hasn't told yet."""
-    targets = (
-        {str(target.id): target for target in read_targets(connection, job.pipeline, feeds, sizes=False)} if fed else {}
-    )
+    """Targets whose drift a run would mend, or hasn't told yet; what is locked now, a later look judges."""
+    if not fed:
+        return []
+    targets = {
+        str(target.id): target
+        for target in read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred)
+        if not target.is_unread
+    }
     found = []
     for state in fed:
         target = targets.get(state.table_name)

@@ -42,11 +42,14 @@ def scan_sorted(
     since: datetime | None = None,
     chosen: pc.Expression | None = None,
     storage_options: Mapping[str, str] | None = None,
+    *,
+    kept: bool = True,
 ) -> pa.Table:
     """Some columns of the rows from ``since`` on that a filter chooses, oldest first.
 
     Of files written before a column existed its values are null, and so of tables. Files whose rows are all older aren't
-    opened, and of large ones only the row groups and columns that are asked for are read.
+    opened, and of large ones only the row groups and columns that are asked for are read; so of small ones, which are else kept in
+    memory, without ``kept``.
     """
     schema = pa.schema(table.schema().to_arrow())
     actions = pa.table(table.get_add_actions(flatten=True))
@@ -59,7 +62,7 @@ def scan_sorted(
     reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
     held = [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()
-    parts = [reader.scan(file["path"], file["num_records"], held, chosen) for file in files]
+    parts = [reader.scan(file["path"], file["num_records"], held, chosen, kept=kept) for file in files]
     empty = pa.schema([schema.field(name) for name in held]).empty_table()
     return pa.concat_tables(parts or [empty]).sort_by("at")
 
@@ -87,9 +90,11 @@ class _Reader:
                 _held.popitem(last=False)
         return rows
 
-    def scan(self, path: str, row_count: int, columns: list[str], chosen: pc.Expression | None) -> pa.Table:
+    def scan(
+        self, path: str, row_count: int, columns: list[str], chosen: pc.Expression | None, *, kept: bool
+    ) -> pa.Table:
         """Some columns of the rows that the filter chooses."""
-        if row_count > _SMALL_ROWS:
+        if row_count > _SMALL_ROWS or not kept:
             return self._open(path).to_table(columns, filter=chosen)
         rows = self.read(path, row_count, None)
         return (rows if chosen is None else rows.filter(chosen)).select(columns)

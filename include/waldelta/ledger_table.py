@@ -108,21 +108,31 @@ class LedgerTable:
         return [] if table is None else read_sorted(table, chosen, self._options).to_pylist()
 
     def scan(
-        self, columns: Sequence[str], since: datetime | None = None, chosen: pc.Expression | None = None
+        self,
+        columns: Sequence[str],
+        since: datetime | None = None,
+        chosen: pc.Expression | None = None,
+        *,
+        kept: bool = True,
     ) -> pa.Table:
         """Some columns of the rows from ``since`` on that a filter chooses, oldest first; no rows while there is no table.
 
-        It reads little of a long history. A column that the table hasn't got yet is null.
+        It reads little of a long history. A column that the table hasn't got yet is null. ``kept``: see scan_sorted().
         """
         table = self._open()
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
-        rows = scan_sorted(table, columns, since, chosen, self._options)
+        rows = scan_sorted(table, columns, since, chosen, self._options, kept=kept)
         for field in fields:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
         return rows.select(list(columns))
+
+    def version(self) -> int:
+        """The table's Delta version; -1 while there is no table."""
+        table = self._open()
+        return -1 if table is None else table.version()
 
     def newest(self) -> dict[str, Any] | None:
         """The row appended last."""

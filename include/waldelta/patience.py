@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -14,8 +15,12 @@ from waldelta.errors import TableBusy
 
 Connection = psycopg.Connection[Any]
 
+_Found = TypeVar("_Found")
+
 # What keeps a table from being read.
-_BARRED = ("AccessExclusiveLock",)
+BARRED = ("AccessExclusiveLock",)
+# Another table may be locked while one is waited for.
+_ATTEMPTS = 3
 
 
 @contextmanager
@@ -31,18 +36,49 @@ def limited(
             connection.execute(sql.SQL("reset {}").format(sql.Identifier(setting)))
 
 
-@contextmanager
-def readable_tables(connection: Connection, seconds: float) -> Iterator[None]:
-    """Read what is published, for which PostgreSQL locks each table; raises TableBusy that names who keeps one from that."""
-    try:
-        with limited(connection, "lock_timeout", seconds):
-            yield
-    except psycopg.errors.LockNotAvailable as err:
-        raise TableBusy(
-            f"a published table couldn't be read for {seconds:g} s, nor could what is published; nothing was changed, and what "
-            f"has landed waits. Locks that stand in the way:\n{lock_holders(connection, _BARRED)}\nwait until they end, and run "
-            "again"
-        ) from err
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Tables (oids) that somebody keeps locked against readers, or waits to: a reader would stand in the queue behind that."""
+
+    relations: frozenset[int] = frozenset()
+    holders: str = ""
+
+    def busy(self, table: str) -> TableBusy:
+        """The error for a target that can't be judged without reading one of them."""
+        return TableBusy(
+            f"{table} can't be read, nor which of its rows are published, since somebody keeps it, or a table above it, locked; it was "
+            f"left as it is, and what has landed for it waits. Locks that stand in the way:\n{self.holders}\nthe first run after they "
+            "end brings it up"
+        )
+
+
+def read_around(
+    connection: Connection, seconds: float, read: Callable[[frozenset[int]], _Found], barred: Barred | None = None
+) -> tuple[_Found, Barred]:
+    """What ``read`` finds, and which tables it had to do without, since they stayed locked so long.
+
+    It is given their oids, and must not lock them; those ``barred`` already aren't waited for once more. Raises TableBusy when it
+    never ends in time all the same.
+    """
+    barred = barred or Barred()
+    for _ in range(_ATTEMPTS):
+        try:
+            with limited(connection, "lock_timeout", seconds):
+                return read(barred.relations), barred
+        except psycopg.errors.LockNotAvailable:
+            found = read_barred(connection)
+            barred = Barred(barred.relations | found.relations, found.holders)
+    raise TableBusy(
+        f"one published table after the other couldn't be read for {seconds:g} s each; nothing was changed, and what has landed "
+        f"waits. Locks that stand in the way:\n{barred.holders}\nwait until they end, and run again"
+    )
+
+
+def read_barred(connection: Connection) -> Barred:
+    """Which tables are locked against readers now."""
+    rows = connection.execute(_LOCKED, (list(BARRED),)).fetchall()
+    relations = frozenset(oid for (oid,) in rows)
+    return Barred(relations, lock_holders(connection, BARRED) if relations else "")
 
 
 def lock_holders(connection: Connection, modes: Sequence[str]) -> str:
@@ -51,15 +87,27 @@ def lock_holders(connection: Connection, modes: Sequence[str]) -> str:
     return "\n".join(f"  - {who} on {table}" for who, table in holders) or "  - (they have ended just now)"
 
 
+_LOCKED = """
+select distinct l.relation::bigint
+from pg_locks l
+where l.locktype = 'relation'
+  and l.pid is distinct from pg_backend_pid()
+  and l.database = (select oid from pg_database where datname = current_database())
+  and l.mode = any(%s)
+"""
+
+# A prepared transaction's locks have no pid.
 _LOCK_HOLDERS = """
-select distinct 'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+select distinct coalesce('pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+                         'prepared transaction ' || coalesce(quote_literal(x.gid), 'that was just decided')),
        l.relation::regclass::text
 from pg_locks l
 join pg_class c on c.oid = l.relation and c.oid >= 16384
 left join pg_stat_activity a on a.pid = l.pid
+left join pg_prepared_xacts x on l.pid is null and l.virtualtransaction = '-1/' || x.transaction
 where l.locktype = 'relation'
   and l.granted
-  and l.pid <> pg_backend_pid()
+  and l.pid is distinct from pg_backend_pid()
   and l.database = (select oid from pg_database where datname = current_database())
   and l.mode = any(%s)
 order by 1

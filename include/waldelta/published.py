@@ -5,7 +5,7 @@ The connection must come from ``connection.connect``: filters are printed by its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from waldelta.catalog import (
 )
 from waldelta.errors import SourceError
 from waldelta.membership import Membership
+from waldelta.publication_tables import MEMBERS
 from waldelta.type_catalog import fetch
 
 
@@ -35,24 +36,26 @@ class _Taken:
     entries: list[Membership] = field(default_factory=list)
     # Why they can't be decoded together, which doesn't matter for a partition that counts as part of its root.
     different: str | None = None
+    unread: bool = False
 
 
 def read_published_tables(
-    conn: Connection, publication_names: Sequence[str], *, sizes: bool = True
+    conn: Connection, publication_names: Sequence[str], *, sizes: bool = True, barred: Collection[int] = ()
 ) -> list[PublishedTable]:
     """The tables that a subscriber of these publications would have, sorted by name.
 
     A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor is published via
     root by any of the publications counts as part of that ancestor, as in pgoutput. Raises SourceError when the
     publications give one table different column lists: decoding would stop there for good. ``sizes``: see read_leaves().
+    Row filters and sizes are read under a lock on their tables, but not of those (by oid) that are ``barred``.
     """
-    members = _read_memberships(conn, publication_names)
+    members = _read_memberships(conn, publication_names, barred)
     relations = read_relations(conn, list(members))
     roots = [r for r in relations if not members.keys() & set(r.ancestors)]
     for root in roots:
         if different := members[root.oid].different:
             raise SourceError(different)
-    leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes)
+    leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, barred=barred)
     return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
 
 
@@ -62,9 +65,9 @@ def read_published_relations(conn: Connection, publication_names: Sequence[str])
     return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors), r.is_late) for r in rows]
 
 
-def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dict[int, _Taken]:
+def _read_memberships(conn: Connection, publication_names: Sequence[str], barred: Collection[int]) -> dict[int, _Taken]:
     members: dict[int, _Taken] = {}
-    for row in fetch(conn, _MEMBERSHIPS, {"publications": list(publication_names)}):
+    for row in fetch(conn, _MEMBERSHIPS, {"publications": list(publication_names), "barred": list(barred)}):
         names = frozenset(row.column_names)
         member = members.setdefault(row.oid, _Taken(names))
         if member.column_names != names:
@@ -75,6 +78,7 @@ def _read_memberships(conn: Connection, publication_names: Sequence[str]) -> dic
             )
         member.publications.append(row.publication)
         member.filters.append(row.row_filter)
+        member.unread |= row.is_unread
         member.publishes.update(row.publishes)
         member.entries.append(_membership(row))
     return members
@@ -107,6 +111,7 @@ def _published(relation: Relation, member: _Taken, leaves: tuple[Leaf, ...]) -> 
         publications=tuple(member.publications),
         ancestors=relation.ancestors,
         entries=frozenset(member.entries),
+        unread=member.unread,
     )
 
 
@@ -116,22 +121,30 @@ def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ..
     return key if published.issuperset(key) else ()
 
 
-# Before 18 generated columns are never sent, though 15's view lists them. What tells one version of an entry or of a
-# publication from another: waldelta.membership. A table may also leave an entry that stays as it is: a partition that is
+# Before 18 generated columns are never sent, though 15's view lists them; by a column list from 18 on whatever it names. A list
+# or filter of a table that its schema, or FOR ALL TABLES, publishes too counts for nothing. What tells one version of an entry or
+# of a publication from another: waldelta.membership. A table may also leave an entry that stays as it is: a partition that is
 # detached one of a table above it, whatever gets another schema its schema's. Attached or set back it has another row
 # of pg_inherits, or of pg_depend; so an entry is named with those by which it holds, of a schema's the nearest table's.
-_MEMBERSHIPS = """
+_MEMBERSHIPS = f"""{MEMBERS}
 select p.pubname as publication,
        c.oid,
-       t.schemaname as schema,
-       t.tablename as name,
-       t.rowfilter as row_filter,
+       n.nspname as schema,
+       c.relname as name,
+       case when c.oid <> all(%(barred)s::oid[]) then pg_get_expr(said.prqual, c.oid) end as row_filter,
+       said.prqual is not null and c.oid = any(%(barred)s::oid[]) as is_unread,
        array(
            select a.attname::text
            from pg_attribute a
            where a.attrelid = c.oid
-             and a.attname = any(t.attnames)
-             and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
+             and a.attnum > 0
+             and not a.attisdropped
+             and case
+                     when said.prattrs is not null then
+                         a.attnum = any(said.prattrs::int2[])
+                         and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
+                     else a.attgenerated = '' or (a.attgenerated = 's' and to_jsonb(p) ->> 'pubgencols' = 's')
+                 end
        ) as column_names,
        array_remove(array[
            case when p.pubinsert then 'insert' end,
@@ -146,10 +159,15 @@ select p.pubname as publication,
        (select r.prattrs::text from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = c.oid) as column_list,
        e.entries,
        e.is_apart
-from pg_publication_tables t
-join pg_publication p on p.pubname = t.pubname
-join pg_namespace n on n.nspname = t.schemaname
-join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+from member
+join pg_publication p on p.oid = member.publication
+join pg_class c on c.oid = member.relid
+join pg_namespace n on n.oid = c.relnamespace
+left join pg_publication_rel said
+       on said.prpubid = p.oid and said.prrelid = c.oid and not p.puballtables
+      and not exists (
+          select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = c.relnamespace
+      )
 cross join lateral (
     with way as (
         select a.relid, a.place,
@@ -163,7 +181,7 @@ cross join lateral (
         ) as a
         left join pg_inherits i on i.inhrelid = a.relid and c.relispartition
     )
-    select coalesce(array_agg(distinct i.entry), '{}') as entries, coalesce(bool_and(i.cid = 0), false) as is_apart
+    select coalesce(array_agg(distinct i.entry), '{{}}') as entries, coalesce(bool_and(i.cid = 0), false) as is_apart
     from (
         select 'all ' || p.oid as entry, p.cmin::text::bigint as cid where p.puballtables
         union all
@@ -186,25 +204,20 @@ cross join lateral (
         )
     ) as i
 ) e
-where t.pubname = any(%(publications)s::name[])
 order by p.pubname, c.oid
-"""
+"""  # noqa: S608 - no value in it
 
 # What was entered later has the greater oid. A schema's entry is none from the start for what got the schema since the partition
 # was made; whether the partition was attached since, the one that looks at its files tells. Ages: waldelta.present.
-_PUBLISHED = """
-with named as (
-    select p.oid, p.puballtables from pg_publication p where p.pubname = any(%(publications)s::name[])
-),
-member as (
-    select distinct c.oid, t.schemaname as schema, t.tablename as name, c.relkind::text as relkind
-    from pg_publication_tables t
-    join pg_namespace n on n.nspname = t.schemaname
-    join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-    where t.pubname = any(%(publications)s::name[])
+_PUBLISHED = f"""{MEMBERS},
+published as (
+    select distinct c.oid, n.nspname as schema, c.relname as name, c.relkind::text as relkind
+    from member
+    join pg_class c on c.oid = member.relid
+    join pg_namespace n on n.oid = c.relnamespace
 )
 select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
-       l.above <> '{}' and not (
+       l.above <> '{{}}' and not (
            exists (select from named p where p.puballtables and p.oid < m.oid)
            or exists (
                select from pg_publication_rel r join named p on p.oid = r.prpubid
@@ -221,12 +234,12 @@ select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
                  and (d.xmin = a.xmin or age(d.xmin) < 0 or (age(a.xmin) >= 0 and age(d.xmin) > age(a.xmin)))
            )
        ) as is_late
-from member m
+from published m
 cross join lateral (
     select array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid) as above
 ) l
 where not exists (
     select from pg_partition_ancestors(m.oid) a
-    join member root on root.oid = a.relid and root.oid <> m.oid
+    join published root on root.oid = a.relid and root.oid <> m.oid
 )
-"""
+"""  # noqa: S608 - no value in it

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.delta_log import DeltaLog
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_table import LedgerTable
 
@@ -91,16 +92,50 @@ class IncompleteRow:
         return hashlib.sha256(told.encode()).hexdigest()[:_ID_LETTERS]
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Of an IncompleteRow, what tells whether its key is open."""
+
+    key: str
+    status: str
+    batch: int
+    outdated: bool | None = None
+
+
+_OUTLINE = ["key", "status", "batch", "outdated"]
+R = TypeVar("R", IncompleteRow, Outline)
+
+
 class Quarantine:
     """Reads and writes the table of one lake; without a JVM, and durable when a call returns."""
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, IncompleteRow.table)
         self._table = LedgerTable(self.uri, IncompleteRow.schema, storage_options)
+        self._log = DeltaLog(self.uri, storage_options)
+        self._outline: tuple[int, pa.Table] | None = None
 
-    def rows(self, table_name: str, generation: int) -> list[IncompleteRow]:
-        """The rows of one copy of a table, oldest first."""
-        return self._read((pc.field("table_name") == table_name) & (pc.field("generation") == generation))
+    def rows(self, table_name: str, generation: int, keys: Collection[str] | None = None) -> list[IncompleteRow]:
+        """The rows of one copy of a table, or those of these keys, oldest first."""
+        chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
+        if keys is None:
+            return self._read(chosen)
+        found = self._table.scan(
+            IncompleteRow.schema.names, chosen=chosen & pc.field("key").isin(list(keys)), kept=False
+        )
+        return [_row(values) for values in found.to_pylist()]
+
+    def outlines(self, table_name: str, generation: int) -> list[Outline]:
+        """What the rows of one copy of a table say, in short, oldest first.
+
+        For all tables it is read once, and again when anybody has written since: most of a row is its messages.
+        """
+        if self._outline is None or self._log.read(self._outline[0] + 1) is not None:
+            version = self._table.version()
+            self._outline = version, self._table.scan(["table_name", "generation", *_OUTLINE], kept=False)
+        rows = self._outline[1]
+        own = pc.and_(pc.equal(rows["table_name"], table_name), pc.equal(rows["generation"], generation))
+        return [Outline(**values) for values in rows.filter(own).select(_OUTLINE).to_pylist()]
 
     def open_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """How many rows each of these tables lacks in the given generation of its target; those without any are left out."""
@@ -159,7 +194,7 @@ def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
     return [r.at >= oldest or (r.table_name, r.generation, r.key) in opened for r in rows]
 
 
-def watched_rows(rows: Iterable[IncompleteRow]) -> dict[str, IncompleteRow]:
+def watched_rows(rows: Iterable[R]) -> dict[str, R]:
     """The latest row of each key that isn't in the target as the source has it, of the rows of one copy in their order.
 
     Of discarded ones, those that the target has as they were before: later changes don't send all that changed since.

@@ -9,10 +9,15 @@ until one succeeds.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import psycopg
+
+from waldelta.errors import TableBusy
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
+from waldelta.patience import Barred, read_barred
 from waldelta.standing import NEEDS_SYNC
 from waldelta.targets import read_targets
 from waldelta.type_catalog import fetch
@@ -25,13 +30,25 @@ def mark(job: Job, state: TableState, reason: str) -> None:
     fault_point("recopy.marked")
 
 
-def read_table_bytes(job: Job) -> dict[str, int]:
-    """How large what feeds each target is, with what is TOASTed, by the target's name."""
+def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
+    """How large what feeds each target is, with what is TOASTed, by the target's name; and those that are locked against that."""
     with job.connect("sizes") as connection:
-        targets = read_targets(connection, job.pipeline)
-        oids = list({leaf.oid for target in targets for leaf in target.table.leaves})
-        sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": oids})}
-    return {str(target.id): sum(sizes[leaf.oid] for leaf in target.table.leaves) for target in targets}
+        return _table_bytes(connection, job, read_barred(connection))
+
+
+def _table_bytes(
+    connection: psycopg.Connection[Any], job: Job, barred: Barred
+) -> tuple[dict[str, int], dict[str, TableBusy]]:
+    targets = read_targets(connection, job.pipeline, sizes=False, barred=barred.relations)
+    leaves = {str(target.id): {leaf.oid for leaf in target.table.leaves} for target in targets}
+    busy = {
+        str(target.id): barred.busy(str(target.id))
+        for target in targets
+        if target.is_unread or not barred.relations.isdisjoint(leaves[str(target.id)])
+    }
+    oids = {oid for name, own in leaves.items() if name not in busy for oid in own}
+    sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": list(oids)})}
+    return {name: sum(sizes[oid] for oid in own) for name, own in leaves.items() if name not in busy}, busy
 
 
 _SIZES = """

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import TableId
+from waldelta.publication_tables import MEMBERS
 from waldelta.type_catalog import fetch
 
 _MOST_NAMED = 5
@@ -50,20 +51,18 @@ _UNPUBLISHED_IDENTITY = (
 )
 
 # The published tables and their partitions. pg_partition_tree() would lock each of them, and wait for who holds it.
-_TREE = """
-with recursive tree (publication, relid) as (
-    select p.oid, t.relid
-    from pg_publication p
-    cross join lateral pg_get_publication_tables(p.pubname) as t
-    where p.pubname = any(%(publications)s::name[])
-      and (p.pubupdate or p.pubdelete)
+_TREE = f"""{MEMBERS},
+tree (publication, relid) as (
+    select m.publication, m.relid
+    from member m
+    join pg_publication p on p.oid = m.publication and (p.pubupdate or p.pubdelete)
     union
     select t.publication, i.inhrelid
     from tree t
     join pg_class c on c.oid = t.relid and c.relkind = 'p'
     join pg_inherits i on i.inhparent = t.relid and not i.inhdetachpending
 )
-"""
+"""  # noqa: S608 - no value in it
 _WITHOUT_IDENTITY = """
 select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
 from tree t

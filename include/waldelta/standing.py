@@ -6,7 +6,7 @@ Apply, sync, recopy, looks, setup and status all ask here, so that they can't di
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,6 +16,7 @@ from waldelta.errors import LockHeld
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
+from waldelta.patience import read_barred
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.targets import Feed, read_feeds
 
@@ -144,9 +145,14 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
     return found
 
 
-def read_published(connection: psycopg.Connection[tuple[object, ...]], job: Job) -> dict[str, Feed]:
-    """What of the pipeline's publications feeds each target now, by the target's name."""
-    return read_feeds(connection, job.pipeline)
+def read_published(
+    connection: psycopg.Connection[tuple[object, ...]], job: Job, barred: Collection[int] | None = None
+) -> dict[str, Feed]:
+    """What of the pipeline's publications feeds each target now, by the target's name.
+
+    ``barred``: see read_feeds(); None: nobody who keeps a table locked is waited for.
+    """
+    return read_feeds(connection, job.pipeline, read_barred(connection).relations if barred is None else barred)
 
 
 def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:

@@ -7,7 +7,7 @@ that table holds, or both. Pure but for read_feeds() and read_targets().
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from waldelta.catalog import (
     read_relations,
 )
 from waldelta.column_names import RELID, RELID_ATTNUM
+from waldelta.patience import read_barred
 from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.published import read_published_relations, read_published_tables
 from waldelta.target_filter import both
@@ -40,7 +41,8 @@ class Feed:
 
     ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are gathered. ``where`` is the
     target's own filter as PostgreSQL reads it, of a target that takes one ``partition`` (its oid) of the source with that one's
-    ``constraint``. ``late`` are gathered leaves that may have had rows before they were published.
+    ``constraint``. ``late`` are gathered leaves that may have had rows before they were published. ``unread``: what that partition
+    holds wasn't read, since somebody keeps it locked.
     """
 
     source: TableId
@@ -50,6 +52,7 @@ class Feed:
     constraint: str | None = None
     late: frozenset[int] = frozenset()
     partition: int | None = None
+    unread: bool = False
 
     def is_plain(self, target: str) -> bool:
         """Whether the target is the published table of its own name."""
@@ -69,28 +72,42 @@ class Target:
     problem: str | None = None
 
     @property
+    def is_unread(self) -> bool:
+        """Whether it isn't known which rows it takes, since somebody keeps what feeds it locked."""
+        return self.feed.unread or self.table.unread
+
+    @property
     def fed_by(self) -> str | None:
         """The table that feeds it, when that isn't the one of its name."""
         return None if self.feed.source == self.id else str(self.feed.source)
 
 
-def read_feeds(conn: Connection, pipeline: PipelineFile) -> dict[str, Feed]:
-    """What feeds each target now, by the target's name; one statement when every target is a table of its own."""
+def read_feeds(conn: Connection, pipeline: PipelineFile, barred: Collection[int] = ()) -> dict[str, Feed]:
+    """What feeds each target now, by the target's name; one statement when every target is a table of its own.
+
+    Nothing is locked, but partitions of which targets take the rows (see read_partitions()).
+    """
     published, entries = read_published_relations(conn, pipeline.source.publication_names), pipeline.target.tables
     named = [TableId.parse(name) for name in (*gathered_roots(entries), *sources(entries))]
-    there = read_partitions(conn, named) if named else {}
+    there = read_partitions(conn, named, barred) if named else {}
     return feeds(entries, published, {name: found.oid for name, found in there.items()}, there)
 
 
 def read_targets(
-    conn: Connection, pipeline: PipelineFile, fed: Mapping[str, Feed] | None = None, *, sizes: bool = True
+    conn: Connection,
+    pipeline: PipelineFile,
+    fed: Mapping[str, Feed] | None = None,
+    *,
+    sizes: bool = True,
+    barred: Collection[int] = (),
 ) -> list[Target]:
     """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables().
 
-    ``fed`` is what read_feeds() gave a moment ago (None: it is asked). ``sizes``: see read_leaves().
+    ``fed`` is what read_feeds() gave a moment ago (None: it is asked). ``sizes``: see read_leaves(); ``barred``:
+    read_published_tables().
     """
-    fed = read_feeds(conn, pipeline) if fed is None else fed
-    published = read_published_tables(conn, pipeline.source.publication_names, sizes=sizes)
+    fed = read_feeds(conn, pipeline, barred) if fed is None else fed
+    published = read_published_tables(conn, pipeline.source.publication_names, sizes=sizes, barred=barred)
     tables = {table.oid: table for table in published}
     roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in fed.values() if f.root_id is not None])}
     # What has left the publications, or was dropped, since then feeds nothing.
@@ -102,6 +119,23 @@ def read_targets(
     return sorted(
         (_target(TableId.parse(name), feed, tables, roots) for name, feed in there.items()), key=lambda t: t.id
     )
+
+
+def read_target(conn: Connection, pipeline: PipelineFile, table_id: TableId) -> Target | None:
+    """One of the targets, if there is such a one; nobody who keeps another one's tables locked is waited for."""
+    barred = read_barred(conn).relations
+    while True:
+        targets = read_targets(conn, pipeline, barred=barred)
+        found = next((target for target in targets if target.id == table_id), None)
+        if found is None or barred.isdisjoint(own := _lockable(found)):
+            return found
+        barred -= own
+
+
+def _lockable(target: Target) -> frozenset[int]:
+    """What is locked to read which rows it takes, and how many there are."""
+    table, leaves = target.table, {oid for leaf in target.table.leaves for oid in (leaf.oid, *leaf.above)}
+    return frozenset({table.oid, *table.ancestors, *target.feed.relation_ids, *leaves})
 
 
 def feeds(
@@ -178,6 +212,7 @@ def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
         publications=tuple(sorted({name for leaf in leaves for name in leaf.publications})),
         ancestors=root.ancestors,
         entries=frozenset().union(*(leaf.entries for leaf in leaves)),
+        unread=any(leaf.unread for leaf in leaves),
     )
 
 
@@ -207,8 +242,11 @@ def _fed(
         if there is not None and relation.oid not in there.ancestors:
             continue
         constraint, partition = (there.constraint, there.oid) if there is not None else (None, None)
-        own = both(constraint, where)
-        yield name, Feed(relation.id, frozenset([relation.oid]), None, own, constraint, partition=partition)
+        own, unread = both(constraint, where), there is not None and there.unread
+        yield (
+            name,
+            Feed(relation.id, frozenset([relation.oid]), None, own, constraint, partition=partition, unread=unread),
+        )
 
 
 def _target(

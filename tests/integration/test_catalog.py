@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.errors import LockNotAvailable
 
 from waldelta.catalog import TableId
 from waldelta.connection import connect
 from waldelta.errors import SourceError
-from waldelta.published import read_published_relations, read_published_tables
+from waldelta.publication_tables import MEMBERS
+from waldelta.published import _MEMBERSHIPS, read_published_relations, read_published_tables
+from waldelta.refused_statements import refused_statements
+from waldelta.type_catalog import fetch
 
 pytestmark = pytest.mark.pg
 
@@ -196,3 +200,72 @@ def test_column_lists_that_do_not_count_do_not_clash(database, conn):
 
 def test_no_publication(conn):
     assert published(conn, "absent") == {}
+
+
+PUBLICATIONS = [
+    "for all tables",
+    "for all tables with (publish_via_partition_root)",
+    "for tables in schema public",
+    "for tables in schema public with (publish_via_partition_root)",
+    "for tables in schema public, apart",
+    "for tables in schema public, apart with (publish_via_partition_root)",
+    "for tables in schema apart, table r, only plain where (id > 3)",
+    "for tables in schema apart, table r where (k > 0), r1 where (k < 0) with (publish_via_partition_root)",
+    "for table r, only plain (id, v) where (id > 0), child, mixed",
+    "for table r, r1, deep, mixed, apart.m2 with (publish_via_partition_root)",
+    "for table r1, deep1 where (k > 30) with (publish = 'insert')",
+    "for table apart.m1, mixed with (publish_via_partition_root)",
+]
+
+
+def test_what_is_published_is_what_postgresql_says(database, conn):
+    """The catalogs are read without the view, which would lock each table."""
+    database.execute(
+        PARTITIONED
+        + "create table if not exists plain (id int primary key, gone int, v int, w int generated always as (v + 1) stored);"
+        "alter table plain drop column gone; create table child () inherits (plain); create unlogged table u (id int);"
+        "create view seen as select 1 as id; create materialized view kept as select 1 as id; create sequence counted;"
+        "create table deep partition of r for values from (30) to (50) partition by range (k);"
+        "create table deep1 partition of deep for values from (30) to (40);"
+        "create schema apart; create table apart.alone (id int);"
+        "create table mixed (id int, k int, primary key (id, k)) partition by range (k);"
+        "create table apart.m1 partition of mixed for values from (0) to (10);"
+        "create table apart.m2 partition of mixed for values from (10) to (20) partition by range (k);"
+        "create table m21 partition of apart.m2 for values from (10) to (15);"
+    )
+    for n, clause in enumerate(PUBLICATIONS):
+        database.execute(f"create publication p{n} {clause}")
+    if conn.info.server_version >= 180000:
+        database.execute("create publication generated for all tables with (publish_generated_columns = stored)")
+    names = [name for (name,) in conn.execute("select pubname from pg_publication").fetchall()]
+    told = conn.execute(
+        "select pubname, schemaname, tablename, (select array_agg(a order by a) from unnest(attnames) a), rowfilter"
+        " from pg_publication_tables order by 1, 2, 3"
+    ).fetchall()
+    rows = fetch(conn, _MEMBERSHIPS, {"publications": names, "barred": []})
+    read = [(r.publication, r.schema, r.name, sorted(r.column_names), r.row_filter) for r in rows]
+    assert sorted(read, key=lambda row: row[:3]) == [(*row[:3], [str(a) for a in row[3]], row[4]) for row in told]
+    members = conn.execute(
+        MEMBERS + " select p.pubname, m.relid from member m join pg_publication p on p.oid = m.publication",
+        {"publications": names},
+    ).fetchall()
+    assert len(members) == len(set(members)) == len(told)
+
+
+def test_a_locked_table_bars_only_its_own_filter(database, conn):
+    """Nothing else that is read takes a lock on any table."""
+    database.execute(
+        PARTITIONED
+        + "create table t (id int primary key); create publication p for table t where (id > 0), r with (publish_via_partition_root)"
+    )
+    with database.connect() as locker:
+        locker.execute("lock table t, r in access exclusive mode")
+        conn.execute("set lock_timeout = '100ms'")
+        with pytest.raises(LockNotAvailable):
+            read_published_tables(conn, ["p"], sizes=False)
+        (oid,) = conn.execute("select 'public.t'::regclass::oid::bigint").fetchone()
+        found = {t.id.name: t.unread for t in read_published_tables(conn, ["p"], sizes=False, barred=[oid])}
+        assert found == {"r": False, "t": True}
+        assert {r.id.name for r in read_published_relations(conn, ["p"])} == {"r", "t"}
+        assert refused_statements(conn, ["p"]) == []
+        locker.rollback()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import report_stage
 from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
 from waldelta.consume import confirmed_lsn
-from waldelta.errors import TableBusy
 from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.server import ServerPosition, read_position
@@ -191,7 +189,7 @@ def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
 
 
 @pytest.mark.spark
-def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job, monkeypatch):
+def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job):
     """As by a VACUUM FULL of hours: a run lands meanwhile, so that the publisher's disk doesn't fill, and doesn't wait behind it."""
     database.execute("insert into t values (1, 'a')")
     # Were it waited for, the answer would be that of an unlocked table.
@@ -199,10 +197,7 @@ def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job,
         locker.execute("lock table t in access exclusive mode")
         seen = look(job)
         assert seen.has_work
-        assert "lock timeout" in seen.reason
+        assert seen.reason.startswith("changes between")
         assert drain(spark, job).changes == 1
-        monkeypatch.setattr("spark_jobs.apply.LOCK_TIMEOUT_S", 0.1)
-        with pytest.raises(TableBusy, match=r"pid \d+ \(vacuum\) on .*t"):
-            apply(spark, job)
         locker.rollback()
     assert not look(job).has_work

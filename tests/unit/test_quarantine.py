@@ -14,6 +14,7 @@ from waldelta.quarantine import (
     REREAD,
     RESOLVED,
     IncompleteRow,
+    Outline,
     Quarantine,
     SentMessage,
     watched_rows,
@@ -52,6 +53,29 @@ def test_the_latest_row_of_a_key_counts():
     rows = [row(QUARANTINED, "a", 1), row(REREAD, "b", 1), row(QUARANTINED, "c", 1), row(RESOLVED, "c", 2)]
     assert watched_rows(rows).keys() == {"a"}
     assert watched_rows([*rows, row(QUARANTINED, "c", 3)]).keys() == {"a", "c"}
+
+
+def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):
+    """And again when another run, or a person, has written since."""
+    quarantine, asked, scan = Quarantine(lake), [], LedgerTable.scan
+
+    def noted(table, columns, *of, **options):
+        asked.append(list(columns))
+        return scan(table, columns, *of, **options)
+
+    monkeypatch.setattr(LedgerTable, "scan", noted)
+    assert quarantine.outlines(NAME, 1) == quarantine.outlines("public.t", 1) == []
+    message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
+    told = [replace(row(QUARANTINED, key, 3), messages=[message]) for key in "ab"]
+    Quarantine(lake).add([*told, row(REREAD, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)])
+    assert quarantine.outlines(NAME, 1) == [Outline("a", QUARANTINED, 3), Outline("b", QUARANTINED, 3)]
+    assert quarantine.outlines("public.t", 1) == [Outline("x", REREAD, 3)]
+    assert len(asked) == 2
+    assert all("messages" not in columns for columns in asked)
+    Quarantine(lake).add([row(DISCARDED, "a", 4)])
+    assert watched_rows(quarantine.outlines(NAME, 1)).keys() == {"b"}
+    (found,) = quarantine.rows(NAME, 1, ["b"])
+    assert (found.key, found.messages) == ("b", [message])
 
 
 def test_pruning_keeps_what_is_open_and_what_is_young(lake):

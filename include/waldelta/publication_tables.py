@@ -1,0 +1,52 @@
+"""What pg_publication_tables says, read from the catalogs alone.
+
+The view opens each table, so that one that somebody keeps locked (VACUUM FULL, a rewriting ALTER) would hold up whoever asks
+about all the others. Here nothing is locked; a row filter's text alone takes its table's lock (waldelta.patience).
+"""
+
+from __future__ import annotations
+
+# Members (publication, relid) of the publications %(publications)s, by the rules of pg_get_publication_tables(): of FOR ALL
+# TABLES what can be published; else what is entered by name or by its schema, without partitions of what is entered too when the
+# root publishes, and as its leaves when it doesn't. Begins a statement.
+MEMBERS = """
+with recursive named as (
+    select p.oid, p.puballtables, p.pubviaroot
+    from pg_publication p
+    where p.pubname = any(%(publications)s::name[])
+),
+entered (publication, relid) as (
+    select r.prpubid, r.prrelid from named p join pg_publication_rel r on r.prpubid = p.oid
+    union
+    select s.pnpubid, c.oid
+    from named p
+    join pg_publication_namespace s on s.pnpubid = p.oid
+    join pg_class c on c.relnamespace = s.pnnspid
+    where c.relkind in ('r', 'p') and pg_relation_is_publishable(c.oid)
+),
+below (publication, relid) as (
+    select e.publication, e.relid from entered e join named p on p.oid = e.publication and not p.pubviaroot
+    union
+    select b.publication, i.inhrelid
+    from below b
+    join pg_class c on c.oid = b.relid and c.relkind = 'p'
+    join pg_inherits i on i.inhparent = b.relid and not i.inhdetachpending
+),
+member (publication, relid) as (
+    select p.oid, c.oid
+    from named p
+    join pg_class c on case when p.pubviaroot then c.relkind in ('r', 'p') and not c.relispartition else c.relkind = 'r' end
+    where p.puballtables and pg_relation_is_publishable(c.oid)
+    union all
+    select e.publication, e.relid
+    from named p
+    join entered e on e.publication = p.oid
+    where p.pubviaroot
+      and not exists (
+          select from pg_partition_ancestors(e.relid) a
+          join entered above on above.publication = e.publication and above.relid = a.relid
+          where a.relid <> e.relid
+      )
+    union all
+    select b.publication, b.relid from below b join pg_class c on c.oid = b.relid and c.relkind <> 'p'
+)"""

@@ -1,0 +1,133 @@
+"""A table that somebody keeps locked: the others go on, and it catches up by itself."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs.apply import apply
+from spark_jobs.drain import drain
+from spark_jobs.flow import consume
+from spark_jobs.result import RunFailed
+from spark_jobs.sync import sync
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.errors import TableBusy
+from waldelta.idle import look
+from waldelta.watermark import uri_of
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+TABLES = ["public.t", "public.free"]
+BIG = "(select string_agg(md5(g::text || random()::text), '') from generate_series(1, 200) g)"
+
+
+@pytest.fixture
+def job(database, lake, monkeypatch):
+    """Of two tables, ``t`` has a row filter."""
+    for table in TABLES:
+        database.execute(f"create table {table} (id int primary key, big text)")
+        database.execute(f"alter table {table} alter big set storage external")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
+    publication = job.pipeline.source.publications[0].name
+    database.execute(f"alter publication {publication} set table t where (id > 0), free")
+    for where in ("spark_jobs.apply", "spark_jobs.source_values"):
+        monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
+    return job
+
+
+@contextmanager
+def locked(database, *tables):
+    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s") as locker:
+        for table in tables:
+            locker.execute(f"lock table {table} in access exclusive mode")
+        yield
+        locker.rollback()
+
+
+def held(spark, job, table):
+    return {r["id"] for r in spark.read.format("delta").load(uri_of(job, table)).collect()}
+
+
+def test_only_the_locked_table_waits(spark, database, job):
+    """Its run is red and names it; the other one gets its changes, and the next run that finds it free brings it up."""
+    sync(spark, job)
+    for table in TABLES:
+        database.execute(f"insert into {table} values (1, 'a'), (2, 'b')")
+    with locked(database, "public.t"):
+        with pytest.raises(RunFailed, match=r"pid \d+ \(vacuum\) on .*t") as failed:
+            consume(spark, job)
+        assert held(spark, job, "public.free") == {1, 2}
+        assert held(spark, job, "public.t") == set()
+    result = failed.value.result
+    assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (4, ["public.t"], 2)
+    assert job.ledger.batches() == []  # of both tables together there is none
+    consume(spark, job)
+    assert held(spark, job, "public.t") == {1, 2}
+    assert [target.table_name for target in job.ledger.batches()[-1].targets] == sorted(TABLES)
+
+
+def test_a_table_without_a_filter_needs_no_lock(spark, database, job):
+    """What its catalogs and the stream say is all that it takes."""
+    sync(spark, job)
+    database.execute("insert into free values (1, 'a')")
+    drain(spark, job)
+    with locked(database, "public.free"):
+        assert apply(spark, job).failures == {}
+    assert held(spark, job, "public.free") == {1}
+
+
+def test_a_prepared_transaction_may_hold_the_lock(spark, database, job):
+    """For days, with no session that one could wait for."""
+    sync(spark, job)
+    database.execute("insert into t values (1, 'a'); insert into free values (1, 'a')")
+    drain(spark, job)
+    with database.connect() as connection:
+        connection.execute("lock table t in access exclusive mode")
+        connection.execute(f"prepare transaction '{database.name}'")
+    try:
+        failures = apply(spark, job).failures
+    finally:
+        database.execute(f"rollback prepared '{database.name}'")
+    assert failures.keys() == {"public.t"}
+    assert f"prepared transaction '{database.name}' on public.t" in str(failures["public.t"])
+    assert apply(spark, job).failures == {}
+
+
+def test_a_look_starts_no_run_for_a_lock(spark, database, job):
+    sync(spark, job)
+    with locked(database, *TABLES):
+        assert not look(job).has_work
+
+
+def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, lake):
+    """A row that enters the target's filter comes without its TOASTed value, which can't be read while the table is locked."""
+    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t, free")
+    target = {"root": lake, "tables": {"public.t": {"where": "id > 0"}}}
+    job = replace(job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, target=target))
+    database.execute(f"insert into t values (-1, {BIG})")
+    sync(spark, job)
+    database.execute("update t set id = 1; insert into free values (1, 'a')")
+    drain(spark, job)
+    with locked(database, "public.t"):
+        failures = apply(spark, job).failures
+        assert failures.keys() == {"public.t"}
+        assert isinstance(failures["public.t"], TableBusy)
+        assert "complete its rows" in str(failures["public.t"])
+        assert held(spark, job, "public.free") == {1}
+    assert apply(spark, job).failures == {}
+    assert held(spark, job, "public.t") == {1}
+
+
+def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, database, job):
+    database.execute("insert into free values (1, 'a')")
+    sync(spark, job)
+    database.execute(
+        "alter table free add extra serial; insert into free values (3, 'c'); insert into t values (2, 'b'), (-2, 'b')"
+    )
+    with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
+        consume(spark, job)
+    assert failed.value.result.not_applied == ["public.free"]
+    assert held(spark, job, "public.t") == {2}
+    assert consume(spark, job).tables["public.free"].rows == 2
