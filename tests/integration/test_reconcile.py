@@ -189,7 +189,7 @@ def test_tables_without_a_key_are_multisets(spark, database, lake):
     assert "sync --tables public.t copies it anew" in found.reason
     database.execute("insert into t values (9, 'new')")
     found = reconcile(spark, pipeline, "in flight")["t"]
-    assert (found.status, found.reason[:29]) == ("not compared", "1 changes of it are in flight")
+    assert (found.status, found.reason[:31]) == ("not compared", "1 of its changes are in flight,")
 
 
 def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, database, lake):
