@@ -24,7 +24,7 @@ from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
 from waldelta.failover import check_source
 from waldelta.job import Job
-from waldelta.leaves import of_partition
+from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
 from waldelta.present import read_present
 from waldelta.quarantined import current_user
@@ -223,6 +223,8 @@ def _feedings(
     job, found = work.job, []
     feeds = read_published(holder.connection, job)
     targets = {str(target.id): target for target in read_targets(holder.connection, job.pipeline, feeds)}
+    # Leaves that have joined those gathered since a run looked: their rows are in flight.
+    states = [with_leaves(state, feeds) for state in states]
     present = read_present(holder.connection, states)
     for state in states:
         name, target = state.table_name, targets.get(state.table_name)

@@ -215,7 +215,7 @@ def _set_aside(spark: SparkSession, job: Job, feeding: Feeding, plan: Fingerprin
     if not plan.key:
         if waiting := sum(_waiting(job, seen, batches) for seen, batches in ranges):
             raise NeedsSync(
-                f"{waiting:,} changes of it are in flight, and rows without a key can't be told apart: run again once a run has "
+                f"{waiting:,} of its changes are in flight, and rows without a key can't be told apart: run again once a run has "
                 "applied them"
             )
         return _Aside(np.zeros(0, np.int64), (), 0, 0)

@@ -12,7 +12,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
-from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
@@ -199,7 +198,7 @@ def test_tables_without_a_key_are_multisets(spark, database, lake):
     assert "sync --tables public.t copies it anew" in found.reason
     database.execute("insert into t values (9, 'new')")
     found = reconcile(spark, pipeline, "in flight")["t"]
-    assert (found.status, found.reason[:29]) == ("not compared", "1 changes of it are in flight")
+    assert (found.status, found.reason[:31]) == ("not compared", "1 of its changes are in flight,")
 
 
 def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, database, lake):
@@ -230,7 +229,7 @@ def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, databa
         target(pipeline, f"public.{name}").delete(predicate)
         target(pipeline, f"public.{name}").update(updates={"v": "'9'" if name == "f" else "9"}, predicate="id = 99")
     database.execute(
-        ["update f set v = 'w' where id < 20", " update g set region = 'b' where id = 2", " truncate g_b"][0]
+        ["update f set v = 'w' where id > 200", " update g set region = 'b' where id = 2", " truncate g_b"][0]
     )
     database.execute(
         "update g set v = 7 where id = 10; delete from r where id = 70; insert into r values (900, 'a', 900, 's')"
@@ -291,27 +290,6 @@ def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, valu
     streamed = reconcile(spark, pipeline, "streamed")["t"]
     assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [("equal", [], [])] * 2
     assert streamed.source_rows == copied.source_rows + 1
-
-
-def test_a_commit_that_nobody_sees_yet_is_in_flight(spark, database, pipeline):
-    """It was decoded and applied, and waits for a synchronous standby: the snapshot sees the row as it was."""
-    pipeline.consume(spark)
-    database.execute("alter system set synchronous_standby_names = 'absent'")
-    database.execute("select pg_reload_conf()")
-    waiting = database.connect(autocommit=True)
-    try:
-        pid = waiting.info.backend_pid
-        waiting.pgconn.send_query(b"update t set note = 'unseen' where day = '2024-02-01'")
-        wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
-        pipeline.consume(spark)
-        assert target(pipeline).to_pyarrow_table(filters=[("note", "=", "unseen")]).num_rows == 1
-        row = reconcile(spark, pipeline)["t"]
-    finally:
-        database.execute("alter system reset synchronous_standby_names")
-        database.execute("select pg_reload_conf()")
-    wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
-    waiting.close()
-    assert (row.status, row.in_flight, row.source_rows, row.target_rows) == ("equal", 1, 999, 999)
 
 
 def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, pipeline):
