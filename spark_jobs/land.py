@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.identifier import ddl, path
+from spark_jobs.identifier import path
 from spark_jobs.task_error import named_error
+from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
 from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
-from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,17 +70,14 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
     keeps everything); LateWriter when another run has landed the batch.
     """
 
-    umask = lake_umask()
-
-    def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(_: int) -> pa.Table:
         times = PeekTimes()
-        with private_files(umask):  # the task's process may be anybody's: a server's, a cluster's
-            file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
-        yield pa.RecordBatch.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
+        file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
+        return pa.Table.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
 
     told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}
     try:
-        ((*written, server_s, total_s),) = spark.range(0, 1, 1, 1).mapInArrow(read, ddl(_TOLD)).collect()
+        ((*written, server_s, total_s),) = run_tasks(spark, 1, _TOLD, read)
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
         raise named_error(err) or write_error(change_log.uri, err) or err from err
