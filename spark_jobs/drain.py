@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from deltalake import DeltaTable
 
 from spark_jobs.land import create_change_log, land
 from waldelta.bite import Bites
@@ -61,7 +62,8 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     change_log = job.change_log(identity)
     with job.connect_slot("drain") as connection:
         server = slot_position(connection, job)
-        create_change_log(spark, change_log.uri)
+        if not DeltaTable.is_deltatable(change_log.uri, job.storage_options):
+            create_change_log(spark, change_log.uri)
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity

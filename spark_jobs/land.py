@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,15 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.attempts import told as told_error
-from spark_jobs.identifier import ddl, path
+from spark_jobs.identifier import path
 from spark_jobs.task_error import named_error
+from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
 from waldelta.change_log import ChangeLog
-from waldelta.errors import WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
-from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,33 +71,28 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
     keeps everything); LateWriter when another run has landed the batch.
     """
 
-    umask = lake_umask()
-
-    def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(_: int) -> pa.Table:
         times = PeekTimes()
         try:
-            with private_files(umask):  # the task's process may be anybody's: a server's, a cluster's
-                file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
-        except (WaldeltaError, OSError) as err:
-            # Raised, Spark would have it peeked again: what took too long, or found no room, takes as long once more.
-            row = {"failed": told_error(err)}
-        else:
-            row = (asdict(file) if file is not None else {}) | asdict(times)
-        yield pa.RecordBatch.from_pylist([row], schema=_TOLD)
+            file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
+        except OSError as err:
+            # Raised, Spark would have it peeked again, to find as little room.
+            return pa.Table.from_pylist([{"failed": told_error(err)}], schema=_TOLD)
+        return pa.Table.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
 
     told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}
     try:
-        ((*written, server_s, total_s, failed),) = spark.range(0, 1, 1, 1).mapInArrow(read, ddl(_TOLD)).collect()
-        if failed is not None:
-            raise OSError(failed)
+        (row,) = run_tasks(spark, 1, _TOLD, read)
+        if row.failed is not None:
+            raise OSError(row.failed)
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
         raise named_error(err) or write_error(change_log.uri, err) or err from err
-    file = BatchFile(*written) if written[0] is not None else None
+    file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
     check_read()
     try:
         change_log.add(batch, file, json.dumps({"waldelta": told}))
     except (DeltaError, OSError) as err:
         raise write_error(change_log.uri, err) or err from err
     fault_point("land.committed")
-    return PeekTimes(server_s, total_s)
+    return PeekTimes(row.server_s, row.total_s)
