@@ -62,6 +62,7 @@ from waldelta.refused_statements import refused_statements
 from waldelta.repair import Repair
 from waldelta.standing import Due, Standing, due, read_published, record_removed
 from waldelta.standing import states as due_states
+from waldelta.target_mode import CHANGELOG
 from waldelta.targets import Feed, Target
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
@@ -337,14 +338,20 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         gate = run.gates.get(state.table_name)
         judged = partial(judge, run.spark, job, plan, gate) if gate is not None else None
-        changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged)
+        if state.kept_as != CHANGELOG:  # which says what was sent
+            changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged)
+        elif judged is not None:
+            changes = judged(changes).staged
         if plan.decode.unfolding is not None:
             changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
         fault_point("apply.staged")
         check()
         fault_point("apply.merging")
         tag = replace(tag, counts=changes.counts)
-        tag = _merge_staged(run, changes, plan, tag, check)
+        if plan.decode.unfolding is not None:
+            tag = merge_states(run.spark, uri_of(job, state.table_name), plan, changes, tag)
+        else:
+            tag = _merge_staged(run, changes, plan, tag, check)
         fault_point("apply.merged")
     except WaldeltaError:
         raise
@@ -364,8 +371,6 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
 
 def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
     """Commit the net changes here, else file by file in tasks, else by Spark; returns the tag they were committed under."""
-    if plan.decode.unfolding is not None:
-        return merge_states(run.spark, uri_of(run.job, plan.state.table_name), plan, changes, tag)
     done = None if changes.net is None else merge_here(run.job, plan, changes.net, tag, check)
     if done is None and changes.files is not None:
         done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)

@@ -127,7 +127,7 @@ def sync(
     ``by_diff``: tables that were copied before, in whatever life of the slot, are compared with the snapshot, and only the
     rows that differ are written, where that is exact (see snapshot_diff).
     A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
-    for a table that isn't published; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
+    for a table that isn't published, ModeRefused for one whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
@@ -135,6 +135,8 @@ def sync(
         if not wanted:
             close_gaps(job)
             return []
+        for target in wanted:  # refused before anything is changed
+            keeps_rows(job, str(target.id), target.table.key_columns)
         check_writable(job.pipeline.target.root)
         settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
     log.info("copying %d tables: %s", len(wanted), ", ".join(str(found.id) for found in wanted))

@@ -22,10 +22,12 @@ from waldelta.catalog import (
 )
 from waldelta.column_names import RELID
 from waldelta.effective_publication import members
+from waldelta.errors import ModeRefused
 from waldelta.finding import Finding, problem
 from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.publication import PublicationState
 from waldelta.source_facts import Facts
+from waldelta.target_mode import check_key
 from waldelta.targets import Feed, feeds, gathered_roots, sources
 
 Connection = psycopg.Connection[Any]
@@ -95,7 +97,18 @@ def plan_targets(
         findings += _judge_gathered(name, named.get(name), entries, planned)
     for name, source in sources(entries).items():
         findings += _judge_fed(name, source, there, entries, planned)
+    findings += judge_modes(entries, planned)
     return PlannedTargets(published, planned.feeds, tuple(findings))
+
+
+def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> Iterator[Finding]:
+    """Targets whose mode tells rows apart by a key that they haven't."""
+    for name in sorted(entries.keys() & planned.feeds.keys()):
+        try:
+            for table in planned.fed(name):
+                check_key(entries[name].mode, name, sorted(table.key))
+        except ModeRefused as err:
+            yield problem(f"target.tables.{name}.mode: {err}")
 
 
 def _published(conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts) -> dict[str, Planned]:

@@ -160,6 +160,15 @@ def test_tables_say_up_to_when_they_are_complete(book):
     ]
 
 
+def test_a_table_says_what_its_target_keeps(book):
+    """Of a mirror there is nothing to say; a later state counts."""
+    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.ledger.append(TableState(minutes(-8), "sync", "public.b", 1, "synced"))
+    book.ledger.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
+    lines = read_tables(book, [], {}, {})
+    assert [(line.table_name, line.mode) for line in lines] == [("public.a", None), ("public.b", "history")]
+
+
 def test_a_run_that_read_nothing_brings_no_table_further(book):
     """The source couldn't be reached: that is nothing any table is behind by, and none is complete up to then."""
     book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))

@@ -70,6 +70,7 @@ class TableLine:
     changed: Changed | None = None
     in_quarantine: int = 0
     check: Check | None = None
+    mode: str | None = None  # what the target keeps, when it isn't a mirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class CopyState:
     status: str
     reason: str | None
     rows: int
+    mode: str | None = None
 
 
 _STATE = tuple(CopyState.__dataclass_fields__)
@@ -199,7 +201,7 @@ def read_tables(
         lines.append(
             TableLine(
                 state.table_name, status, state.reason, state.generation, state.rows, state.at, complete,
-                changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name),
+                changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name), state.mode,
             )
         )  # fmt: skip
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))

@@ -1,0 +1,56 @@
+"""Target modes: what the pipeline file and preflight say of them before anything is changed."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from waldelta.catalog import Relation, TableId
+from waldelta.errors import ModeRefused
+from waldelta.pipeline_file import Target, TargetTable
+from waldelta.target_mode import check_change, mode_columns
+from waldelta.target_preflight import Planned, PlannedTargets, judge_modes
+from waldelta.targets import Feed
+
+
+def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:
+    return Planned(Relation(TableId("public", name), oid, "r", "p", "d", True, False, (), key, (), ()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "found"), [("mirror", 0), ("changelog", 0), ("soft_delete", 1), ("history", 1)],
+)  # fmt: skip
+def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, found):
+    tables = {"public.a": published("a", 1, ()), "public.b": published("b", 2, ("id",))}
+    feeds = {name: Feed(table.relation.id, frozenset({table.relation.oid})) for name, table in tables.items()}
+    entries = dict.fromkeys(tables, TargetTable.model_validate({"mode": mode}))
+    findings = [str(finding) for finding in judge_modes(entries, PlannedTargets(tables, feeds))]
+    assert len(findings) == found
+    assert all("target.tables.public.a.mode: public.a has no key" in text for text in findings)
+
+
+REFUSED = {
+    "no such mode": ({"tables": {"public.t": {"mode": "scd2"}}}, "'mirror', 'soft_delete', 'history' or 'changelog'"),
+    "gathered leaves": ({"tables": {"public.t": {"mode": "history", "partition_root": True}}}, "publish the table via its root"),
+    "no columns of ours": ({"metadata_columns": False, "tables": {"public.t": {"mode": "changelog"}}}, "metadata_columns: true for public.t"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_file_refuses(name):
+    keys, says = REFUSED[name]
+    with pytest.raises(ValidationError, match=says):
+        Target.model_validate({"root": "file:///lake"} | keys)
+
+
+def test_only_a_mirror_gets_another_mode():
+    check_change("public.t", None, "history")
+    check_change("public.t", "history", "history")
+    with pytest.raises(ModeRefused, match=r"public\.t is kept as history, and the pipeline file says changelog"):
+        check_change("public.t", "history", "changelog")
+
+
+def test_a_changelog_tells_the_key_before_by_its_columns():
+    """Quoted, whatever they are called."""
+    assert mode_columns("changelog", {"a b": "int", "c": "string"})["_wd_before"] == "struct<`a b`: int, `c`: string>"
+    assert "_wd_before" not in mode_columns("changelog", {})
