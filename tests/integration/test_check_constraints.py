@@ -46,7 +46,9 @@ def test_which_count(database, lake):
     """Those of transactions that have landed, and whose texts are equal when their bytes are."""
     database.execute("create table t(id int primary key, v int, a text)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    database.execute("create collation loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    # As a server with ICU makes one that is nondeterministic; the embedded one has no ICU.
+    database.execute('create collation loose from "C"')
+    database.execute("update pg_collation set collisdeterministic = false where collname = 'loose'")
     database.execute("alter table t add b text collate loose check (b <> 'x'), add constraint first check (v > 0)")
     landed_as_of = read_oldest_xid(database.connection)
     database.execute("alter table t add constraint second check (v < 9)")

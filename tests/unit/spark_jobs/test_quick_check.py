@@ -1,0 +1,69 @@
+"""The quick check of a small target by Arrow: what it says is met, and what it leaves to Spark."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from spark_jobs.expectation_suite import SourceRules, plan_suite
+from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
+from spark_jobs.quick_check import outcomes_here
+from tests.unit.spark_jobs.test_expectation_suite import HELD, state
+from waldelta.check_constraints import CheckConstraint
+
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("mood", pa.string()), ("n", pa.decimal128(9, 2)), ("_wd_raw", pa.map_(pa.string(), pa.string()))]
+)  # fmt: skip
+COLUMNS = [
+    ("id", "bigint", "bigint", True),
+    ("mood", "mood", "string", False),
+    ("n", "numeric(9,2)", "decimal(9,2)", True),
+]
+LABELS = SourceRules(labels={"mood": ("sad", "ok")})
+FINE = [(1, "ok", Decimal(1), None), (2, None, Decimal(2), None)]
+CASES = [
+    ("all met", FINE, LABELS, True),
+    ("no rows", [], LABELS, True),
+    ("a key twice", [*FINE, (2, "ok", Decimal(3), None)], LABELS, False),
+    ("a key that is null", [*FINE, (None, "ok", Decimal(3), None)], LABELS, False),
+    ("no label of the enum", [*FINE, (3, "happy", Decimal(3), None)], LABELS, False),
+    ("null where NaN may stand verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, False),
+    ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), False),
+]
+
+
+def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
+    write_deltalake(
+        str(tmp_path), pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+    )
+    return outcomes_here(str(tmp_path), 0, plan_suite(state(columns), HELD, own, rules))
+
+
+@pytest.mark.parametrize(("rows", "rules", "is_met"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_what_is_met(tmp_path, rows, rules, is_met):
+    """Nothing is said of what isn't met for certain: Spark looks, and Great Expectations tells."""
+    found = looked(tmp_path, rows, rules)
+    assert (found is not None) is is_met
+    assert all(outcome.success for outcome in found or ())
+
+
+@pytest.mark.parametrize("column", [("n", "numeric(9,2)", "decimal(10,2)", True), ("gone", "text", "string", False)])
+def test_other_columns_than_recorded(tmp_path, column):
+    """Of another type, or missing."""
+    assert looked(tmp_path, FINE, columns=[*COLUMNS[:2], column]) is None
+
+
+def test_own_expectations_are_sparks(tmp_path):
+    """Whatever their arguments are."""
+    item = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "mood", "mostly": 0.1}}
+    own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
+    assert looked(tmp_path, FINE, own=own) is None
+
+
+def test_a_table_that_is_not_small(tmp_path, monkeypatch):
+    """It is read in tasks."""
+    monkeypatch.setattr("spark_jobs.quick_check._MOST_ROWS", 1)
+    assert looked(tmp_path, FINE, LABELS) is None
