@@ -39,11 +39,13 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
         assert result.failed_expectations == []
         assert set(result.passed) == set(TABLES)
         if not arguments:
-            arguments = {"moment": datetime.now(UTC), "end_lsn": job.ledger.last_cut().end_lsn}
+            moment = f"timestamp'{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
+            arguments = {":moment": moment, ":end_lsn": str(job.ledger.last_cut().end_lsn)}
     for name in TABLES:
         spark.read.format("delta").load(uri_of(job, name)).createOrReplaceTempView(name.removeprefix("public."))
     for query, shown in QUERIES:
-        rows = spark.sql(query, args=arguments).collect()
+        asked = re.sub(r":\w+", lambda name: arguments[name[0]], query)
+        rows = spark.sql(asked).collect()
         told = "".join(" | ".join(_text(value) for value in row) + "\n" for row in rows)
         assert (query, told) == (query, shown)
 
