@@ -29,7 +29,6 @@ from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
 from waldelta.column_names import DELETED, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN
 from waldelta.copy import TableCopy
 from waldelta.errors import ModeRefused, WaldeltaError
-from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder
 from waldelta.ledger_rows import TableState
@@ -141,7 +140,6 @@ def _add(
             raise ModeRefused(
                 f"{table} has a key twice in its target, which keeps rows: move its folder away and sync it again"
             )
-        fault_point("resync.compared")
         if not counts:
             return Written(commit_untouched(spark, job, begun).version, live.count(), 0)
         names = [name for name, _ in copy.columns]

@@ -1,0 +1,147 @@
+"""A Spark cluster by the Airflow connection alone: a standalone master, two workers, our packages shipped to their executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+import tenacity
+from deltalake import DeltaTable
+
+from demo.embedded_postgres import free_port
+from waldelta.pipeline_file import load_pipeline_file
+from waldelta_airflow.operators import WaldeltaJobOperator
+
+pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]
+
+HERE = "127.0.0.1"
+PIPELINE = """\
+pipeline: {name}
+source:
+  conn_id: {name}_source
+  slot: {name}_cdc
+  publications: [{{name: {name}_pub, tables: [{{name: public.orders}}]}}]
+target: {{root: {root}}}
+quality: {{enabled: false}}
+"""
+# Two tasks read it, and its target is one that tasks merge file by file.
+TABLE = """
+create table orders (id bigint primary key, note text, amount numeric(12,2));
+insert into orders select n, repeat('x', 60) || n, n / 100.0 from generate_series(1, 150000) n
+"""
+CHANGES = """
+update orders set amount = amount + 1, note = 'updated ' || id where id % 2 = 0;
+delete from orders where id % 10 = 1;
+insert into orders select n, 'new', 0 from generate_series(150001, 450000) n
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster; ``folder`` has the workers' folders and the applications' event logs."""
+
+    folder: Path
+    port: int
+
+    def executors_with_tasks(self) -> list[set[str]]:
+        """Of each application, in their order, which executors ran tasks to their end."""
+        logs = sorted((self.folder / "events").iterdir(), key=lambda path: path.stat().st_mtime)
+        return [{event["Task Info"]["Executor ID"] for event in _events(log) if event["Event"] == "SparkListenerTaskEnd"}
+                for log in logs]  # fmt: skip
+
+    def shipped(self) -> set[str]:
+        """The workers whose executors were sent our packages."""
+        return {path.relative_to(self.folder).parts[0] for path in self.folder.glob("worker*/app-*/*/waldelta-*.zip")}
+
+
+def _events(log: Path) -> Iterator[dict]:
+    files = [log] if log.is_file() else sorted(log.glob("events_*"))
+    for file in files:
+        yield from map(json.loads, file.read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Each a process of its own, none of which can import our packages from the checkout."""
+    folder, port = tmp_path_factory.mktemp("cluster"), free_port()
+    (folder / "events").mkdir()
+    spark = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_REMOTE")}
+    environment |= {"SPARK_LOCAL_IP": HERE, "PYSPARK_PYTHON": sys.executable}
+    deploy, started = "org.apache.spark.deploy", []
+
+    def start(name: str, kind: str, *arguments: str) -> None:
+        command = [str(spark), f"{deploy}.{kind}", "--host", HERE, "--webui-port", "0", *arguments]
+        with (folder / f"{name}.log").open("w") as log:
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+
+    def has_said(text: str, times: int) -> None:
+        told = (folder / "master.log").read_text()
+        assert told.count(text) >= times, told[-2000:]
+
+    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(120), wait=tenacity.wait_fixed(0.2), reraise=True)
+    try:
+        start("master", "master.Master", "--port", str(port))
+        wait(has_said, "New state: ALIVE", 1)
+        for number in (1, 2):
+            work = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker{number}"))
+            start(f"worker{number}", "worker.Worker", *work, f"spark://{HERE}:{port}")
+        wait(has_said, "Registering worker", 2)
+        yield Cluster(folder, port)
+    finally:
+        for process in started:
+            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                child.kill()
+            process.wait()
+
+
+@pytest.fixture
+def run(cluster, write_pipeline, database, monkeypatch, make_context, tmp_path):
+    """Runs a verb as a task of Airflow does; what the cluster's connection is, is all that says where."""
+    defaults = tmp_path / "conf" / "spark-defaults.conf"
+    defaults.parent.mkdir()
+    settings = {
+        "spark.driver.host": HERE, "spark.executor.memory": "512m", "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": (cluster.folder / "events").as_uri(), "spark.eventLog.compress": "false",
+    }  # fmt: skip
+    defaults.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    connection = {"conn_type": "spark", "host": f"spark://{HERE}", "port": cluster.port}
+    monkeypatch.setenv("SPARK_CONF_DIR", str(defaults.parent))
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(connection))
+    monkeypatch.setenv("WALDELTA_DRIVER_MEMORY", "1g")
+    path = write_pipeline("shop", text=PIPELINE)
+
+    def job(verb: str) -> dict:
+        operator = WaldeltaJobOperator(
+            task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb, stage=None, first=True
+        )
+        return operator.execute(make_context())
+
+    return job
+
+
+def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
+    """Copy, decoding and merge are spread over the executors, whose only copy of our packages is the one shipped."""
+    for statement in TABLE.split(";"):
+        database.execute(statement)
+    run("setup")
+    run("sync")
+    for statement in CHANGES.split(";"):
+        database.execute(statement)
+    run("consume")
+    run("teardown")
+    columns = ["id", "note", "amount"]
+    held = DeltaTable(f"{lake}/shop/public/orders").to_pyarrow_table(columns=columns).sort_by("id")
+    wanted = database.execute("select id, note, amount from orders order by id")
+    assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
+    assert cluster.executors_with_tasks() == [{"0", "1"}] * 2
+    assert cluster.shipped() == {"worker1", "worker2"}
