@@ -7,16 +7,18 @@ makes an expectation of the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
+from waldelta.lake import SPARKS_TIMESTAMPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,6 +29,9 @@ _EXAMPLES = 5
 # Spark's bitmaps have a bit for each of so many neighbouring integers.
 _BITS = 32_768
 _BYTES_PER_KEY = 8
+# Here a byte stands for each integer between the least and the most.
+_MOST_BYTES_HERE = 64 << 20
+_ROWS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,52 @@ def find_duplicate_keys(frame: DataFrame, columns: Sequence[str], *, dense: bool
     texts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in names]
     found = shared.orderBy(*names).limit(_EXAMPLES).select(F.concat_ws(", ", *texts))
     return DuplicateKeys(rows, tuple(row[0] for row in found.collect()))
+
+
+def are_unique_here(uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None) -> bool:
+    """Whether Arrow, without Spark, finds no value of an integer column in two rows; False also where only Spark can tell.
+
+    It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths of one here.
+    """
+    try:
+        table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
+        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            return False
+        span = _span(pa.table(table.get_add_actions(flatten=True)), column)
+        if span is None:
+            return False
+        dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+        scanner = dataset.scanner([column], batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1)
+        return _all_differ((batch.column(0) for batch in scanner.to_batches()), *span)
+    except Exception as err:
+        log.info("Spark looks for duplicate keys, since %s can't be read here: %s", uri, err)
+        return False
+
+
+def _span(files: pa.Table, column: str) -> tuple[int, int] | None:
+    """The least and the most of a column by the statistics of all files; None when marks of it would be too many."""
+    wanted = [f"min.{column}", f"max.{column}", "num_records"]
+    if not files.num_rows or not set(wanted) <= set(files.column_names):
+        return None
+    least, most, rows = (files[name] for name in wanted)
+    if not pa.types.is_integer(least.type) or least.null_count or most.null_count or rows.null_count:
+        return None
+    low, high = pc.min(least).as_py(), pc.max(most).as_py()
+    return (low, high) if high - low < min(_MOST_BYTES_HERE, pc.sum(rows).as_py() * _BYTES_PER_KEY) else None
+
+
+def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
+    """Whether as many marks are set as there are values; raises IndexError for a value that isn't between the two."""
+    marks, count = np.zeros(high - low + 1, bool), 0
+    for part in parts:
+        if part.null_count:
+            return False
+        places = part.cast(pa.int64()).to_numpy() - low
+        if len(places) and places.min() < 0:
+            raise IndexError(f"a value below the statistics' least of {low}")
+        marks[places] = True
+        count += len(places)
+    return int(np.count_nonzero(marks)) == count
 
 
 def _may_have_duplicates(frame: DataFrame, column: str) -> bool:

@@ -1,0 +1,64 @@
+"""Duplicate keys without Spark: marks for each integer tell what a set would; what they can't tell is left to Spark."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from spark_jobs import duplicate_keys
+from spark_jobs.duplicate_keys import are_unique_here
+from tests.seeds import chosen_seed
+
+CASES = [
+    ("one after the other", pa.int64(), list(range(1000)), True),
+    ("in any order, with gaps", pa.int32(), [9, -3, 4, 0], True),
+    ("one twice", pa.int64(), [*range(1000), 500], False),
+    ("a null", pa.int64(), [1, 2, None], False),
+    ("far apart", pa.int64(), [1, 10**12], False),
+    ("the ends of bigint", pa.int64(), [-(2**63), 2**63 - 1], False),
+    ("a small integer", pa.int16(), [-32_768, -32_767], True),
+    ("text", pa.string(), ["a", "b"], False),
+    ("no rows", pa.int64(), [], False),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys", "unique"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, unique):
+    write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, kind)}))
+    assert are_unique_here(str(tmp_path), 0, "k") is unique
+
+
+def test_values_of_several_files_are_compared_as_of_a_version(tmp_path):
+    """Each file alone is unique; a column that isn't there, or a version, is Spark's to complain of."""
+    for keys in ([1, 2, 3], [4, 5, 6], [3, 7]):
+        write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
+    assert are_unique_here(str(tmp_path), 1, "k")
+    assert not are_unique_here(str(tmp_path), 2, "k")
+    assert not are_unique_here(str(tmp_path), 1, "other")
+    assert not are_unique_here(str(tmp_path), 9, "k")
+
+
+def test_statistics_that_lie_are_noticed(monkeypatch, tmp_path):
+    """A value outside of them would be a mark of another one."""
+    write_deltalake(str(tmp_path), pa.table({"k": pa.array([1, 2, 3], pa.int64())}))
+    for span in ((2, 5), (0, 2)):
+        monkeypatch.setattr(duplicate_keys, "_span", lambda *_, span=span: span)
+        assert not are_unique_here(str(tmp_path), 0, "k")
+
+
+def test_random_columns(tmp_path):
+    """As a set says, whatever the files and batches are cut to."""
+    chance = random.Random(chosen_seed())
+    for number in range(20):
+        keys = [chance.randrange(5000) for _ in range(chance.choice((5, 60, 700)))]
+        if chance.random() < 0.5:
+            keys = sorted(set(keys), key=lambda _: chance.random())
+        cut, uri = chance.randrange(1, len(keys) + 1), str(tmp_path / str(number))
+        for part in filter(None, (keys[:cut], keys[cut:])):
+            write_deltalake(uri, pa.table({"k": pa.array(part, pa.int64())}), mode="append")
+        is_dense = max(keys) - min(keys) < len(keys) * 8
+        found = are_unique_here(uri, 1 if keys[cut:] else 0, "k")
+        assert found is (is_dense and len(set(keys)) == len(keys)), number
