@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from deltalake import DeltaTable
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -42,6 +43,7 @@ PAGES = {
     "expectations": "/p/browsed/expectations",
     "table": "/p/browsed/table/public.orders",
     "quarantine": "/p/browsed/quarantine",
+    "reconciliation": "/p/browsed/reconciliation",
     "reports": "/docs/",
 }
 each_page = pytest.mark.parametrize("page", PAGES)
@@ -55,13 +57,21 @@ def browser() -> Iterator[WebDriver]:
 
 @pytest.fixture(scope="module")
 def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
-    """A pipeline with a run that went well and a latest one whose check failed; the browser is logged in."""
+    """A pipeline with a run that went well, a latest one whose check failed, and a row that somebody has tampered with; the
+    browser is logged in.
+    """
     for shop in make_shop(stack, "browsed", "waldelta_spark"):
         change(shop)
         shop.run("cdc")
         (shop.suites / "public.orders.yml").write_text(FAILING)
         change(shop)
         shop.runs.append(shop.client.wait("browsed_cdc", shop.client.trigger("browsed_cdc")))
+        customers = DeltaTable(f"{shop.root}/public/customers")
+        customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
+        shop.client.wait_for_dags(["browsed_reconcile"])
+        shop.client.unpause("browsed_reconcile")
+        compared = shop.client.wait("browsed_reconcile", shop.client.trigger("browsed_reconcile"))
+        assert compared.state == "failed"
         log_in(browser, stack)
         yield shop
 
@@ -190,6 +200,29 @@ def test_a_page_works_by_keyboard(browser, browsed, page):
     browser.switch_to.active_element.send_keys(Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.RETURN)
     assert browser.execute_script("return document.activeElement.id") == "content"
+
+
+def test_the_button_repairs_the_rows_that_differ(browser, browsed):
+    """Within Airflow's frame: both values are shown, the button triggers the DAG, and the target is the source's again."""
+    assert not browsed.is_equal()
+    browser.get(f"{browsed.stack.url}/plugin/waldelta")
+    wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
+    follow(browser, "browsed")
+    follow(browser, "reconciliation")
+    seen = text_of(browser)
+    assert "customer 3" in seen
+    assert "tampered" in seen
+    screenshot(browser, PICTURES, "repair-1")
+    browser.find_element(By.XPATH, "//button[starts-with(normalize-space(), 'Repair')]").click()
+    status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
+    run = browsed.client.wait("browsed_reconcile", status.text)
+    assert run.state == "success"
+    assert browsed.is_equal()
+    browser.refresh()
+    browser.switch_to.default_content()
+    browser.get(address(browsed, "reconciliation"))
+    assert "repaired" in text_of(browser)
+    screenshot(browser, PICTURES, "repair-2")
 
 
 def test_who_isnt_logged_in_sees_nothing(stack, browsed):
