@@ -43,6 +43,8 @@ _TOLD = pa.schema([
 ])  # fmt: skip
 # How often other people's commits may come in between.
 _ATTEMPTS = 10
+# With it delta-rs lists a table's features, without that of a NOT NULL.
+_NTZ = "timestamp_ntz"
 _LATE = "{uri} was changed by somebody else while it was replaced: run the sync again"
 
 # Reads the rows of the task with this number.
@@ -88,6 +90,8 @@ def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) ->
     try:
         return DeltaTable(uri, storage_options=storage_options)
     except TableNotFoundError:
+        if _NTZ in wanted.to_json():
+            raise DeltaError(f"Spark wouldn't read a table that delta-rs made with {_NTZ} and a NOT NULL") from None
         if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
             raise FileExistsError(f"{uri} has files and no Delta log") from None
         with private_files():
@@ -124,7 +128,8 @@ def copy_files(
         raise write_error(uri, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
-        version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
+        with private_files():
+            version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
     except WaldeltaError:
         _discard(target, files)
         raise

@@ -206,7 +206,9 @@ def sync_table(
         }  # fmt: skip
         # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
-        rows = CopyRows(copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at), keeps)
+        rows = CopyRows(
+            table_id, copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at), keeps
+        )
         fault_point("sync.planned")
         with _progress(holder, table_id, tasks):
             written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, former)

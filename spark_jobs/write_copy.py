@@ -23,6 +23,7 @@ from spark_jobs.target import (
     target_schema,
 )
 from spark_jobs.tasks import run_tasks
+from waldelta.catalog import TableId
 from waldelta.copy import TableCopy
 from waldelta.job import Job
 from waldelta.lake import target_uri
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 class CopyRows:
     """The rows of a copy, who reads them and in how many tasks, and under which names they are committed."""
 
+    # The target's: one table may feed several, and ``copy`` is of what feeds it.
+    target: TableId
     copy: TableCopy
     columns: Sequence[TargetColumn]
     tasks: int
@@ -53,7 +56,7 @@ def write_copy(
     spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
 ) -> tuple[Written, int | None, RowDiff | str | None]:
     """Put the rows into the target: what was written, how many of them are verbatim if that is known, and what differed."""
-    table_id, target = rows.copy.table, job.pipeline.target
+    table_id, target = rows.target, job.pipeline.target
     uri, marks = target_uri(target.root, table_id.schema, table_id.name), target.deletion_vectors_of(str(table_id))
     mode = target.mode_of(str(table_id))
     is_plain = mode == MIRROR and former is None and not marks

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 import spark_jobs.land_through as land_module
+import spark_jobs.repair as repair_module
 from spark_jobs.compare import compare_target
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
@@ -130,7 +131,7 @@ class Killed(BaseException):
 @pytest.mark.spark
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing twice."""
-    real = {name: getattr(land_module, name) for name in ("stage_net", "_merge")}
+    real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
 
     def after(name):
         def kill(*args):
@@ -152,7 +153,7 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
         publish(database, job, filter_)
         database.execute("update t set n = coalesce(n, 0) + 1 where a in (11, 13, 29, 35)")
         with monkeypatch.context() as patched:
-            patched.setattr(land_module, name, kill)
+            patched.setattr(repair_module, name, kill)
             with pytest.raises(Killed):
                 run(spark, job)
         assert any("copied again" in text for text in run(spark, job).warnings) == is_copied

@@ -193,3 +193,10 @@ def test_values_that_recur_are_kept_in_a_dictionary():
         {"unique": range(10), "same": ["x"] * 10, "half": [n // 2 for n in range(10)], "raw": pa.nulls(10, RAW_TYPE)}
     )
     assert recurring_columns(sample) == ["same", "half"]
+
+
+def test_a_new_target_with_timestamps_without_a_zone_is_made_by_spark(uri):
+    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL: Spark refuses to read it."""
+    columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
+    assert open_target(uri, columns, None) is None
+    assert not DeltaTable.is_deltatable(uri)
