@@ -74,7 +74,7 @@ def test_a_new_target_has_the_columns_that_spark_would_give_it(uri):
     columns = [
         TargetColumn("id", "bigint", pa.int64(), False), TargetColumn("s", "smallint", pa.int16(), True),
         TargetColumn("n", "decimal(12,2)", pa.decimal128(12, 2), True), TargetColumn("b", "binary", pa.binary(), True),
-        TargetColumn("t", "timestamp", pa.timestamp("us", "UTC"), True), TargetColumn("l", "timestamp_ntz", pa.timestamp("us"), True),
+        TargetColumn("t", "timestamp", pa.timestamp("us", "UTC"), True), TargetColumn("l", "date", pa.date32(), True),
         TargetColumn("a", "array<int>", pa.list_(pa.int32()), True),
         *(TargetColumn(name, "", kind, True) for name, kind in METADATA_COLUMNS.items()),
     ]  # fmt: skip
@@ -83,11 +83,11 @@ def test_a_new_target_has_the_columns_that_spark_would_give_it(uri):
     text_map = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
     assert told == [
         ("id", "long", False), ("s", "short", True), ("n", "decimal(12,2)", True), ("b", "binary", True),
-        ("t", "timestamp", True), ("l", "timestamp_ntz", True),
+        ("t", "timestamp", True), ("l", "date", True),
         ("a", {"type": "array", "elementType": "integer", "containsNull": True}, True),
         ("_wd_lsn", "long", True), ("_wd_commit_ts", "timestamp", True), ("_wd_raw", text_map, True),
     ]  # fmt: skip
-    assert table.protocol().reader_features == ["timestampNtz"]
+    assert table.protocol().writer_features is None
 
 
 def test_an_empty_copy_empties_the_target(uri):
