@@ -8,15 +8,20 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs.apply import apply
 from spark_jobs.compare import compare_target
+from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.replay import replay
+from spark_jobs.result import RunFailed
+from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
 from waldelta.errors import ModeRefused
 from waldelta.lsn import Lsn
+from waldelta.quarantined import list_quarantined
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -210,3 +215,42 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
         sync(spark, by(w1="history", k="history"), ["public.k"])
     with pytest.raises(ModeRefused, match="a replay would overwrite"):
         replay(spark, by(w1="history"), None, ["public.w1"])
+
+
+def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
+    """A quarantined row is a row of the source's now, and its MERGE would write over closed states: only a copy is exact."""
+    tables = {"w1": "history", "w2": "soft_delete"}
+    for name in tables:
+        database.execute(f"create table {name} (id int, a text, big text, primary key (id, a))")
+        database.execute(f"alter table {name} alter big set storage external")
+        big = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+        database.execute(f"insert into {name} values (1, 'n', 'x'), (2, 'a', {big})")
+    job = job_of(database, lake, tables)
+    publication = job.pipeline.source.publications[0].name
+    listed = ", ".join(f"{name} where (a > 'm')" for name in tables)
+    database.execute(f"alter publication {publication} set table {listed}")
+    sync(spark, job)
+    for name in tables:
+        database.execute(f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1")
+        database.execute(f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2")
+    drain(spark, job)
+    for name in tables:
+        database.execute(f"alter table {name} rename column big to hidden")
+    assert apply(spark, job).failures == {}
+    for name in tables:
+        database.execute(f"alter table {name} rename column hidden to big")
+    before = {name: held(job, name) for name in tables}
+    assert [row["_wd_valid_to_lsn"] is None for row in before["w1"]].count(True) == 1
+    with pytest.raises(RunFailed) as failed:
+        run_retry(spark, replace(job, run_id="retry"))
+    for name, mode in tables.items():
+        assert f"kept as {mode}" in str(failed.value)
+        assert f"sync --tables public.{name}" in str(failed.value)
+    assert {name: held(job, name) for name in tables} == before
+    assert len(list_quarantined(job)) == 2
+    # A copy brings what is lacking, and leaves what ended.
+    sync(spark, replace(job, run_id="again"), [f"public.{name}" for name in tables])
+    ended = [row for row in before["w1"] if row["_wd_valid_to_lsn"] is not None]
+    assert all(row in held(job, "w1") for row in ended)
+    assert {row["id"] for row in held(job, "w1") if row["_wd_valid_to_lsn"] is None} == {1, 2}
+    assert list_quarantined(job) == []
