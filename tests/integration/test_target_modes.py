@@ -19,7 +19,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
-from waldelta.errors import ModeRefused
+from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.lsn import Lsn
 from waldelta.quarantined import list_quarantined
 from waldelta.watermark import uri_of
@@ -254,3 +254,42 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
     assert all(row in held(job, "w1") for row in ended)
     assert {row["id"] for row in held(job, "w1") if row["_wd_valid_to_lsn"] is None} == {1, 2}
     assert list_quarantined(job) == []
+
+
+def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
+    """Positions that begin anew (another server), other columns, no key: nothing is taken away, and changes go on."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
+    database.execute("create table k (v text); alter table k replica identity full")
+    job = job_of(database, lake, MODES | {"k": "changelog"})
+    sync(spark, job)
+    consume(spark, job)
+    ahead = str(1 << 60)
+    DeltaTable(uri_of(job, "public.w1")).update({"_wd_valid_from_lsn": ahead}, predicate="id = 2")
+    for name in ("w2", "w3"):
+        DeltaTable(uri_of(job, f"public.{name}")).update({"_wd_lsn": ahead}, predicate="id = 2")
+    for name in MODES:
+        database.execute(f"delete from {name} where id = 2")
+    before = {name: held(job, name) for name in MODES}
+    for name in [*MODES, "k"]:
+        with pytest.raises(SyncFailed, match="positions begin anew" if name in MODES else "has no key"):
+            sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
+    assert {name: held(job, name) for name in MODES} == before
+    assert {state.status for state in job.table_states().values()} == {"synced"}
+    database.execute("insert into w1 values (3, 'z'); insert into k values ('z')")
+    consume(spark, replace(job, run_id="goes on"))
+    assert (3, True) in [(row["id"], row["_wd_valid_to_lsn"] is None) for row in held(job, "w1")]
+    assert [row["v"] for row in held(job, "k")] == ["z"]
+
+
+def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(spark, database, lake):
+    """Unless it was asked for by its name: then it is refused at once."""
+    database.execute("create table n (v text); create table w1 (id int primary key); insert into w1 values (1)")
+    job = job_of(database, lake, {"n": "history", "w1": "history"})
+    with pytest.raises(ModeRefused, match="no key"):
+        sync(spark, job, ["public.n", "public.w1"])
+    with pytest.raises(SyncFailed, match="1 of 2 tables not synced") as failed:
+        sync(spark, job)
+    assert [(name, type(err)) for name, err in failed.value.failures.items()] == [("public.n", ModeRefused)]
+    assert [row["id"] for row in held(job, "w1")] == [1]
