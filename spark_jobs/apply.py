@@ -349,7 +349,9 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         fault_point("apply.merging")
         tag = replace(tag, counts=changes.counts)
         if plan.decode.unfolding is not None:
-            tag = merge_states(run.spark, uri_of(job, state.table_name), plan, changes, tag)
+            check()
+            uri = uri_of(job, state.table_name)
+            tag = _again(state.table_name)(merge_states, run.spark, uri, plan, changes, tag)
         else:
             tag = _merge_staged(run, changes, plan, tag, check)
         fault_point("apply.merged")
@@ -378,15 +380,17 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
         return done
     # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
     check()
-    again = tenacity.Retrying(
+    return _again(plan.state.table_name)(_merge, run, changes.source, plan, tag, check)
+
+
+def _again(table: str) -> tenacity.Retrying:
+    """Of a commit that others' got ahead of."""
+    return tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        before_sleep=lambda _: log.warning(
-            "table=%s somebody else committed beside the merge: again", plan.state.table_name
-        ),
+        before_sleep=lambda _: log.warning("table=%s somebody else committed beside the merge: again", table),
         reraise=True,
     )
-    return again(_merge, run, changes.source, plan, tag, check)
 
 
 def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:

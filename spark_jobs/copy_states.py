@@ -26,7 +26,7 @@ from spark_jobs.snapshot_diff import TWICE, differences
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
 from spark_jobs.target_commit import commit_untouched, read_commit
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
-from waldelta.column_names import DELETED, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN
+from waldelta.column_names import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
 from waldelta.copy import TableCopy
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.job import Job
@@ -130,6 +130,7 @@ def _add(
     (copy, rows, stored), table, uri = copied, begun.table_name, uri_of(job, begun.table_name)
     held = spark.read.format("delta").load(uri)
     _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(stored.dtypes))
+    _check_position(table, held, mode, moment.lsn)
     live = live_rows(held, mode, copy.key_columns)
     found = differences(copy, rows.toDF(*staged_names(copy)), live)
     folder = staging_folder(job.pipeline.target.root, table, begun.generation, txn[1], job.run_id)
@@ -185,6 +186,21 @@ def as_states(kept: Kept, source: str, moment: Moment) -> str:
         f"{states} union all select '{ACTION_DELETE}' as action, {', '.join([*bases, *values, *told, *until])}, raw "
         f"from {source} where action in {ends}"
     )
+
+
+def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> None:
+    """Raises ModeRefused when the target knows of positions that are still to come: states are told apart by them.
+
+    A state that seems to begin behind its own end would be taken for one that nobody saw, and go.
+    """
+    columns = (VALID_FROM_LSN, VALID_TO_LSN) if mode == HISTORY else (LSN,)
+    (row,) = held.agg(*(F.max(name) for name in columns)).collect()
+    newest = max((position for position in row if position is not None), default=0)
+    if newest > lsn.value:
+        raise ModeRefused(
+            f"the source's positions begin anew: {table} is kept as {mode} and holds {Lsn(newest)}, and the source is at {lsn} "
+            "only (another server, or restored): nothing was changed: move its folder away and sync it"
+        )
 
 
 def _check_comparable(table: str, copy: TableCopy, held: Mapping[str, str], wanted: Mapping[str, str]) -> None:

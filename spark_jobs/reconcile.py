@@ -26,6 +26,7 @@ from waldelta.failover import check_source
 from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
+from waldelta.patience import read_barred
 from waldelta.present import read_present
 from waldelta.quarantined import current_user
 from waldelta.reconcile.reconciliations import (
@@ -132,10 +133,14 @@ def _compare_all(work: _Work) -> None:
                 f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: compare with the primary"
             )
         check_source(connection, job)
-        feeds = read_published(connection, job)
-        sizes = {str(target.id): target.table.size_bytes for target in read_targets(connection, job.pipeline, feeds)}
+        barred = read_barred(connection)
+        feeds = read_published(connection, job, barred.relations)
+        targets = read_targets(connection, job.pipeline, feeds, barred=barred.relations)
+        sizes = {str(target.id): target.table.size_bytes for target in targets}
     standings, _ = end_killed_repairs(work.spark, job, feeds)
     chosen = list(_chosen(standings, work.order))
+    for name in sorted((work.order.tables or frozenset()) - {found.table_name for found in standings}):
+        work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
     for standing in chosen:
         if standing.due != Due.FEED:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
@@ -164,7 +169,9 @@ def _batches(spark: SparkSession) -> Iterator[None]:
 
 def _chosen(standings: Sequence[Standing], order: Order) -> Iterator[Standing]:
     known = {found.table_name: found for found in standings}
-    if unknown := sorted((order.tables or frozenset()) - known.keys()):
+    asked = order.tables or frozenset()
+    unknown = sorted(asked - known.keys())
+    if unknown and len(unknown) == len(asked):
         raise ConfigError(f"not known: {', '.join(unknown)}: status says which tables there are")
     for name, found in sorted(known.items()):
         # What isn't published any more, or was never copied, has nothing to be compared unless somebody asks for it.
@@ -221,8 +228,10 @@ def _feedings(
 ) -> list[Feeding]:
     """The tables that can be compared, as the snapshot sees what feeds them; of the others it is told why not."""
     job, found = work.job, []
-    feeds = read_published(holder.connection, job)
-    targets = {str(target.id): target for target in read_targets(holder.connection, job.pipeline, feeds)}
+    barred = read_barred(holder.connection)  # the snapshot holds vacuum back: nobody's lock is waited for
+    feeds = read_published(holder.connection, job, barred.relations)
+    read = read_targets(holder.connection, job.pipeline, feeds, barred=barred.relations)
+    targets = {str(target.id): target for target in read}
     # Leaves that have joined those gathered since a run looked: their rows are in flight.
     states = [with_leaves(state, feeds) for state in states]
     present = read_present(holder.connection, states)
@@ -230,6 +239,11 @@ def _feedings(
         name, target = state.table_name, targets.get(state.table_name)
         if target is None or target.problem is not None:
             work.put(name, NOT_COMPARED, target.problem or "" if target else "it is no longer published")
+            continue
+        if target.is_unread or not barred.relations.isdisjoint(
+            {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
+        ):
+            work.put(name, NOT_COMPARED, str(barred.busy(name)))
             continue
         try:
             fed = fed_as_copied(job.pipeline, *of_partition(state, present[name], feeds.get(name)), target)

@@ -155,6 +155,8 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
 
     >>> columns_of("a > 1 and `b c` is not null")
     ('a', 'b c')
+    >>> columns_of("attrs.color is not null")
+    ('attrs', 'color')
     """
     import sqlglot  # few tables have such a condition
     from sqlglot import exp
@@ -163,7 +165,8 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
         tree = sqlglot.parse_one(condition, read="spark")
     except sqlglot.errors.SqlglotError:
         return None
-    return tuple(sorted({column.name for column in tree.find_all(exp.Column)}))
+    # A field of a struct, or a key of a map, reads as a column of a table: which part is the column isn't said.
+    return tuple(sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts}))
 
 
 _BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})

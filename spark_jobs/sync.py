@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -32,7 +32,16 @@ from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.drift import unpublished_columns
-from waldelta.errors import ConfigError, LateWriter, NotPrimary, SnapshotLost, StateError, SyncFailed, WaldeltaError
+from waldelta.errors import (
+    ConfigError,
+    LateWriter,
+    ModeRefused,
+    NotPrimary,
+    SnapshotLost,
+    StateError,
+    SyncFailed,
+    WaldeltaError,
+)
 from waldelta.failover import check_source
 from waldelta.fault import fault_point
 from waldelta.gap import close_gaps
@@ -127,7 +136,8 @@ def sync(
     ``by_diff``: tables that were copied before, in whatever life of the slot, are compared with the snapshot, and only the
     rows that differ are written, where that is exact (see snapshot_diff).
     A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
-    for a table that isn't published, ModeRefused for one whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
+    for a table that isn't published, ModeRefused for a named one whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or
+    SlotMissing before anything is copied.
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
@@ -135,13 +145,15 @@ def sync(
         if not wanted:
             close_gaps(job)
             return []
-        for target in wanted:  # refused before anything is changed
-            keeps_rows(job, str(target.id), target.table.key_columns)
+        refused = _refused(job, wanted)
+        if tables is not None and refused:  # before anything is changed
+            raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
         settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
-    log.info("copying %d tables: %s", len(wanted), ", ".join(str(found.id) for found in wanted))
+    allowed = [target for target in wanted if str(target.id) not in refused]
+    log.info("copying %d tables: %s", len(allowed), ", ".join(str(found.id) for found in allowed))
     results: list[SyncResult] = []
-    failures: dict[str, WaldeltaError] = {}
+    failures: dict[str, WaldeltaError] = dict(refused)
     ledger_lock = threading.Lock()
     copied = {row.table_name: row for row in job.ledger.table_rows() if row.status == SYNCED} if by_diff else {}
 
@@ -157,12 +169,23 @@ def sync(
 
     # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
     with ThreadPoolExecutor(1 if by_diff else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
-        for future in [pool.submit(one, table) for table in sorted(wanted, key=lambda t: -t.table.size_bytes)]:
+        for future in [pool.submit(one, table) for table in sorted(allowed, key=lambda t: -t.table.size_bytes)]:
             future.result()
     if failures:
         raise SyncFailed(failures, results)
     close_gaps(job)
     return sorted(results, key=lambda result: result.table)
+
+
+def _refused(job: Job, wanted: Sequence[Target]) -> dict[str, WaldeltaError]:
+    """Why the modes of these targets don't allow a copy, by name, for those where it is so."""
+    found: dict[str, WaldeltaError] = {}
+    for target in wanted:
+        try:
+            keeps_rows(job, str(target.id), target.table.key_columns)
+        except ModeRefused as err:
+            found[str(target.id)] = err
+    return found
 
 
 def sync_table(
@@ -272,7 +295,11 @@ def _sync_locked(
                     result, fed = sync_table(spark, job, table_id, Attempt(generation, number), settled, order.former)
         except Exception as err:
             with suppress(LateWriter):  # the table is another run's meanwhile
-                record(FAILED, generation, begun, reason=f"{type(err).__name__}: {first_line(err)}")
+                if last and _is_as_it_was(last, incarnation, err):
+                    with ledger_lock:
+                        job.ledger.append_state(replace(last, at=now(), run_id=job.run_id), begun)
+                else:
+                    record(FAILED, generation, begun, reason=f"{type(err).__name__}: {first_line(err)}")
             raise
         fault_point("sync.committed")
         lock.check()
@@ -307,6 +334,11 @@ def _sync_locked(
         )
         fault_point("sync.recorded")
         return result
+
+
+def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> bool:
+    """Whether a copy was refused before it changed a target that was fed until then: its changes go on."""
+    return isinstance(err, ModeRefused) and last.status == SYNCED and last.incarnation == incarnation
 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:

@@ -21,6 +21,7 @@ from waldelta.ledger_rows import StorageState, TableState
 from waldelta.membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse import children, parse_analysed, walk
 from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
+from waldelta.target_mode import MIRROR
 
 # A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
 FEW_ROWS = 10_000
@@ -122,6 +123,7 @@ def obstacle(repair: Repair) -> str | None:
     held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
+        (state.kept_as != MIRROR, f"it is kept as {state.kept_as}, which a repair would overwrite"),
         (not _is_fed_as_before(repair), "it is fed by another table than its copy"),
         (not table.key_columns or state.key_columns != list(table.key_columns), "it has no key, or another one than its copy"),
         (held != present, "its columns are others than its copy's"),

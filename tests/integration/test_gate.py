@@ -125,6 +125,21 @@ def test_released_changes_pass_once(gated, database):
     assert made.rows() == [(1, -1)]
 
 
+def test_a_whole_table_is_released_too(gated, database):
+    """Of what passed nothing is left to judge: no number of rows, and no mean, is asked of nothing."""
+    made = gated()
+    made.own("{type: expect_table_row_count_to_be_between, kwargs: {min_value: 3}, gate: stop}")
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, 1)")
+    made.fails("first")
+    release_tables(made.job, ["public.t"], by="ann", reason="known")
+    made.run("second")
+    assert made.rows() == [(1, 1)]
+    assert read_expectation_results(made.job.pipeline.target.root)[-1].observed == "no rows to judge"
+    database.execute("insert into t values (2, 2)")
+    made.fails("third")
+
+
 WHOLE = [
     ("one of the table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}", "not met"),
     ("a share of rows", "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly: 0.9}, gate: stop}", "1 rows"),

@@ -315,3 +315,21 @@ def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
     pipeline.sync(spark)
     row = reconcile(spark, pipeline)["t"]
     assert (row.status, row.source_rows) == ("equal", 1000)
+
+
+def test_a_locked_table_is_not_waited_for(spark, database, lake):
+    """It isn't compared, and the others are; a table that is unknown by now doesn't stop those that aren't."""
+    database.execute("create table locked (id int primary key); create table free (id int primary key)")
+    database.execute("create publication p for table locked where (id > 0), free; insert into free values (1)")
+    made = make(database, lake)
+    made.setup()
+    made.sync(spark)
+    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s") as locker:
+        locker.execute("lock table locked in access exclusive mode")
+        found = reconcile(spark, made, tables=["public.locked", "public.free", "public.gone"])
+        locker.rollback()
+    assert {name: row.status for name, row in found.items()} == {
+        "locked": "not compared", "free": "equal", "gone": "not compared",
+    }  # fmt: skip
+    assert "vacuum" in found["locked"].reason
+    assert "not known any more" in found["gone"].reason

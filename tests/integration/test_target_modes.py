@@ -8,15 +8,20 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs.apply import apply
 from spark_jobs.compare import compare_target
+from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.replay import replay
+from spark_jobs.result import RunFailed
+from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
-from waldelta.errors import ModeRefused
+from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.lsn import Lsn
+from waldelta.quarantined import list_quarantined
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -210,3 +215,81 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
         sync(spark, by(w1="history", k="history"), ["public.k"])
     with pytest.raises(ModeRefused, match="a replay would overwrite"):
         replay(spark, by(w1="history"), None, ["public.w1"])
+
+
+def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
+    """A quarantined row is a row of the source's now, and its MERGE would write over closed states: only a copy is exact."""
+    tables = {"w1": "history", "w2": "soft_delete"}
+    for name in tables:
+        database.execute(f"create table {name} (id int, a text, big text, primary key (id, a))")
+        database.execute(f"alter table {name} alter big set storage external")
+        big = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+        database.execute(f"insert into {name} values (1, 'n', 'x'), (2, 'a', {big})")
+    job = job_of(database, lake, tables)
+    publication = job.pipeline.source.publications[0].name
+    listed = ", ".join(f"{name} where (a > 'm')" for name in tables)
+    database.execute(f"alter publication {publication} set table {listed}")
+    sync(spark, job)
+    for name in tables:
+        database.execute(f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1")
+        database.execute(f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2")
+    drain(spark, job)
+    for name in tables:
+        database.execute(f"alter table {name} rename column big to hidden")
+    assert apply(spark, job).failures == {}
+    for name in tables:
+        database.execute(f"alter table {name} rename column hidden to big")
+    before = {name: held(job, name) for name in tables}
+    assert [row["_wd_valid_to_lsn"] is None for row in before["w1"]].count(True) == 1
+    with pytest.raises(RunFailed) as failed:
+        run_retry(spark, replace(job, run_id="retry"))
+    for name, mode in tables.items():
+        assert f"kept as {mode}" in str(failed.value)
+        assert f"sync --tables public.{name}" in str(failed.value)
+    assert {name: held(job, name) for name in tables} == before
+    assert len(list_quarantined(job)) == 2
+    # A copy brings what is lacking, and leaves what ended.
+    sync(spark, replace(job, run_id="again"), [f"public.{name}" for name in tables])
+    ended = [row for row in before["w1"] if row["_wd_valid_to_lsn"] is not None]
+    assert all(row in held(job, "w1") for row in ended)
+    assert {row["id"] for row in held(job, "w1") if row["_wd_valid_to_lsn"] is None} == {1, 2}
+    assert list_quarantined(job) == []
+
+
+def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
+    """Positions that begin anew (another server), other columns, no key: nothing is taken away, and changes go on."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
+    database.execute("create table k (v text); alter table k replica identity full")
+    job = job_of(database, lake, MODES | {"k": "changelog"})
+    sync(spark, job)
+    consume(spark, job)
+    ahead = str(1 << 60)
+    DeltaTable(uri_of(job, "public.w1")).update({"_wd_valid_from_lsn": ahead}, predicate="id = 2")
+    for name in ("w2", "w3"):
+        DeltaTable(uri_of(job, f"public.{name}")).update({"_wd_lsn": ahead}, predicate="id = 2")
+    for name in MODES:
+        database.execute(f"delete from {name} where id = 2")
+    before = {name: held(job, name) for name in MODES}
+    for name in [*MODES, "k"]:
+        with pytest.raises(SyncFailed, match="positions begin anew" if name in MODES else "has no key"):
+            sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
+    assert {name: held(job, name) for name in MODES} == before
+    assert {state.status for state in job.table_states().values()} == {"synced"}
+    database.execute("insert into w1 values (3, 'z'); insert into k values ('z')")
+    consume(spark, replace(job, run_id="goes on"))
+    assert (3, True) in [(row["id"], row["_wd_valid_to_lsn"] is None) for row in held(job, "w1")]
+    assert [row["v"] for row in held(job, "k")] == ["z"]
+
+
+def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(spark, database, lake):
+    """Unless it was asked for by its name: then it is refused at once."""
+    database.execute("create table n (v text); create table w1 (id int primary key); insert into w1 values (1)")
+    job = job_of(database, lake, {"n": "history", "w1": "history"})
+    with pytest.raises(ModeRefused, match="no key"):
+        sync(spark, job, ["public.n", "public.w1"])
+    with pytest.raises(SyncFailed, match="1 of 2 tables not synced") as failed:
+        sync(spark, job)
+    assert [(name, type(err)) for name, err in failed.value.failures.items()] == [("public.n", ModeRefused)]
+    assert [row["id"] for row in held(job, "w1")] == [1]

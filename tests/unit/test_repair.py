@@ -37,6 +37,8 @@ def table(**changes):
 OBSTACLES = [
     ("a filter alone", state(), table(row_filter="(a > 1)"), None),
     ("a partition came", state(leaves=[2]), table(leaves=[2, 3]), None),
+    ("it keeps deleted rows", state(mode="soft_delete"), table(row_filter="(a > 1)"), "kept as soft_delete"),
+    ("it keeps every state", state(mode="history"), table(), "kept as history"),
     ("no key", state(key_columns=[]), table(key_columns=()), "no key"),
     ("another key", state(), table(key_columns=("a",)), "another one"),
     ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),

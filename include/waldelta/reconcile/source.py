@@ -29,7 +29,7 @@ from waldelta.copy import (
     filter_conditions,
 )
 from waldelta.copy_where import Choice, is_one_of, other_files
-from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable
+from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.reconcile.canonical import source_text
 from waldelta.reconcile.fingerprint import Fingerprint, Sums
@@ -44,6 +44,7 @@ Fetched = list[tuple[Any, ...]]
 BYTES_PER_CHUNK = 128 << 20
 SESSIONS = 2
 KEYS_PER_READ = 5_000
+LOCK_TIMEOUT_MS = 60_000
 # Of a table without a key: rows are told by what stands in their columns.
 _COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
 
@@ -176,6 +177,8 @@ class SourceSide:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
         with connect(self.conninfo, name[:63]) as connection, _named_errors(self.conninfo, self.copy):
             connection.execute("select set_config('statement_timeout', '0', false)")
+            # The snapshot that it reads by holds vacuum back for as long as it waits.
+            connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
             self._check_hash(connection)
             yield connection
 
@@ -220,6 +223,8 @@ def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
         return SnapshotLost(f"{copy.table} or its snapshot changed while it was compared ({reason}): run again")
     if err.sqlstate == NO_PRIVILEGE:
         return PrivilegeMissing(f"{copy.table} can't be compared ({reason}): grant select on it")
+    if isinstance(err, psycopg.errors.LockNotAvailable):
+        return TableBusy(f"{copy.table} can't be compared now, since somebody keeps it locked: run again")
     if isinstance(err, psycopg.OperationalError):
         return SourceUnreachable(f"comparing {copy.table} at {describe(conninfo)} broke off ({reason}): run again")
     return SourceError(f"{copy.table} can't be compared ({reason}): check its row filter and columns")
