@@ -15,6 +15,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import TableBusy
 from waldelta.idle import look
+from waldelta.pipeline_file import Quality
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -32,7 +33,7 @@ def job(database, lake, monkeypatch):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
-    for where in ("spark_jobs.apply", "spark_jobs.source_values"):
+    for where in ("spark_jobs.apply", "spark_jobs.flow", "spark_jobs.source_values"):
         monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
     return job
 
@@ -131,3 +132,18 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     assert failed.value.result.not_applied == ["public.free"]
     assert held(spark, job, "public.t") == {2}
     assert consume(spark, job).tables["public.free"].rows == 2
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_is_checked_waits_for_nobody(spark, database, job):
+    """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and says so."""
+    database.execute("alter table free add check (id > 0)")
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": Quality(enabled=True)}))
+    sync(spark, job)
+    database.execute("insert into free values (1, 'a')")
+    with locked(database, "public.free"):
+        result = consume(spark, job)
+    assert result.passed == sorted(TABLES)
+    (warning,) = [text for text in result.warnings if "CHECK" in text]
+    assert "public.free" in warning
+    assert "(vacuum) on public.free" in warning
