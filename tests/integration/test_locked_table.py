@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import TableBusy
 from waldelta.idle import look
+from waldelta.patience import read_barred
 from waldelta.pipeline_file import Quality
 from waldelta.watermark import uri_of
 
@@ -94,6 +96,26 @@ def test_a_prepared_transaction_may_hold_the_lock(spark, database, job):
     assert failures.keys() == {"public.t"}
     assert f"prepared transaction '{database.name}' on public.t" in str(failures["public.t"])
     assert apply(spark, job).failures == {}
+
+
+def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
+    """Readers stand in the queue behind an ALTER that waits for a reader's end; both are named."""
+    with (
+        database.connect() as reader,
+        database.connect(application_name="alter", autocommit=True) as alter,
+        job.connect("test") as connection,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pid = reader.info.backend_pid
+        reader.execute("select from t")
+        altered = pool.submit(alter.execute, "alter table t add extra int")
+        try:
+            while not (holders := read_barred(connection).holders):
+                assert not altered.done()
+        finally:
+            reader.rollback()
+        altered.result()
+    assert f"(alter) on public.t (waits for the lock, behind pid {pid})" in holders
 
 
 def test_a_look_starts_no_run_for_a_lock(spark, database, job):
