@@ -18,6 +18,7 @@ from waldelta.errors import TableBusy
 from waldelta.idle import look
 from waldelta.patience import read_barred
 from waldelta.pipeline_file import Quality
+from waldelta.recopy import read_table_bytes
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -116,6 +117,23 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
             reader.rollback()
         altered.result()
     assert f"(alter) on public.t (waits for the lock, behind pid {pid})" in holders
+
+
+def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
+    """A copy that is due isn't put off by it; one that stays is told of, by target, while the others' sizes are read."""
+    monkeypatch.setattr("waldelta.recopy.LOCK_TIMEOUT_S", 0.1)
+    with locked(database, "public.t"):
+        sizes, busy = read_table_bytes(job)
+    assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
+    assert "(vacuum) on public.t" in str(busy["public.t"])
+    monkeypatch.setattr("waldelta.recopy.LOCK_TIMEOUT_S", 30.0)
+    with ThreadPoolExecutor(1) as pool, job.connect("test") as connection:
+        with locked(database, "public.t"):
+            reading = pool.submit(read_table_bytes, job)
+            while not connection.execute("select from pg_locks where not granted").fetchall():
+                assert not reading.done(), reading.result()
+        sizes, busy = reading.result()
+    assert (set(sizes), busy) == ({"public.free", "public.t"}, {})
 
 
 def test_a_look_starts_no_run_for_a_lock(spark, database, job):
