@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -120,18 +121,21 @@ def copy_files(
     meanwhile, TargetNotWritable.
     """
     uri, options, schema = target.uri, target.storage_options, arrow_schema(target.table)
+    prefix = f"part-{uuid.uuid4().hex}-"
     try:
-        told = run(tasks, _TOLD, lambda number: _write(uri, options, schema, reader(number)))
+        told = run(tasks, _TOLD, lambda number: _write(uri, options, schema, prefix, reader(number)))
     except WaldeltaError:
+        _discard(target, prefix)
         raise
     except Exception as err:
+        _discard(target, prefix)
         raise write_error(uri, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with private_files():
             version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
     except WaldeltaError:
-        _discard(target, files)
+        _discard(target, prefix)
         raise
     except (DeltaError, OSError) as err:
         raise unwritable(uri, err) from None
@@ -140,7 +144,7 @@ def copy_files(
 
 
 def _write(
-    uri: str, storage_options: dict[str, str] | None, schema: pa.Schema, parts: Iterable[pa.RecordBatch]
+    uri: str, storage_options: dict[str, str] | None, schema: pa.Schema, prefix: str, parts: Iterable[pa.RecordBatch]
 ) -> pa.Table:
     """A task: write what it reads as files; tells of each."""
     files, told = rooted(uri, storage_options), []
@@ -148,7 +152,7 @@ def _write(
         groups = _row_groups(parts)
         group = next(groups, None)
         while group is not None:
-            with DataFile(files, schema) as file:
+            with DataFile(files, schema, prefix) as file:
                 verbatim = 0
                 while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
                     file.write(group.select(schema.names).cast(schema))
@@ -240,9 +244,11 @@ def _files(table: DeltaTable) -> list[tuple[str, int]]:
     return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
 
 
-def _discard(target: CopyTarget, files: Sequence[tuple[str, int, str]]) -> None:
-    """Remove the files that nobody will read; VACUUM does so otherwise."""
+def _discard(target: CopyTarget, prefix: str) -> None:
+    """Remove the files of this attempt, which nobody will read, those of tasks that told of none included; VACUUM does so otherwise."""
     there = rooted(target.uri, target.storage_options)
-    for path, _, _ in files:
-        with suppress(OSError):
-            there.delete_file(path)
+    with suppress(OSError, DeltaError):
+        for found in there.get_file_info(FileSelector("", allow_not_found=True)):
+            if found.base_name.startswith(prefix):
+                with suppress(OSError):
+                    there.delete_file(found.path)

@@ -18,7 +18,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
+
+import psycopg
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
@@ -34,6 +37,7 @@ from waldelta.lake import BOOKKEEPING
 from waldelta.ledger_rows import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
+from waldelta.patience import read_around
 from waldelta.peek import end_old_backends
 from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
@@ -54,6 +58,7 @@ log = logging.getLogger(__name__)
 
 # A table with no more changes than that in a run gets a report only when an expectation isn't met.
 QUICK_CHANGES = 10_000
+LOCK_TIMEOUT_S = 10.0
 _MESSAGES = "the table of messages"
 _LEFT = (
     "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
@@ -186,14 +191,20 @@ def _read_rules(job: Job, result: RunResult, tables: Sequence[str]) -> dict[str,
         states = job.table_states()
         with job.connect("check") as connection:
             wanted = [states[name] for name in tables if name in states]
-            checks = read_check_constraints(connection, wanted, result.landed_as_of)
+            read = partial(read_check_constraints, connection, wanted, result.landed_as_of)
+            (checks, unread), barred = read_around(connection, LOCK_TIMEOUT_S, read)
             labels = read_enum_labels(connection, wanted)
-        return {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
-    except SourceError as err:
+    except (SourceError, psycopg.Error) as err:
         result.warnings.append(
             f"CHECK constraints and enum labels weren't checked, since the source couldn't be asked: {err}"
         )
         return {}
+    if unread:
+        result.warnings.append(
+            f"CHECK constraints weren't checked of {', '.join(sorted(unread))}, since somebody keeps what feeds it locked; the next "
+            f"run that changes it checks them. Locks that stood in the way:\n{barred.holders}"
+        )
+    return {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
 
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

@@ -165,7 +165,7 @@ def _named_errors(job: Job, state: TableState, connection: psycopg.Connection[An
     except psycopg.errors.LockNotAvailable:
         named: SourceError = TableBusy(
             f"{state.table_name} can't be read to complete its rows, since somebody keeps it locked. Locks that stand in the way:\n"
-            f"{lock_holders(connection, BARRED)}\nwait until they end, and run again"
+            f"{lock_holders(connection, BARRED, waiting=True)}\nwait until they end, and run again"
         )
     except psycopg.errors.InsufficientPrivilege as err:
         named = PrivilegeMissing(

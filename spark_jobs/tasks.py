@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from spark_jobs.attempts import once
 from spark_jobs.attempts import told as told_error
 from spark_jobs.identifier import ddl
 from spark_jobs.task_error import named_error
@@ -14,7 +15,7 @@ from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.private import lake_umask, private_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Task = Callable[[int], pa.Table]
 # Has a number of tasks done, whose answers have this schema; gives the rows of these.
@@ -44,11 +45,11 @@ def shares(pieces: Iterable[R], rows: int) -> list[list[R]]:
     return found
 
 
-def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task) -> list[Any]:
+def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task, *, stops: bool = False) -> list[Any]:
     """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they told, of schema ``told``.
 
     A task may be run again, when its worker died or its stage is repeated; not when it raised an error of ours, which is raised
-    here once all of them have ended.
+    here once all of them have ended. With ``stops`` that ends the others at once, whose work counts for nothing without it.
     """
 
     umask, schema = lake_umask(), told.append(_FAILED)
@@ -60,14 +61,27 @@ def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task) -> l
                     with private_files(umask):
                         done = task(number)
                 except WaldeltaError as err:
+                    if stops:
+                        raise
                     yield pa.RecordBatch.from_pylist([{_FAILED.name: told_error(err)}], schema=schema)
                     return
                 yield from done.append_column(_FAILED, pa.nulls(len(done), _FAILED.type)).to_batches()
 
     if not count:
         return []
-    rows = spark.range(0, count, 1, max(1, count)).mapInArrow(numbered, ddl(schema)).collect()
+    numbers = spark.range(0, count, 1, max(1, count))
+    rows = _collected(numbers.mapInArrow(once(numbered) if stops else numbered, ddl(schema)))
     for row in rows:
         if (failed := row[_FAILED.name]) is not None:
             raise named_error(Exception(failed)) or ApplyError(failed)
     return rows
+
+
+def _collected(answers: DataFrame) -> list[Any]:
+    """The rows; raises what a task ended the others by under its name."""
+    try:
+        return answers.collect()
+    except Exception as err:
+        if (named := named_error(err)) is not None:
+            raise named from None
+        raise

@@ -62,7 +62,8 @@ def write_copy(
     is_plain = mode == MIRROR and former is None and not marks
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
-        copied = copy_files(partial(run_tasks, spark), here, rows.tasks, rows.reader, rows.txn, rows.metadata)
+        run = partial(run_tasks, spark, stops=True)
+        copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
         return copied.written, copied.verbatim, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = has_deletion_vectors(spark, uri)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +21,35 @@ class CheckConstraint:
 
 
 def read_check_constraints(
-    connection: psycopg.Connection[Any], states: Sequence[TableState], landed_as_of: int | None
-) -> dict[str, tuple[CheckConstraint, ...]]:
-    """The constraints that hold for all rows of the tables that feed these targets, by target.
+    connection: psycopg.Connection[Any],
+    states: Sequence[TableState],
+    landed_as_of: int | None,
+    barred: Collection[int] = (),
+) -> tuple[dict[str, tuple[CheckConstraint, ...]], frozenset[str]]:
+    """The constraints that hold for all rows of the tables that feed these targets, by target; and the targets whose weren't read.
 
     Without those that a transaction made which hasn't landed (xid8 from ``landed_as_of`` on): rows that it changed first may be
-    in the target as they were. And without those on columns whose collation finds different texts equal.
+    in the target as they were. And without those on columns whose collation finds different texts equal. They are read under a
+    lock on their tables, but not of those (by oid) that are ``barred``.
     """
     fed_by = {state.table_name: split_table_name(state.fed_by or state.table_name) for state in states}
     if not fed_by:
-        return {}
+        return {}, frozenset()
     schemas, names = (list(part) for part in zip(*fed_by.values(), strict=True))
     found: dict[tuple[str, str], list[CheckConstraint]] = {}
-    for schema, table, name, expression, xmin in connection.execute(_CHECKS, (schemas, names)):
-        if landed_as_of is None or _is_before(xmin, landed_as_of):
+    unread = set()
+    asked = {"schemas": schemas, "names": names, "barred": list(barred)}
+    for schema, table, name, expression, xmin in connection.execute(_CHECKS, asked):
+        if landed_as_of is not None and not _is_before(xmin, landed_as_of):
+            continue
+        if expression is None:
+            unread.add((schema, table))
+        else:
             found.setdefault((schema, table), []).append(CheckConstraint(name, expression))
-    return {target: tuple(found[table]) for target, table in fed_by.items() if table in found}
+    return (
+        {target: tuple(found[table]) for target, table in fed_by.items() if table in found},
+        frozenset(target for target, table in fed_by.items() if table in unread),
+    )
 
 
 def _is_before(xmin: int, xid8: int) -> bool:
@@ -50,14 +63,15 @@ def _is_before(xmin: int, xid8: int) -> bool:
 
 _FROZEN = 2
 _CHECKS = """
-select n.nspname, c.relname, k.conname, pg_get_expr(k.conbin, k.conrelid),
+select n.nspname, c.relname, k.conname,
+       case when c.oid <> all(%(barred)s::oid[]) then pg_get_expr(k.conbin, k.conrelid) end,
        k.xmin::text::bigint
 from pg_constraint k
 join pg_class c on c.oid = k.conrelid
 join pg_namespace n on n.oid = c.relnamespace
 where k.contype = 'c'
   and k.convalidated
-  and (n.nspname, c.relname) in (select * from unnest(%s::text[], %s::text[]))
+  and (n.nspname, c.relname) in (select * from unnest(%(schemas)s::text[], %(names)s::text[]))
   and not exists (
       select from pg_attribute a
       join pg_collation l on l.oid = a.attcollation

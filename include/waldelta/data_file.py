@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,11 +19,14 @@ _SAMPLED_ROWS = 10_000
 
 
 class DataFile:
-    """A file under way, in the folder that ``files`` is rooted at, which goes again unless it is closed; there is none without rows."""
+    """A file under way, in the folder that ``files`` is rooted at, which goes again unless it is closed; there is none without rows.
 
-    def __init__(self, files: FileSystem, schema: pa.Schema) -> None:
+    Its name begins with ``prefix``.
+    """
+
+    def __init__(self, files: FileSystem, schema: pa.Schema, prefix: str = "part-") -> None:
         self._files, self._schema = files, schema
-        self._path = f"part-{uuid.uuid4()}.{_COMPRESSION}.parquet"
+        self._path = f"{prefix}{uuid.uuid4()}.{_COMPRESSION}.parquet"
         self._statistics = FileStatistics(bounded_columns(schema))
         self._writer: pq.ParquetWriter | None = None
         self._is_closed = False
@@ -54,10 +58,10 @@ class DataFile:
 
     def close(self) -> dict[str, Any]:
         """Finish it; its ``path``, ``size`` and ``stats``, nothing when there is no file."""
-        self._is_closed = True
         if self._writer is None:
             return {}
         self._writer.close()
+        self._is_closed = True
         size = int(self._files.get_file_info(self._path).size)
         return {"path": self._path, "size": size, "stats": self._statistics.text()}
 
@@ -65,8 +69,11 @@ class DataFile:
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._writer is not None and not self._is_closed:
-            self._writer.close()
-            self._files.delete_file(self._path)
+            # A disk that is full has no room for the footer either; what ends the file is told, not what comes of it.
+            with suppress(OSError):
+                self._writer.close()
+            with suppress(OSError):
+                self._files.delete_file(self._path)
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:

@@ -78,12 +78,12 @@ def read_barred(connection: Connection) -> Barred:
     """Which tables are locked against readers now."""
     rows = connection.execute(_LOCKED, (list(BARRED),)).fetchall()
     relations = frozenset(oid for (oid,) in rows)
-    return Barred(relations, lock_holders(connection, BARRED) if relations else "")
+    return Barred(relations, lock_holders(connection, BARRED, waiting=True) if relations else "")
 
 
-def lock_holders(connection: Connection, modes: Sequence[str]) -> str:
-    """Sessions that hold such locks on tables, a line each."""
-    holders = connection.execute(_LOCK_HOLDERS, (list(modes),)).fetchall()
+def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:
+    """Sessions that hold such locks on tables, or wait for one and so hold up readers as well, a line each."""
+    holders = connection.execute(_LOCK_HOLDERS, {"modes": list(modes), "waiting": waiting}).fetchall()
     return "\n".join(f"  - {who} on {table}" for who, table in holders) or "  - (they have ended just now)"
 
 
@@ -100,15 +100,20 @@ where l.locktype = 'relation'
 _LOCK_HOLDERS = """
 select distinct coalesce('pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''),
                          'prepared transaction ' || coalesce(quote_literal(x.gid), 'that was just decided')),
-       l.relation::regclass::text
+       l.relation::regclass::text || case when l.granted then '' else ' (waits for the lock' || coalesce(', behind ' || b.pids, '') || ')' end
 from pg_locks l
 join pg_class c on c.oid = l.relation and c.oid >= 16384
 left join pg_stat_activity a on a.pid = l.pid
 left join pg_prepared_xacts x on l.pid is null and l.virtualtransaction = '-1/' || x.transaction
+left join lateral (
+    select string_agg(distinct case p when 0 then 'a prepared transaction' else 'pid ' || p end, ', ') as pids
+    from unnest(pg_blocking_pids(l.pid)) p
+    where not l.granted
+) b on true
 where l.locktype = 'relation'
-  and l.granted
+  and (l.granted or %(waiting)s)
   and l.pid is distinct from pg_backend_pid()
   and l.database = (select oid from pg_database where datname = current_database())
-  and l.mode = any(%s)
+  and l.mode = any(%(modes)s)
 order by 1
 """

@@ -8,7 +8,9 @@ until one succeeds.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,10 +19,12 @@ from waldelta.errors import TableBusy
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
-from waldelta.patience import Barred, read_barred
+from waldelta.patience import read_around
 from waldelta.standing import NEEDS_SYNC
 from waldelta.targets import read_targets
 from waldelta.type_catalog import fetch
+
+LOCK_TIMEOUT_S = 10.0
 
 
 def mark(job: Job, state: TableState, reason: str) -> None:
@@ -31,24 +35,22 @@ def mark(job: Job, state: TableState, reason: str) -> None:
 
 
 def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
-    """How large what feeds each target is, with what is TOASTed, by the target's name; and those that are locked against that."""
+    """How large what feeds each target is, with what is TOASTed, by the target's name; and those that stay locked against that."""
     with job.connect("sizes") as connection:
-        return _table_bytes(connection, job, read_barred(connection))
+        (sizes, unread), barred = read_around(connection, LOCK_TIMEOUT_S, partial(_table_bytes, connection, job))
+    return sizes, {name: barred.busy(name) for name in unread}
 
 
 def _table_bytes(
-    connection: psycopg.Connection[Any], job: Job, barred: Barred
-) -> tuple[dict[str, int], dict[str, TableBusy]]:
-    targets = read_targets(connection, job.pipeline, sizes=False, barred=barred.relations)
+    connection: psycopg.Connection[Any], job: Job, barred: Collection[int]
+) -> tuple[dict[str, int], set[str]]:
+    """The sizes, but of targets that take from tables (oids) that are ``barred``; and the names of these."""
+    targets = read_targets(connection, job.pipeline, sizes=False, barred=barred)
     leaves = {str(target.id): {leaf.oid for leaf in target.table.leaves} for target in targets}
-    busy = {
-        str(target.id): barred.busy(str(target.id))
-        for target in targets
-        if target.is_unread or not barred.relations.isdisjoint(leaves[str(target.id)])
-    }
-    oids = {oid for name, own in leaves.items() if name not in busy for oid in own}
+    unread = {str(target.id) for target in targets if target.is_unread or not leaves[str(target.id)].isdisjoint(barred)}
+    oids = {oid for name, own in leaves.items() if name not in unread for oid in own}
     sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": list(oids)})}
-    return {name: sum(sizes[oid] for oid in own) for name, own in leaves.items() if name not in busy}, busy
+    return {name: sum(sizes[oid] for oid in own) for name, own in leaves.items() if name not in unread}, unread
 
 
 _SIZES = """

@@ -57,9 +57,9 @@ def test_which_count(database, lake):
     state = TableState(now(), "r", "public.t", 1, "synced")
     first, second = CheckConstraint("first", "(v > 0)"), CheckConstraint("second", "(v < 9)")
     with job.connect("test") as connection:
-        assert read_check_constraints(connection, [state], landed_as_of) == {"public.t": (first,)}
-        assert read_check_constraints(connection, [state], None) == {"public.t": (first, second)}
-        assert read_check_constraints(connection, [replace(state, table_name="public.none")], None) == {}
+        assert read_check_constraints(connection, [state], landed_as_of) == ({"public.t": (first,)}, frozenset())
+        assert read_check_constraints(connection, [state], None) == ({"public.t": (first, second)}, frozenset())
+        assert read_check_constraints(connection, [replace(state, table_name="public.none")], None) == ({}, frozenset())
 
 
 def test_which_labels(database):

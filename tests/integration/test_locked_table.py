@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,6 +16,9 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import TableBusy
 from waldelta.idle import look
+from waldelta.patience import read_barred
+from waldelta.pipeline_file import Quality
+from waldelta.recopy import read_table_bytes
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -32,7 +36,7 @@ def job(database, lake, monkeypatch):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
-    for where in ("spark_jobs.apply", "spark_jobs.source_values"):
+    for where in ("spark_jobs.apply", "spark_jobs.flow", "spark_jobs.source_values"):
         monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
     return job
 
@@ -95,6 +99,43 @@ def test_a_prepared_transaction_may_hold_the_lock(spark, database, job):
     assert apply(spark, job).failures == {}
 
 
+def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
+    """Readers stand in the queue behind an ALTER that waits for a reader's end; both are named."""
+    with (
+        database.connect() as reader,
+        database.connect(application_name="alter", autocommit=True) as alter,
+        job.connect("test") as connection,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pid = reader.info.backend_pid
+        reader.execute("select from t")
+        altered = pool.submit(alter.execute, "alter table t add extra int")
+        try:
+            while not (holders := read_barred(connection).holders):
+                assert not altered.done()
+        finally:
+            reader.rollback()
+        altered.result()
+    assert f"(alter) on public.t (waits for the lock, behind pid {pid})" in holders
+
+
+def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
+    """A copy that is due isn't put off by it; one that stays is told of, by target, while the others' sizes are read."""
+    monkeypatch.setattr("waldelta.recopy.LOCK_TIMEOUT_S", 0.1)
+    with locked(database, "public.t"):
+        sizes, busy = read_table_bytes(job)
+    assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
+    assert "(vacuum) on public.t" in str(busy["public.t"])
+    monkeypatch.setattr("waldelta.recopy.LOCK_TIMEOUT_S", 30.0)
+    with ThreadPoolExecutor(1) as pool, job.connect("test") as connection:
+        with locked(database, "public.t"):
+            reading = pool.submit(read_table_bytes, job)
+            while not connection.execute("select from pg_locks where not granted").fetchall():
+                assert not reading.done(), reading.result()
+        sizes, busy = reading.result()
+    assert (set(sizes), busy) == ({"public.free", "public.t"}, {})
+
+
 def test_a_look_starts_no_run_for_a_lock(spark, database, job):
     sync(spark, job)
     with locked(database, *TABLES):
@@ -131,3 +172,18 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     assert failed.value.result.not_applied == ["public.free"]
     assert held(spark, job, "public.t") == {2}
     assert consume(spark, job).tables["public.free"].rows == 2
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_is_checked_waits_for_nobody(spark, database, job):
+    """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and says so."""
+    database.execute("alter table free add check (id > 0)")
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": Quality(enabled=True)}))
+    sync(spark, job)
+    database.execute("insert into free values (1, 'a')")
+    with locked(database, "public.free"):
+        result = consume(spark, job)
+    assert result.passed == sorted(TABLES)
+    (warning,) = [text for text in result.warnings if "CHECK" in text]
+    assert "public.free" in warning
+    assert "(vacuum) on public.free" in warning

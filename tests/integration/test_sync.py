@@ -24,7 +24,7 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.job import Job
-from waldelta.lake import target_uri
+from waldelta.lake import local_path, target_uri
 from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.pipeline_file import PipelineFile
@@ -271,6 +271,39 @@ def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_p
         lake.sync()
     assert isinstance(failed.value.failures["public.t"], PrivilegeMissing)
     assert note.read_text() == "x"
+
+
+def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_path):
+    """The copy counts for nothing then: most chunks aren't read any more, and what was written of it goes."""
+    lake = lake_of(
+        "create table t (id int primary key, v text)",
+        "insert into t select g, repeat('x', 900) from generate_series(1, 600) g",
+        "create publication p for table t",
+    )
+    monkeypatch.setattr(sync_module, "bytes_per_task", lambda _: 8192)
+    original, note = sync_module._reader, tmp_path / "read"
+
+    def reader(*of):
+        read = original(*of)
+
+        def refused(number):
+            with note.open("a") as file:
+                file.write(f"{number}\n")
+            if number == 1:
+                raise PrivilegeMissing("t can't be read: grant select on it")
+            yield from read(number)
+
+        return refused
+
+    monkeypatch.setattr(sync_module, "_reader", reader)
+    with pytest.raises(SyncFailed, match="grant select on it") as failed:
+        lake.sync()
+    assert isinstance(failed.value.failures["public.t"], PrivilegeMissing)
+    begun = [int(line) for line in note.read_text().splitlines()]
+    assert begun.count(1) == 1
+    assert len(begun) < database.execute("select pg_relation_size('t') / 8192")[0][0] / 2
+    uri = target_uri(lake.job.pipeline.target.root, "public", "t")
+    assert list(local_path(uri).glob("*.parquet")) == []
 
 
 def test_alteration_after_the_last_chunk_is_noticed(database, lake_of, monkeypatch):

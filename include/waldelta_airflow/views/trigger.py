@@ -15,13 +15,32 @@ if TYPE_CHECKING:
 
 
 def check_origin(request: Request) -> None:
-    """Raises 403 for a form that another site's page sent with the reader's login."""
+    """Raises 403 for a form that another site's page sent with the reader's login.
+
+    A browser that doesn't say so itself tells of the page's address, which a proxy in between may not hand on as Host.
+    """
     site = request.headers.get("sec-fetch-site")
-    if site is None:
-        origin = request.headers.get("origin")
-        site = "same-origin" if origin and urlsplit(origin).netloc == request.headers.get("host") else "unknown"
-    if site != "same-origin":
-        raise HTTPException(403, "This was not asked for from waldelta's own page.")
+    if site == "same-origin":
+        return
+    refused = "This was not asked for from waldelta's own page."
+    if site is not None:
+        raise HTTPException(403, refused)
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    own = _base_host()
+    if origin is None:
+        raise HTTPException(403, refused)
+    if not (asked := urlsplit(origin).netloc) or asked not in (host, own):
+        raise HTTPException(
+            403,
+            f"{refused} The page's address is {origin}; Airflow's is {host!r} by the request and {own!r} by its setting "
+            "base_url of [api]: set that to the address that browsers see.",
+        )
+
+
+def _base_host() -> str:
+    from airflow.configuration import conf
+
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
 
 
 def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:

@@ -154,6 +154,23 @@ def test_the_error_that_a_task_names_is_raised(uri):
     assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
 
 
+@pytest.mark.parametrize("err", [SnapshotLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"])
+def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
+    """What the target holds, and what others have under way in its folder, stays."""
+    copied(uri, [part(1)])
+    before = sorted([*local_path(uri).glob("*.parquet"), local_path(uri) / "part-other.parquet"])
+    (local_path(uri) / "part-other.parquet").touch()
+
+    def run(count, schema, task):
+        one_by_one(count, schema, task)
+        assert len(list(local_path(uri).glob("*.parquet"))) > len(before)
+        raise err
+
+    with pytest.raises((SnapshotLost, TargetNotWritable)):
+        copy_files(run, open_target(uri, COLUMNS, None), 2, lambda n: iter([part(n)]), ("app", 2), {})
+    assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
+
+
 def test_a_disk_that_takes_nothing_is_told(uri):
     target = open_target(uri, COLUMNS, None)
 

@@ -357,3 +357,25 @@ def test_who_may_decide(shop, open_pages, decided, role, headers, status):
     assert client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code == status
     assert bool(decided) is (status == 200)
     assert ("<button" in client.get("/p/shop/quarantine").text) is (role == "op")
+
+
+def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(shop, open_pages, decided, monkeypatch):
+    """The proxy asks under a Host of its own, and plain HTTP has the browser leave Sec-Fetch-Site out."""
+    client, form = open_pages("op"), {"action": "retry"}
+    headers = {"origin": "http://lake.example:8080"}
+    refused = client.post("/p/shop/quarantine", data=form, headers=headers)
+    assert (refused.status_code, decided) == (403, [])
+    assert "http://lake.example:8080" in refused.text
+    assert "testserver" in refused.text
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://lake.example:8080/airflow")
+    assert client.post("/p/shop/quarantine", data=form, headers=headers).status_code == 200
+    assert client.post("/p/shop/quarantine", data=form, headers={"origin": "null"}).status_code == 403
+    assert len(decided) == 1
+
+
+def test_enter_in_a_field_presses_its_own_button(shop, open_pages):
+    """A browser presses the first button of the form that the field is in."""
+    forms = re.findall(r"<form.*?</form>", open_pages("op").get("/p/shop/quarantine").text, re.DOTALL)
+    first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
+    assert [button for form, button in first.items() if 'name="reason"' in form] == ["discard", "release"]
+    assert "retry" in first.values()
