@@ -104,7 +104,9 @@ select distinct coalesce('pid ' || l.pid || coalesce(' (' || nullif(a.applicatio
 from pg_locks l
 join pg_class c on c.oid = l.relation and c.oid >= 16384
 left join pg_stat_activity a on a.pid = l.pid
-left join pg_prepared_xacts x on l.pid is null and l.virtualtransaction = '-1/' || x.transaction
+left join pg_locks own on l.pid is null and own.pid is null and own.locktype = 'transactionid' and own.granted
+    and own.virtualtransaction = l.virtualtransaction
+left join pg_prepared_xacts x on x.transaction = own.transactionid
 left join lateral (
     select string_agg(distinct case p when 0 then 'a prepared transaction' else 'pid ' || p end, ', ') as pids
     from unnest(pg_blocking_pids(l.pid)) p
