@@ -256,7 +256,9 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
         write_pipeline(f"p{number:02}")
     heavy = "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,adbc_driver_postgresql"
     taken, limit_s = [], 350 * 0.006
-    while len(taken) < 4 and min(taken, default=9) >= limit_s:  # a core that another process shares counts more CPU time
+    while (
+        len(taken) < 4 and min(taken, default=9) >= limit_s
+    ):  # a core that another process shares counts more CPU time
         run = subprocess.run(
             [sys.executable, "-c", PARSE, str(_REPOSITORY / "dags" / "waldelta_pipelines.py"), heavy],
             capture_output=True,
