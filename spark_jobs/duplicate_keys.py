@@ -61,36 +61,60 @@ def find_duplicate_keys(frame: DataFrame, columns: Sequence[str], *, dense: bool
     return DuplicateKeys(rows, tuple(row[0] for row in found.collect()))
 
 
-def are_unique_here(uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None) -> bool:
-    """Whether Arrow, without Spark, finds no value of an integer column in two rows; False also where only Spark can tell.
+class IntegerKey:
+    """A target's key of one integer column, by the statistics of its files and by Arrow alone."""
 
-    It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths of one here.
-    """
-    try:
-        table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
-        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+    def __init__(self, table: DeltaTable, column: str, files: pa.Table) -> None:
+        self._table, self._column = table, column
+        self._least, self._most, rows = (files[name].combine_chunks() for name in _statistics(column))
+        self._rows = int(pc.sum(rows).as_py())
+
+    @classmethod
+    def open(
+        cls, uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None
+    ) -> IntegerKey | None:
+        """None for a key of another type, or one whose range not all files tell; then only Spark can say."""
+        try:
+            table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
+            # Statistics go by the files' own names of columns, which a mapping may have given to another one.
+            if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+                return None
+            files = pa.table(table.get_add_actions(flatten=True))
+        except Exception as err:
+            log.info("keys are grouped, since the statistics of %s can't be read: %s", uri, err)
+            return None
+        told = _statistics(column)
+        if not files.num_rows or not set(told) <= set(files.column_names):
+            return None
+        is_integer = pa.types.is_integer(files.schema.field(told[0]).type)
+        return cls(table, column, files) if is_integer and not any(files[name].null_count for name in told) else None
+
+    def is_unique(self) -> bool:
+        """Whether Arrow, without Spark, finds no value in two rows; False also where only Spark can tell.
+
+        It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths of one here.
+        """
+        low, high = pc.min(self._least).as_py(), pc.max(self._most).as_py()
+        if high - low >= min(_MOST_BYTES_HERE, self._rows * _BYTES_PER_KEY):
             return False
-        span = _span(pa.table(table.get_add_actions(flatten=True)), column)
-        if span is None:
+        try:
+            dataset = self._table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+            scanner = dataset.scanner([self._column], batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1)
+            return _all_differ((batch.column(0) for batch in scanner.to_batches()), low, high)
+        except Exception as err:
+            log.info("Spark looks for duplicate keys, since %s can't be read here: %s", self._table.table_uri, err)
             return False
-        dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-        scanner = dataset.scanner([column], batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1)
-        return _all_differ((batch.column(0) for batch in scanner.to_batches()), *span)
-    except Exception as err:
-        log.info("Spark looks for duplicate keys, since %s can't be read here: %s", uri, err)
-        return False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether bitmaps of the values would be smaller than the values."""
+        spans = zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
+        buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # each file's, as tasks read them
+        return bool(buckets * _BITS // 8 <= self._rows * _BYTES_PER_KEY)
 
 
-def _span(files: pa.Table, column: str) -> tuple[int, int] | None:
-    """The least and the most of a column by the statistics of all files; None when marks of it would be too many."""
-    wanted = [f"min.{column}", f"max.{column}", "num_records"]
-    if not files.num_rows or not set(wanted) <= set(files.column_names):
-        return None
-    least, most, rows = (files[name] for name in wanted)
-    if not pa.types.is_integer(least.type) or least.null_count or most.null_count or rows.null_count:
-        return None
-    low, high = pc.min(least).as_py(), pc.max(most).as_py()
-    return (low, high) if high - low < min(_MOST_BYTES_HERE, pc.sum(rows).as_py() * _BYTES_PER_KEY) else None
+def _statistics(column: str) -> tuple[str, str, str]:
+    return f"min.{column}", f"max.{column}", "num_records"
 
 
 def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
@@ -115,28 +139,3 @@ def _may_have_duplicates(frame: DataFrame, column: str) -> bool:
         F.count("*").alias("rows"), F.bitmap_count(F.bitmap_construct_agg("place")).alias("keys")
     )
     return bool(buckets.agg(F.sum(F.col("rows") - F.col("keys"))).collect()[0][0])
-
-
-def is_dense(uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None) -> bool:
-    """Whether an integer column's bitmaps would be smaller than its values; from the statistics of the table's files alone."""
-    try:
-        table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
-        # Statistics go by the files' own names of columns, which a mapping may have given to another one.
-        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-            return False
-        return _is_dense(pa.table(table.get_add_actions(flatten=True)), column)
-    except Exception as err:
-        log.info("keys are grouped, since the statistics of %s can't be read: %s", uri, err)
-        return False
-
-
-def _is_dense(files: pa.Table, column: str) -> bool:
-    wanted = [f"min.{column}", f"max.{column}", "num_records"]
-    if not files.num_rows or not set(wanted) <= set(files.column_names):
-        return False
-    least, most, rows = (files[name] for name in wanted)
-    if not pa.types.is_integer(least.type) or least.null_count or most.null_count or rows.null_count:
-        return False
-    spans = zip(least.to_pylist(), most.to_pylist(), strict=True)
-    buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # each file's, as tasks read them
-    return bool(buckets * _BITS // 8 <= pc.sum(rows).as_py() * _BYTES_PER_KEY)

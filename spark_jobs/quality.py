@@ -29,7 +29,7 @@ from spark_jobs.data_docs import (
     page_path,
     run_identifier,
 )
-from spark_jobs.duplicate_keys import DuplicateKeys, are_unique_here, find_duplicate_keys, is_dense
+from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
@@ -203,11 +203,12 @@ def _ask_ahead(
         return asked
 
     def ask() -> DuplicateKeys:
-        one = target.uri, target.version, columns[0], storage_options
-        if mode == MIRROR and len(columns) == 1 and are_unique_here(*one):
+        key = None
+        if len(columns) == 1:
+            key = IntegerKey.open(target.uri, target.version, columns[0], storage_options)
+        if key is not None and mode == MIRROR and key.is_unique():
             return DuplicateKeys(0)
-        dense = len(columns) == 1 and is_dense(*one)
-        return find_duplicate_keys(target.frame(spark), columns, dense=dense)
+        return find_duplicate_keys(target.frame(spark), columns, dense=key is not None and key.is_dense)
 
     return asked | {columns: background.submit(ask)}
 

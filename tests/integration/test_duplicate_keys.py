@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys, is_dense
+from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 
 pytestmark = pytest.mark.spark
 
@@ -19,6 +19,11 @@ CASES = [
     ("two nulls", "int", [1, None, None], DuplicateKeys(2, ("null",))),
     ("the ends of bigint", "bigint", [-(2**63), 2**63 - 1, 2**63 - 1], DuplicateKeys(2, (str(2**63 - 1),))),
 ]
+
+
+def is_dense(uri: str, version: int, column: str) -> bool:
+    key = IntegerKey.open(uri, version, column)
+    return key is not None and key.is_dense
 
 
 @pytest.mark.parametrize(("kind", "keys", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
