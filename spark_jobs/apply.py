@@ -15,7 +15,7 @@ import tenacity
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
 from spark_jobs.drift import check_drift, read_published_now
-from spark_jobs.gate import TableGate, judge, read_gates
+from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.merge import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -336,8 +336,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
             evolved = [column.state for column in plan.evolution.columns]
             plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
-        gate = run.gates.get(state.table_name)
-        judged = partial(judge, run.spark, job, plan, gate) if gate is not None else None
+        judged = judge_of(run.spark, job, plan, run.gates)
         if state.kept_as != CHANGELOG:  # which says what was sent
             changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged)
         elif judged is not None:
@@ -348,12 +347,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         check()
         fault_point("apply.merging")
         tag = replace(tag, counts=changes.counts)
-        if plan.decode.unfolding is not None:
-            check()
-            uri = uri_of(job, state.table_name)
-            tag = _again(state.table_name)(merge_states, run.spark, uri, plan, changes, tag)
-        else:
-            tag = _merge_staged(run, changes, plan, tag, check)
+        tag = _merge_staged(run, changes, plan, tag, check)
         fault_point("apply.merged")
     except WaldeltaError:
         raise
@@ -372,25 +366,27 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
 
 
 def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
-    """Commit the net changes here, else file by file in tasks, else by Spark; returns the tag they were committed under."""
-    done = None if changes.net is None else merge_here(run.job, plan, changes.net, tag, check)
-    if done is None and changes.files is not None:
-        done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)
+    """Commit the net changes here, else file by file in tasks, else by Spark, as states always; returns the tag of the commit."""
+    done = None
+    if plan.decode.unfolding is None:
+        done = None if changes.net is None else merge_here(run.job, plan, changes.net, tag, check)
+        if done is None and changes.files is not None:
+            done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)
     if done is not None:
         return done
     # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
     check()
-    return _again(plan.state.table_name)(_merge, run, changes.source, plan, tag, check)
-
-
-def _again(table: str) -> tenacity.Retrying:
-    """Of a commit that others' got ahead of."""
-    return tenacity.Retrying(
+    again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        before_sleep=lambda _: log.warning("table=%s somebody else committed beside the merge: again", table),
+        before_sleep=lambda _: log.warning(
+            "table=%s somebody else committed beside the merge: again", plan.state.table_name
+        ),
         reraise=True,
     )
+    if plan.decode.unfolding is not None:
+        return again(merge_states, run.spark, uri_of(run.job, plan.state.table_name), plan, changes, tag)
+    return again(_merge, run, changes.source, plan, tag, check)
 
 
 def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector
 
 from spark_jobs.merge import ROWS_PER_FILE
@@ -28,7 +26,7 @@ from spark_jobs.target import VARIANT, TargetColumn, Written, needs_mapping, wri
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run
 from waldelta.column_names import RAW
-from waldelta.data_file import DataFile
+from waldelta.data_file import DataFile, replacement
 from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake import checkpoint, only_if_unchanged, rooted, sync_commit
@@ -134,7 +132,8 @@ def copy_files(
     try:
         with private_files():
             version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
-    except WaldeltaError:
+    except LateWriter:
+        # After any other error the commit may be there: its answer was lost, or what follows it failed.
         _discard(target, prefix)
         raise
     except (DeltaError, OSError) as err:
@@ -199,7 +198,10 @@ def _commit(target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tupl
             break
         try:
             table.create_write_transaction(
-                _actions(table, files), mode="append", schema=table.schema(), **only_if_unchanged(*txn, metadata)
+                replacement(_files(table), files),
+                mode="append",
+                schema=table.schema(),
+                **only_if_unchanged(*txn, metadata),
             )
             version = table.version() + 1
         except CommitFailedError as err:
@@ -229,14 +231,6 @@ def _among(commits: Iterable[Commit], metadata: str) -> int | None:
         if commit.metadata:
             raise LateWriter(f"version {commit.version} was committed by another run: run the sync again")
     return None
-
-
-def _actions(table: DeltaTable, files: Sequence[tuple[str, int, str]]) -> list[AddAction | RemoveAction]:
-    at = int(time.time() * 1000)
-    return [
-        *(RemoveAction(path, True, at, size, {}) for path, size in _files(table)),
-        *(AddAction(path, size, {}, at, data_change=True, stats=stats) for path, size, stats in files),
-    ]
 
 
 def _files(table: DeltaTable) -> list[tuple[str, int]]:

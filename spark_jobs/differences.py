@@ -104,7 +104,7 @@ def _differences(plan: TargetPlan, *, metadata_columns: bool) -> list[str]:
         differs = f"not ({comparable(f't.{quote(name)}', kind.spark)} <=> {comparable(sent, kind.spark)})"
         found.append(f"(not s.u{i} and {differs})" if i in shape.toastable else differs)
     if metadata_columns:
-        merged = merged_raw(plan.decode.names, shape)
+        merged = merged_raw(plan.decode.names, shape.toastable)
         found += [f"not (t.{LSN} <=> s.lsn)", f"not (t.{COMMIT_TS} <=> s.commit_ts)"]
         found.append(f"not ({comparable_map(f't.{RAW}')} <=> {comparable_map(f'({merged})')})")
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from spark_jobs.identifier import quote
+from spark_jobs.identifier import quote, string
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.own_suites import OwnSuiteFile, Severity
 from spark_jobs.row_filter import spark_condition
@@ -145,8 +145,7 @@ def _held_somewhere(
             f"{meaning}: without metadata columns a null may be a value that {column.spark_type} can't hold"
         )
         return
-    key = column.name.replace("\\", "\\\\").replace("'", "\\'")
-    condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW}, '{key}'), false))"
+    condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW}, {string(column.name)}), false))"
     yield PlannedExpectation(
         ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning, suffices=column.name
     )

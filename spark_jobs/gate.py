@@ -9,9 +9,9 @@ whoever applies a range judges it by the files as they are then, and what is tol
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,14 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
             if stem in (name, name.rpartition(".")[2]):
                 gates[name] = TableGate(name, problem=err)
     return gates
+
+
+def judge_of(
+    spark: SparkSession, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
+) -> Callable[[Staged], Judged] | None:
+    """What judges the staged changes of a target; None when it has no gate."""
+    gate = gates.get(plan.state.table_name)
+    return None if gate is None else partial(judge, spark, job, plan, gate)
 
 
 def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged) -> Judged:

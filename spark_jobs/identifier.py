@@ -1,4 +1,4 @@
-"""Names and schemas as Spark SQL takes them."""
+"""Names, texts and schemas as Spark SQL takes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 def quote(name: str) -> str:
     """An identifier, whatever it contains."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def string(text: str) -> str:
+    """A string literal. ``${`` would be substituted by Spark's variables wherever it stands."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\u0024{") + "'"
 
 
 def path(uri: str) -> str:

@@ -6,7 +6,7 @@ Column names come from the source's catalogs, so every one is quoted; values nev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from spark_jobs.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
-from spark_jobs.identifier import path, quote
+from spark_jobs.identifier import path, quote, string
 from spark_jobs.session import TXN_APP, TXN_VERSION, USER_METADATA
 from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID
 
@@ -81,10 +81,14 @@ def merge_statement(
     ``truncated`` are the leaves whose rows go, by oid, but for those that the changes bring.
     """
     on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
-    updates = [f"t.{quote(name)} = {_new_value(i, name, shape)}" for i, name in enumerate(names)]
+    updates = [f"t.{quote(name)} = {new_value(i, name, shape.toastable)}" for i, name in enumerate(names)]
     inserts = [(quote(name), f"s.c{i}") for i, name in enumerate(names)]
     if metadata_columns:
-        updates += [f"t.{LSN} = s.lsn", f"t.{COMMIT_TS} = s.commit_ts", f"t.{RAW} = {merged_raw(names, shape)}"]
+        updates += [
+            f"t.{LSN} = s.lsn",
+            f"t.{COMMIT_TS} = s.commit_ts",
+            f"t.{RAW} = {merged_raw(names, shape.toastable)}",
+        ]
         inserts += [(LSN, "s.lsn"), (COMMIT_TS, "s.commit_ts"), (RAW, "s.raw")]
     return (
         f"merge into {path(target)} as t\n"
@@ -161,21 +165,18 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
             spark.conf.unset(key)
 
 
-def _new_value(i: int, name: str, shape: EventShape) -> str:
-    if i in shape.toastable:
+def new_value(i: int, name: str, toastable: Collection[int]) -> str:
+    """A column of the row: what was sent, or what stays as it is."""
+    if i in toastable:
         return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
     return f"s.c{i}"
 
 
-def merged_raw(names: Sequence[str], shape: EventShape) -> str:
+def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
     """The row's verbatim values: those sent now, and those of the columns that stay as they are."""
-    if not shape.toastable:
+    if not toastable:
         return "s.raw"
-    kept = " or ".join(f"(k = '{_literal(names[i])}' and s.u{i})" for i in shape.toastable)
-    unchanged = " or ".join(f"s.u{i}" for i in shape.toastable)
+    kept = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)
+    unchanged = " or ".join(f"s.u{i}" for i in toastable)
     merged = f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {kept}), map()), coalesce(s.raw, map()))"
     return f"case when t.{RAW} is not null and ({unchanged}) then {merged} else s.raw end"
-
-
-def _literal(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")

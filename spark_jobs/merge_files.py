@@ -10,7 +10,6 @@ would and is a compare-and-swap on the version that was read (as merge_here's).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
 from spark_jobs.collapse import ACTIONS, Ints
@@ -32,7 +30,7 @@ from spark_jobs.net_files import NetFiles, batches, gathered
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
-from waldelta.data_file import DataFile
+from waldelta.data_file import DataFile, replacement
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
@@ -280,11 +278,9 @@ def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
 
 def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:
     """Put the new files in the place of the others; raises DeltaError when the table isn't what was read any more."""
-    at = int(time.time() * 1000)
-    actions: list[AddAction | RemoveAction] = [
-        *(RemoveAction(path, True, at, size, {}) for path, size in merge.removed),
-        *(AddAction(path, size, {}, at, data_change=True, stats=stats) for path, size, stats in merge.added),
-    ]
     table.create_write_transaction(
-        actions, mode="append", schema=table.schema(), **only_if_unchanged(tag.app_id, tag.batch, tag.metadata)
+        replacement(merge.removed, merge.added),
+        mode="append",
+        schema=table.schema(),
+        **only_if_unchanged(tag.app_id, tag.batch, tag.metadata),
     )

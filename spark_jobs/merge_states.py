@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE
-from spark_jobs.identifier import parquet, path, quote
+from spark_jobs.identifier import parquet, path, quote, string
 from spark_jobs.live_rows import TRUNCATE, live_rows
-from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS, CommitTag, tagged, with_variants
+from spark_jobs.merge import (
+    QUARANTINED_ROWS,
+    REREAD_ROWS,
+    VERBATIM_ROWS,
+    CommitTag,
+    merged_raw,
+    new_value,
+    tagged,
+    with_variants,
+)
 from spark_jobs.target import VARIANT
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
 from waldelta.column_names import (
@@ -127,10 +136,7 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
     wanted = "true" if is_log else f"s.action = '{ACTION_UPDATE}'"
     held = f"t.{quote(kept.names[kept.key[0]])} is not null"
     columns = ["s.action", *(f"s.b{k}" for k in range(len(kept.key)))]
-    columns += [
-        f"case when s.u{i} then t.{quote(name)} else s.c{i} end as c{i}" if i in kept.toastable else f"s.c{i}"
-        for i, name in enumerate(kept.names)
-    ]
+    columns += [f"{new_value(i, name, kept.toastable)} as c{i}" for i, name in enumerate(kept.names)]
     columns += [f"(s.u{i} and not ({held})) as u{i}" for i in kept.toastable]
     columns.append("s.lsn")
     if is_log:
@@ -139,18 +145,9 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
         start = VALID_FROM if kept.mode == HISTORY else COMMIT_TS
         columns += [f"greatest(s.commit_ts, t.{start}) as commit_ts", f"s.{TO_LSN}"]
         columns.append(f"case when s.{TO_TS} is null then null else greatest(s.{TO_TS}, t.{start}) end as {TO_TS}")
-    columns.append(f"{_raw(kept)} as raw")
+    columns.append(f"{merged_raw(kept.names, kept.toastable)} as raw")
     where = "" if is_log else f"\nwhere s.action <> '{ACTION_UPDATE}' or {held}"
     return f"select {', '.join(columns)}\nfrom {source} s left join {base} t on {wanted} and {on}{where}"
-
-
-def _raw(kept: Kept) -> str:
-    if not kept.toastable:
-        return "s.raw"
-    kept_names = " or ".join(f"(k = '{_literal(kept.names[i])}' and s.u{i})" for i in kept.toastable)
-    lacks = " or ".join(f"s.u{i}" for i in kept.toastable)
-    merged = f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {kept_names}), map()), coalesce(s.raw, map()))"
-    return f"case when t.{RAW} is not null and ({lacks}) then {merged} else s.raw end"
 
 
 def merge_states(spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, tag: CommitTag) -> CommitTag:
@@ -232,14 +229,14 @@ def soft_delete_statement(uri: str, kept: Kept, source: str, truncates: Sequence
 
 def append_statement(uri: str, kept: Kept, source: str) -> str:
     """The INSERT of every change."""
-    unknown = ", ".join(f"case when s.u{i} then '{_literal(kept.names[i])}' end" for i in kept.toastable)
+    unknown = ", ".join(f"case when s.u{i} then {string(kept.names[i])} end" for i in kept.toastable)
     lacking = f"array_compact(array({unknown}))" if unknown else "array()"
     columns = [
         *_values(kept), (OP, "s.action"), (SEQ, f"s.{PLACE}"), (XID_COLUMN, f"s.{XID}"),
         (UNCHANGED, f"nullif({lacking}, cast(array() as array<string>))"),
     ]  # fmt: skip
     if kept.key:
-        fields = ", ".join(f"'{_literal(name)}', s.o{k}" for k, name in enumerate(kept.key_names))
+        fields = ", ".join(f"{string(name)}, s.o{k}" for k, name in enumerate(kept.key_names))
         columns.append((BEFORE, f"case when s.{MOVED} then named_struct({fields}) end"))
     listed, values = ", ".join(name for name, _ in columns), ", ".join(value for _, value in columns)
     return f"insert into {path(uri)} ({listed})\nselect {values}\nfrom {source} as s"
@@ -268,7 +265,3 @@ def _with_truncates(kept: Kept, source: str, folder: str) -> str:
     every = ["action", *names, *flags, MOVED, *told]
     empty = [f"'{TRUNCATE}'", *(["null"] * len(names)), *(["false"] * len(flags)), "false", *told]
     return f"select {', '.join(every)} from {source} union all select {', '.join(empty)} from {parquet(folder)}"
-
-
-def _literal(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")

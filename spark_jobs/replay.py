@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -25,7 +24,7 @@ from spark_jobs.collapse import (
     ACTION_UPSERT,
 )
 from spark_jobs.differences import write_differences
-from spark_jobs.gate import TableGate, judge, read_gates
+from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.merge_copies import replace_statement
@@ -245,8 +244,7 @@ def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, done: Replayed) -> tu
     keys = settle(run.spark, change_log, plan, f"{folder}-states")
     changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
     done.warnings += _told_skipped(state, changes)
-    gate = run.gates.get(state.table_name)
-    judged = partial(judge, run.spark, job, plan.target, gate) if gate is not None else None
+    judged = judge_of(run.spark, job, plan.target, run.gates)
     changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, replays=True)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)

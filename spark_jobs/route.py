@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import DELETE, INSERT
+from spark_jobs.identifier import string
 from spark_jobs.row_filter import spark_condition
-from spark_jobs.row_filter_value import string
 from waldelta.column_names import RAW
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from spark_jobs.identifier import string
 from waldelta.row_filter.constants import is_held
 from waldelta.row_filter.signatures import COMPARISONS
 from waldelta.row_filter.typed import MOMENTS, SPARK_TYPES, Type, Typed
@@ -70,11 +71,6 @@ def computed(*parts: str) -> str:
 def fail(message: str) -> str:
     """SQL that raises an error."""
     return f"raise_error({string(message)})"
-
-
-def string(text: str) -> str:
-    """A string literal. ``${`` would be substituted by Spark's variables wherever it stands."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\u0024{") + "'"
 
 
 def spark_type(kind: Type) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
 from waldelta.file_statistics import FileStatistics, bounded_columns
@@ -74,6 +77,17 @@ class DataFile:
                 self._writer.close()
             with suppress(OSError):
                 self._files.delete_file(self._path)
+
+
+def replacement(
+    removed: Iterable[tuple[str, int]], added: Iterable[tuple[str, int, str]]
+) -> list[AddAction | RemoveAction]:
+    """Delta's actions by which files (path, bytes, statistics) take the place of others (path, bytes) of a table without partitions."""
+    at = int(time.time() * 1000)
+    return [
+        *(RemoveAction(path, True, at, size, {}) for path, size in removed),
+        *(AddAction(path, size, {}, at, data_change=True, stats=stats) for path, size, stats in added),
+    ]
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:

@@ -23,21 +23,20 @@ from waldelta_airflow.pages import dag_page
 
 log = logging.getLogger(__name__)
 
+
 # Null is what an untouched field of the trigger form stands for; an empty list or text would count as missing there.
-_TABLES = Param(
-    None,
-    type=["null", "array"],
-    items={"type": "string", "pattern": r"^.+\..+$"},
-    description="tables to copy, as schema.table; empty: all that were never copied completely",
-)
-_COMPARED = Param(
-    None,
-    type=["null", "array"],
-    items={"type": "string", "pattern": r"^.+\..+$"},
-    description="tables to compare, as schema.table; empty: all that get changes",
-)
+def _listed(description: str, pattern: str = r"^.+\..+$") -> Param:
+    return Param(None, type=["null", "array"], items={"type": "string", "pattern": pattern}, description=description)
+
+
+def _text(description: str) -> Param:
+    return Param(None, type=["null", "string"], maxLength=200, description=description)
+
+
+_TABLES = _listed("tables to copy, as schema.table; empty: all that were never copied completely")
+_COMPARED = _listed("tables to compare, as schema.table; empty: all that get changes")
 _REPAIR = Param(False, type="boolean", description="read the rows that differ again, and put them right in the target")
-_REASON = Param(None, type=["null", "string"], maxLength=200, description="why; kept in the ledger")
+_REASON = _text("why; kept in the ledger")
 _ACCEPT_SERVER = Param(
     None,
     type=["null", "string"],
@@ -54,19 +53,9 @@ _ACTION = Param(
     enum=["retry", "discard", "release"],
     description="retry: read the rows from the source again; discard: leave them as they are; release: let what a gate stopped pass",
 )
-_QUARANTINED = Param(
-    None,
-    type=["null", "array"],
-    items={"type": "string", "pattern": r"^.+\..+$"},
-    description="tables, as schema.table; empty: all (retry), those of the rows (discard)",
-)
-_ROWS = Param(
-    None,
-    type=["null", "array"],
-    items={"type": "string", "pattern": r"^[0-9a-f]{16}$"},
-    description="discard: the rows' ids, as the page of the quarantine shows them",
-)
-_WHY = Param(None, type=["null", "string"], maxLength=200, description="discard and release: why; kept with who")
+_QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (discard)")
+_ROWS = _listed("discard: the rows' ids, as the page of the quarantine shows them", r"^[0-9a-f]{16}$")
+_WHY = _text("discard and release: why; kept with who")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 

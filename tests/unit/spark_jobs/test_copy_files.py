@@ -116,6 +116,19 @@ def test_who_was_overtaken_by_waldelta_is_late(uri):
     assert ids(uri) == [7]
 
 
+def test_files_of_a_commit_stay_whatever_fails_after_it(uri, monkeypatch):
+    """The table names them from then on."""
+    copied(uri, [part(1)])
+
+    def full_disk(uri, version):
+        raise TargetNotWritable(f"{uri} version {version}: no space left on device")
+
+    monkeypatch.setattr(module, "sync_commit", full_disk)
+    with pytest.raises(TargetNotWritable):
+        copied(uri, [part(2)], attempt=2)
+    assert ids(uri) == [2]
+
+
 def test_what_others_commit_meanwhile_is_replaced_as_what_they_did_before(uri):
     copied(uri, [part(1)])
     copied(
