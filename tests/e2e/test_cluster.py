@@ -111,6 +111,9 @@ def run(cluster, write_pipeline, database, monkeypatch, make_context, tmp_path):
     settings = {
         "spark.driver.host": HERE, "spark.executor.memory": "512m", "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": (cluster.folder / "events").as_uri(), "spark.eventLog.compress": "false",
+        # On a busy machine the first executor would be done with everything before the second is there.
+        "spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }  # fmt: skip
     defaults.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
     connection = {"conn_type": "spark", "host": f"spark://{HERE}", "port": cluster.port}

@@ -48,8 +48,9 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
         raise LockHeld("by another run")
 
     changes = Staged("folder", "source", {}, net=pa.table({"action": ["insert"]}))
+    plan = SimpleNamespace(decode=SimpleNamespace(unfolding=None))
     with pytest.raises(LockHeld):
-        apply_module._merge_staged(SimpleNamespace(job=None), changes, None, CommitTag("app", 1), taken)
+        apply_module._merge_staged(SimpleNamespace(job=None), changes, plan, CommitTag("app", 1), taken)
     assert merged == []
 
 
