@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,35 +33,27 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 ORIGINS_SINCE = 160000  # the option, as server_version has it
 # A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
 _KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
-# In the order of the fields of Transactions: 67 Commit, 80 Prepare, 75 Commit Prepared, 114 Rollback Prepared, 73 Insert,
-# 85 Update, 68 Delete, 84 Truncate, 77 Message.
+# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared, Insert, Update, Delete, Truncate, Message.
+_FIELDS = {
+    67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
+    73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
+}  # fmt: skip
+# One row for each kind, of each prepared transaction: the server evaluates next to nothing for each message.
 _TALLY = """
-    count(*) filter (where kind = 67),
-    count(*) filter (where kind = 80),
-    count(*) filter (where kind = 75),
-    count(*) filter (where kind = 114),
-    count(*) filter (where kind = 73),
-    count(*) filter (where kind = 85),
-    count(*) filter (where kind = 68),
-    count(*) filter (where kind = 84),
-    count(*) filter (where kind = 77),
-    coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
-    coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
+select {xid}, kind, count(*),
+       coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
+       coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
+from {changes} as changes
+group by 1, 2
 """
-
-# The first row adds up everything but the rows of transactions prepared here, the others are these rows.
-_TALLY_PREPARED = """
+# Rows of transactions prepared here are told apart from all others.
+_PREPARED_HERE = """
 with changes as materialized ({changes}),
      prepared as (select distinct xid from changes where kind = 80)
-select null, {tally}
-from changes
-where kind not in (73, 85, 68, 84, 77) or xid not in (select xid from prepared)
-union all
-select xid::text::bigint, {tally}
-from changes
-where kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared)
-group by xid
 """
+_XID_PREPARED = (
+    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then xid::text::bigint end"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +176,20 @@ def _agree(connection: Connection, one: Transactions, other: Transactions) -> bo
 
 def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
     """What the server gives away, added up there; rows of prepared transactions one transaction each."""
-    if not two_phase:
-        row = connection.execute(f"select {_TALLY} from ({changes}) as changes").fetchone()  # noqa: S608 - all literals quoted
-        return _transactions(row or ())
-    found = connection.execute(_TALLY_PREPARED.format(changes=changes, tally=_TALLY)).fetchall()
-    total = next(row for row in found if row[0] is None)
-    in_prepared = [
-        PreparedRows(int(row[0]), *(int(value) for value in row[5:10])) for row in found if row[0] is not None
-    ]
-    return replace(_transactions(total[1:]), in_prepared=tuple(sorted(in_prepared)))
-
-
-def _transactions(sums: Sequence[Any]) -> Transactions:
-    counts: list[Any] = [int(value) for value in sums]
-    return Transactions(*counts)
+    if two_phase:
+        query = _PREPARED_HERE.format(changes=changes) + _TALLY.format(xid=_XID_PREPARED, changes="changes")
+    else:
+        query = _TALLY.format(xid="null::bigint", changes=f"({changes})")
+    sums: Counter[str] = Counter()
+    in_prepared: dict[int, Counter[str]] = {}
+    for xid, kind, rows, xid_sum, lsn_sum in connection.execute(query.encode()):
+        counted = {_FIELDS[kind]: int(rows)} if kind in _FIELDS else {}
+        if xid is None:
+            sums.update(counted, xid_sum=int(xid_sum), end_lsn_sum=int(lsn_sum))
+        else:
+            in_prepared.setdefault(int(xid), Counter()).update(counted)
+    prepared = (PreparedRows(xid, **of) for xid, of in in_prepared.items())
+    return Transactions(**sums, in_prepared=tuple(sorted(prepared)))
 
 
 def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:

@@ -24,7 +24,7 @@ from waldelta.lsn import Lsn
 from waldelta.quarantined import list_quarantined
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 MODES = {"w1": "history", "w2": "soft_delete", "w3": "changelog"}
 NAMES = ["id", "part", "a", "b", "big"]
@@ -95,7 +95,7 @@ def check_intervals(rows):
             assert following is None or (until is not None and until <= following["_wd_valid_from_lsn"]), states
 
 
-@pytest.mark.parametrize("where_decoded", ["driver", "tasks"], indirect=True)
+@pytest.mark.usefixtures("compiled")
 def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, where_decoded):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()

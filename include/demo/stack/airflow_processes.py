@@ -1,4 +1,4 @@
-"""Airflow as the embedded stack runs it: scheduler, API server and DAG processor on a PostgreSQL metadata database."""
+"""Airflow as the embedded stack runs it: scheduler, API server, DAG processor and triggerer on a PostgreSQL metadata database."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ PARTS = {
     # The API server reads the task logs from the same disk, so the scheduler needs no port to serve them.
     SCHEDULER: ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
+    # No DAG of ours needs it; without one Airflow's home page is red, and DAGs that others add may wait for ever.
+    "triggerer": ["triggerer", "--skip-serve-logs"],
 }
 
 
@@ -80,7 +82,7 @@ class AirflowProcesses:
         stamp.write_text(wanted)
 
     def start(self, environment: Mapping[str, str]) -> list[Part]:
-        """Start API server and DAG processor; the scheduler follows once the API server ``answers``."""
+        """Start all but the scheduler, which follows once the API server ``answers``."""
         return [self._run(name, arguments, environment) for name, arguments in PARTS.items() if name != SCHEDULER]
 
     def start_scheduler(self, environment: Mapping[str, str]) -> Part:
