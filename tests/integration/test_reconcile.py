@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
+from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
@@ -174,6 +175,37 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     pipeline.consume(spark)
     assert reconcile(spark, pipeline, "mended", repair=True)["t"].status == "repaired"
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+
+
+def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, database, pipeline):
+    """One that waits for a synchronous standby is decoded, and merged, while every snapshot still shows the row of before."""
+    pipeline.consume(spark)
+    database.execute("alter system set synchronous_standby_names = 'absent'")
+    database.execute("select pg_reload_conf()")
+    waiting = database.connect(autocommit=True)
+    try:
+        waiting.pgconn.send_query(
+            b"""with gone as (delete from t where day = '2024-01-05'), added as (insert into t values ('new', '2030-01-01', 1))
+            update t set note = 'unseen' where day = '2024-01-06'"""
+        )
+        wait_until(
+            database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", waiting.info.backend_pid
+        )
+        pipeline.consume(spark)
+        assert target(pipeline).to_pyarrow_table()["note"].to_pylist().count("unseen") == 1
+        assert database.execute("select count(*) from t where note = 'unseen'") == [(0,)]
+        row = reconcile(spark, pipeline, "unseen")["t"]
+        assert (row.status, row.in_flight, row.source_rows, row.target_rows) == ("equal", 3, 998, 998)
+        target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-07'")
+        row = reconcile(spark, pipeline, "tampered")["t"]
+        assert (row.status, row.different, row.differing) == ("different", 1, 1)
+    finally:
+        database.execute("alter system reset synchronous_standby_names")
+        database.execute("select pg_reload_conf()")
+    wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", waiting.info.backend_pid)
+    waiting.close()
+    row = reconcile(spark, pipeline, "seen")["t"]
+    assert (row.differing, row.in_flight) == (1, 0)
 
 
 def test_tables_without_a_key_are_multisets(spark, database, lake):
