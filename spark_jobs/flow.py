@@ -91,9 +91,13 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     result.source.add(drained.bill)
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
     stage.detail = (
-        f"{len(drained.batches)} batches, {drained.changes} changes, landed in {drained.seconds_landing:.1f} s, "
+        f"{_counted(drained.changes, 'change')} in {_counted(len(drained.batches), 'batch', 'batches')}, landed in {drained.seconds_landing:.1f} s, "
         f"consumed in {drained.seconds_consuming:.1f} s"
     )
+
+
+def _counted(number: int, one: str, more: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -121,7 +125,8 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     result.warnings += [f"{name} {_LEFT}" for name in applied.removed]
     failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
     result.not_applied = sorted({*failures, *result.not_applied})
-    stage.detail = f"{len(applied.steps)} steps, {sum(t.changed for t in result.tables.values())} tables changed"
+    changed = sum(table.changed for table in result.tables.values())
+    stage.detail = f"{_counted(len(applied.steps), 'step')}, {_counted(changed, 'table')} changed"
     if failures := failures | of_messages:
         raise all_failures(failures)
 
@@ -217,7 +222,7 @@ def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResul
     read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
     result.lag_bytes = position.lag_of(read)
     result.slot_after = None if slot is None else reading(slot, result.lag_bytes, now())
-    stage.detail = f"lag {result.lag_bytes} bytes"
+    stage.detail = f"lag {result.lag_bytes:,} bytes"
 
 
 Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
@@ -298,7 +303,7 @@ def run_sync(
             result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
             result.source.add(done.bill)
         result.not_applied = sorted(failed.failures) if failed is not None else []
-        stage.detail = f"{len(copied)} tables, {sum(done.rows for done in copied)} rows"
+        stage.detail = f"{_counted(len(copied), 'table')}, {_counted(sum(done.rows for done in copied), 'row')}"
         if failed is not None:
             raise failed
 
