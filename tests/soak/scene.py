@@ -369,8 +369,9 @@ def new_listener() -> Listener:
 
 def quick(folder: Path) -> dict[str, str]:
     """The environment of sessions that don't generate code, nor plan anew: most of what a few rows would cost."""
-    (folder / "spark-defaults.conf").write_text(_QUICK)
-    return {"SPARK_CONF_DIR": str(folder)}
+    (file := folder / "quick.conf").write_text(_QUICK)
+    # Not SPARK_CONF_DIR: it would be part of the class path, and the archive of classes is for another one then.
+    return {"PYSPARK_SUBMIT_ARGS": f"--properties-file {file} pyspark-shell"}
 
 
 @contextmanager
