@@ -55,12 +55,13 @@ _PLACE = ["batch", "seq", "streamed_xid"]
 class Reach:
     """What the log holds of one life of the slot: the end of each batch, and whether earlier ones were dropped.
 
-    Those that were dropped end before ``begins_at``.
+    Those that were dropped, ``dropped`` the last of them, end before ``begins_at``.
     """
 
     ends: dict[int, int]
     is_cut: bool = False
     begins_at: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +189,17 @@ class ChangeLog:
             return Reach({})
         actions = pa.table(table.get_add_actions(flatten=True))
         names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
-        if not set(names) <= set(actions.column_names):
-            return Reach({})
         ends: dict[int, int] = {}
         begins: dict[int, int] = {}
-        for file in actions.select(names).to_pylist():
+        # A log without files has no statistics.
+        for file in actions.select(names).to_pylist() if set(names) <= set(actions.column_names) else ():
             batch, least, most = int(file[names[0]]), file[names[1]], file[names[2]]
             if batch > first_batch and most is not None:
                 ends[batch] = max(most, ends.get(batch, most))
                 begins[batch] = min(least, begins.get(batch, least))
-        lowest = min(ends, default=first_batch + 1)
-        return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0))
+        landed = table.transaction_version(self.app_id) or 0
+        lowest = min(ends, default=max(landed, first_batch) + 1)
+        return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
 
     def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
         """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""

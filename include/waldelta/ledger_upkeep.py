@@ -57,8 +57,8 @@ def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
 
 
 def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | None) -> list[bool]:
-    """The newest cut, which watermarks rest on, and those by which the change log's old batches will be told."""
-    held = [first_batch is not None and cut.batch >= first_batch for cut in cuts]
+    """The newest cut, which watermarks rest on, those by which the change log's old batches will be told, and where they begin."""
+    held = [first_batch is not None and cut.batch >= first_batch - 1 for cut in cuts]
     return [cut.at >= oldest or held[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
 
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 from waldelta.change_log import Reach
 from waldelta.errors import StateError
 from waldelta.job import Job, life_of
-from waldelta.ledger_rows import ColumnState, Run, SlotMove, TableState
+from waldelta.ledger_rows import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.membership import from_texts
 from waldelta.pgoutput.relation import Relation
@@ -89,7 +89,7 @@ def read_span(job: Job) -> Span:
     if not kept:
         return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
     change_log = job.change_log(job.slot_identity())
-    return plan_span(kept, change_log.reach(life.batch or 0))
+    return plan_span(kept, told_by_cuts(change_log.reach(life.batch or 0), ledger.batches()))
 
 
 def falls_into(run: Run, start: datetime, end: datetime) -> bool:
@@ -123,13 +123,22 @@ def segments(runs: Iterable[Run]) -> list[Segment]:
     return [Segment(run, *bounds) for run, *bounds in zip(ended, starts, ends, strict=True) if bounds[0] < bounds[1]]
 
 
+def told_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
+    """What the log holds; it begins where the last batch that was dropped ended, as long as that one's cut is kept.
+
+    By itself the log knows its first commit only, which is behind the end of the run before.
+    """
+    ends = [cut.end_lsn for cut in cuts if cut.batch == reach.dropped]
+    return replace(reach, begins_at=max(ends)) if reach.is_cut and ends else reach
+
+
 def plan_span(kept: Sequence[Segment], reach: Reach) -> Span:
     """The batches that hold the WAL of these segments, and of what lies between them; raises StateError."""
     start, end = min(s.start for s in kept), max(s.end for s in kept)
     if reach.is_cut and start < reach.begins_at:
         raise StateError(
-            f"the change log no longer reaches back to {Lsn(start)}, where the runs to be replayed began: it begins before "
-            f"{Lsn(reach.begins_at)} (maintenance.keep_changes_days); copy the tables again instead (initial sync with tables=…)"
+            f"the change log no longer reaches back to {Lsn(start)}, where the runs to be replayed began: nothing is left of it "
+            f"before {Lsn(reach.begins_at)} (maintenance.keep_changes_days); copy the tables again instead (initial sync with tables=…)"
         )
     batches = [batch for batch, landed in reach.ends.items() if start < landed <= end]
     if not batches:

@@ -183,3 +183,11 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         backfill(spark, job, month=0)
     assert isinstance(failed.value.__cause__, StateError)
     assert "no longer reaches back" in str(failed.value)
+    # What is left can be replayed from its beginning: no transaction was between the run before and its own.
+    damage(spark, job, ["full_id"])
+    backfill(spark, job, run_id="the first that is left")
+    assert state(spark, job) == right
+
+    spark.sql(forget_statement(bookkeeping_uri(job.pipeline.target.root, CHANGES), 99)).collect()
+    with pytest.raises(RunFailed, match="no longer reaches back"):
+        backfill(spark, job, run_id="nothing is left")

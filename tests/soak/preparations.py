@@ -35,10 +35,10 @@ def refiltered(scene: Scene) -> None:
 
 
 def unpublished(scene: Scene) -> None:
-    """WAL that holds nothing for the pipeline, but for what maintenance and checkpoints bring."""
+    """WAL that holds nothing for the pipeline: another database's."""
     for _ in range(3):
-        scene.connection.execute(b"select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
-        scene.connection.execute(b"select pg_switch_wal()")
+        ask(scene.server, "select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+        ask(scene.server, "select pg_switch_wal()")
 
 
 def written_down(scene: Scene) -> None:

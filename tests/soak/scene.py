@@ -35,6 +35,7 @@ from waldelta.lake import MESSAGES, bookkeeping_uri, local_path
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"
+MESSAGE_PREFIX = "soak"
 FILTERS = ("part < 4", "part < 3")
 TIMEOUT_S = 240.0
 _FIRST_FRESH = 100_000  # beyond the keys of random rows
@@ -91,6 +92,8 @@ class Scene:
 
             self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")
+            # It unpacks a library when it is used first, and never again in a JVM whose disk was full then.
+            self._spark._jvm.org.xerial.snappy.Snappy.getNativeLibraryVersion()
         return self._spark
 
     def use(self, spark: Any) -> None:
@@ -144,7 +147,9 @@ class Scene:
         for transactional, kept in ((True, True), (True, False), (False, True)):
             content = f"{number} {transactional} {self.random.random()}"
             with self.connection.transaction(force_rollback=not kept):
-                self.connection.execute("select pg_logical_emit_message(%s, 'soak', %s)", (transactional, content))
+                self.connection.execute(
+                    "select pg_logical_emit_message(%s, %s, %s)", (transactional, MESSAGE_PREFIX, content)
+                )
             self.emitted[content] += kept
 
     def rows(self, table: str, values: str, count: int = 3) -> list[int]:
@@ -284,8 +289,10 @@ class Scene:
     def _messages(self) -> list[str]:
         if not self.emitted.total():
             return []
-        contents = DeltaTable(str(local_path(bookkeeping_uri(self.root, MESSAGES)))).to_pyarrow_table(["content"])
-        held = Counter(content.decode() for content in contents["content"].to_pylist())
+        contents = DeltaTable(str(local_path(bookkeeping_uri(self.root, MESSAGES)))).to_pyarrow_table(
+            columns=["prefix", "content"]
+        )
+        held = Counter(row["content"].decode() for row in contents.to_pylist() if row["prefix"] == MESSAGE_PREFIX)
         lost, doubled = (self.emitted - held).total(), (held - self.emitted).total()
         return [f"{lost} messages lost"] * bool(lost) + [f"{doubled} messages too many"] * bool(doubled)
 
@@ -362,8 +369,9 @@ def new_listener() -> Listener:
 
 def quick(folder: Path) -> dict[str, str]:
     """The environment of sessions that don't generate code, nor plan anew: most of what a few rows would cost."""
-    (folder / "spark-defaults.conf").write_text(_QUICK)
-    return {"SPARK_CONF_DIR": str(folder)}
+    (file := folder / "quick.conf").write_text(_QUICK)
+    # Not SPARK_CONF_DIR: it would be part of the class path, and the archive of classes is for another one then.
+    return {"PYSPARK_SUBMIT_ARGS": f"--properties-file {file} pyspark-shell"}
 
 
 @contextmanager

@@ -249,9 +249,9 @@ def test_cuts_expire_but_for_the_newest(ledger):
 
 
 def test_cuts_are_kept_as_long_as_the_change_log_needs_them():
-    """Maintenance tells by old cuts which batches may go, so they outlive those batches; the newest always stays."""
+    """Maintenance tells by old cuts which batches may go, and a replay where the log begins; the newest always stays."""
     cuts = [cut(1, OLD), cut(2, OLD), cut(3, OLD), cut(4)]
-    assert keep_cuts(cuts, NOON - DAY, 3) == [False, False, True, True]
+    assert keep_cuts(cuts, NOON - DAY, 3) == [False, True, True, True]
     assert keep_cuts(cuts, NOON - DAY, None) == [False, False, False, True]
     assert keep_cuts(cuts, NOON + DAY, None) == [False, False, False, True]
 

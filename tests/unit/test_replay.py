@@ -10,7 +10,7 @@ import pytest
 from waldelta.change_log import Reach
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger_rows import ColumnState, FileState, Run, SlotMove, StorageState, TableState
+from waldelta.ledger_rows import BatchCut, ColumnState, FileState, Run, SlotMove, StorageState, TableState
 from waldelta.membership import Membership, to_texts
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pipeline_file import PipelineFile
@@ -24,6 +24,7 @@ from waldelta.replay import (
     plan_span,
     read_span,
     segments,
+    told_by_cuts,
 )
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -70,6 +71,8 @@ SPANS = {
     "nothing was landed": ([(12, 18)], Reach({1: 10, 2: 20}), None),
     "the log is empty": ([(12, 18)], Reach({}), None),
     "it doesn't reach back": ([(15, 30)], Reach({3: 30}, True, 22), StateError),
+    "all of it was dropped": ([(15, 30)], Reach({}, True, 30), StateError),
+    "nothing came since all of it was dropped": ([(30, 40)], Reach({}, True, 30), None),
 }
 
 
@@ -85,6 +88,22 @@ def test_the_batches_of_a_stretch_of_wal(case):
     span = plan_span(kept, reach)
     assert (None if span.is_empty else (span.after, span.upto)) == expected
     assert ("nothing was landed" in str(span)) is (expected is None)
+
+
+CUTS = {
+    "the one dropped last": (Reach({3: 30}, True, 22, 2), [(1, 10), (2, 20), (3, 30)], 20),
+    "published again": (Reach({3: 30}, True, 22, 2), [(2, 19), (2, 20)], 20),
+    "it isn't kept": (Reach({3: 30}, True, 22, 2), [(1, 10), (3, 30)], 22),
+    "none was dropped": (Reach({3: 30}, False, 22, 2), [(2, 20)], 22),
+    "all were": (Reach({}, True, 0, 2), [(2, 20)], 20),
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_where_the_log_begins(case):
+    """Where the last batch that was dropped ended: the run behind it began there, before the first commit that is left."""
+    reach, cuts, expected = CUTS[case]
+    assert told_by_cuts(reach, [BatchCut(NOON, "r", *cut, None) for cut in cuts]).begins_at == expected
 
 
 @pytest.fixture
