@@ -4,6 +4,9 @@ Judged are the rows that the merge would write, as the target would hold them; d
 (an unchanged TOASTed value) isn't judged: it was when it came. ``quarantine`` rows are set aside first (set_aside), and
 ``stop`` judges the rest, without what was released (waldelta.release). Nothing is remembered from one attempt to the next:
 whoever applies a range judges it by the files as they are then, and what is told of the range says what that commit left out.
+
+Rows that are read again (a retry, a reconciliation's repair) bring along what waits for their table: judge_reread() lets all of
+it pass, or nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
 from spark_jobs.task_error import named_error
 from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.copy import TableCopy
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
+from waldelta.quarantine import FAILS
 from waldelta.release import released_upto
+from waldelta.type_map import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,6 +72,16 @@ class TableGate:
     expectations: tuple[Gated, ...] = ()
     problem: ConfigError | None = None
     released: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of the rows that are judged; of the ``toastable`` ones (by place) a change may not have sent the value."""
+
+    names: Sequence[str]
+    types: Sequence[TargetType]
+    has_key: bool
+    toastable: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -132,8 +148,8 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
             f"{gate.table}: its changes wait, since its target keeps more than a mirror does, and no gate judges states: make "
             "its expectations warn"
         )
-    verdicts = [_Verdict(item, row_condition(item.item.type, item.item.kwargs)) for item in gate.expectations]
-    _check_gates(gate, plan, verdicts)
+    columns = _columns_of(plan)
+    verdicts = _verdicts(gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return Judged(staged)
     frame = _batch_frame(spark, job, plan, staged)
@@ -144,19 +160,58 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
         stops = [v for v in verdicts if v.gated.item.gate == "stop"]
         if stops:
             rest = frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
-            _stop(plan, gate, rest.where(F.col(f"{_NET}.lsn") > gate.released), stops)
+            if failed := _stopped(columns, gate, rest.where(F.col(f"{_NET}.lsn") > gate.released), stops):
+                raise QualityFailed(
+                    f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
+                    "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the "
+                    "data, which the next run judges again, or let what has landed pass: quarantine --release --tables "
+                    f"{gate.table}"
+                )
     finally:
         _record(job, gate, verdicts)
     return judged
 
 
-def _check_gates(gate: TableGate, plan: TargetPlan, verdicts: Sequence[_Verdict]) -> None:
+def judge_reread(job: Job, gate: TableGate, copy: TableCopy, rows: DataFrame, landed_end: int) -> None:
+    """Raise when a gate keeps one of these rows, which waiting changes have left behind, out of the target or stops it.
+
+    ``rows`` (staged_names() of the copy) were read from the source, whole; ``landed_end`` is how far their changes may reach. They
+    can't be told apart by commits: what was released lets them pass when nothing has landed since.
+    """
+    if gate.problem is not None:
+        raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
+    columns = _Columns([name for name, _ in copy.columns], [kind for _, kind in copy.columns], bool(copy.key_columns))
+    released = gate.released >= landed_end
+    verdicts = [v for v in _verdicts(gate, columns) if not (released and v.gated.item.gate == "stop")]
+    frame = rows.select(F.struct(F.lit(landed_end).alias("lsn")).alias(_NET), *_values(job, columns))
+    if not verdicts or frame.isEmpty():
+        return
+    try:
+        failed = _stopped(columns, gate, frame, verdicts)
+    finally:
+        _record(job, gate, verdicts)
+    if failed:
+        raise QualityFailed(
+            f"{gate.table}: its rows weren't read again: changes of it wait, which would come along, and fail expectations with a "
+            f"gate:\n{_listed(failed)}\nLet a run apply them first, which sets aside what is to be set aside; what stops it waits "
+            f"until the expectation or the data is corrected, or it is let pass: quarantine --release --tables {gate.table}"
+        )
+
+
+def _columns_of(plan: TargetPlan) -> _Columns:
+    decode = plan.decode
+    return _Columns(decode.names, decode.types, bool(decode.shape.key), decode.shape.toastable)
+
+
+def _verdicts(gate: TableGate, columns: _Columns) -> list[_Verdict]:
+    """One of each expectation, without an answer yet; raises ConfigError for a gate that can't be."""
+    verdicts = [_Verdict(item, row_condition(item.item.type, item.item.kwargs)) for item in gate.expectations]
     problems = []
     for verdict in verdicts:
         item = verdict.gated.item
         if item.gate != "quarantine":
             continue
-        if not plan.decode.shape.key:
+        if not columns.has_key:
             problems.append(f"{verdict.gated.place}: gate: quarantine needs a key, which the table hasn't: use stop")
         elif verdict.condition is None:
             known = ", ".join(ROW_KINDS)
@@ -169,20 +224,26 @@ def _check_gates(gate: TableGate, plan: TargetPlan, verdicts: Sequence[_Verdict]
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
+    return verdicts
 
 
 def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
     """The rows that the merge would write, with the target's columns, and each net change as a struct."""
-    decode = plan.decode
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     rows = spark.sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608 - our own actions and folder
-    columns = [F.struct(*(F.col(name) for name in decode.net_schema.names)).alias(_NET)]
-    for i, (name, kind) in enumerate(zip(decode.names, decode.types, strict=True)):
+    net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(_NET)
+    return rows.select(net, *_values(job, _columns_of(plan)))
+
+
+def _values(job: Job, columns: _Columns) -> list[Column]:
+    """Staged columns as the target has them."""
+    values = []
+    for i, (name, kind) in enumerate(zip(columns.names, columns.types, strict=True)):
         value = F.parse_json(F.col(f"c{i}")) if kind.spark == VARIANT else F.col(f"c{i}")
-        columns.append(value.alias(name))
+        values.append(value.alias(name))
     if job.pipeline.target.metadata_columns:
-        columns += [F.col("lsn").alias(LSN), F.col("commit_ts").alias(COMMIT_TS), F.col("raw").alias(RAW)]
-    return rows.select(*columns)
+        values += [F.col("lsn").alias(LSN), F.col("commit_ts").alias(COMMIT_TS), F.col("raw").alias(RAW)]
+    return values
 
 
 def _set_aside(
@@ -190,7 +251,7 @@ def _set_aside(
 ) -> Judged:
     if not verdicts:
         return Judged(staged)
-    failing = {number: _fails(plan, verdict) for number, verdict in enumerate(verdicts)}
+    failing = {number: _fails(_columns_of(plan), verdict) for number, verdict in enumerate(verdicts)}
     anything = reduce(lambda one, other: one | other, failing.values())
     count = _count(gate, frame, verdicts, failing, anything)
     if not count:
@@ -205,7 +266,7 @@ def _set_aside(
     found = frame.where(anything).select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
     numbers = found["failed"].to_pylist()
     reasons = [
-        "fails " + "; ".join(f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in of_row)
+        FAILS + "; ".join(f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in of_row)
         for of_row in numbers
     ]
     rows = as_net(found.drop_columns(["failed"]), plan)
@@ -217,36 +278,29 @@ def _set_aside(
     return judged
 
 
-def _stop(plan: TargetPlan, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]) -> None:
+def _stopped(columns: _Columns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]) -> list[_Verdict]:
+    """Those of the expectations that the rows don't meet."""
     by_row = [verdict for verdict in verdicts if verdict.condition is not None]
     if by_row:
-        failing = {number: _fails(plan, verdict) for number, verdict in enumerate(by_row)}
+        failing = {number: _fails(columns, verdict) for number, verdict in enumerate(by_row)}
         _count(gate, frame, by_row, failing, F.lit(False))
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
-        _judge_as_a_whole(plan, frame, others)
-    failed = [verdict for verdict in verdicts if not verdict.success]
-    if not failed:
-        return
-    raise QualityFailed(
-        f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
-        "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the data, which "
-        f"the next run judges again, or let what has landed pass: quarantine --release --tables {gate.table}"
-    )
+        _judge_as_a_whole(gate, columns, frame, others)
+    return [verdict for verdict in verdicts if not verdict.success]
 
 
-def _fails(plan: TargetPlan, verdict: _Verdict) -> Column:
+def _fails(columns: _Columns, verdict: _Verdict) -> Column:
     """Whether a row fails an expectation by what was sent of it."""
     condition = verdict.condition
-    assert condition is not None  # noqa: S101 - _check_gates, _stop
-    return _is_sent(plan, condition.columns) & F.coalesce(condition.unexpected, F.lit(False))
+    assert condition is not None  # noqa: S101 - _verdicts, _stopped
+    return _is_sent(columns, condition.columns) & F.coalesce(condition.unexpected, F.lit(False))
 
 
-def _is_sent(plan: TargetPlan, columns: Sequence[str] | None) -> Column:
-    """Whether a change sent all of these columns (None: any that there are)."""
-    shape, names = plan.decode.shape, plan.decode.names
+def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
+    """Whether a change sent all of the columns of these names (None: any that there are)."""
     # Spark finds columns whatever their case is.
-    asked = None if columns is None else {name.lower() for name in columns}
-    flags = [F.col(f"{_NET}.u{i}") for i in shape.toastable if asked is None or names[i].lower() in asked]
+    asked = None if names is None else {name.lower() for name in names}
+    flags = [F.col(f"{_NET}.u{i}") for i in columns.toastable if asked is None or columns.names[i].lower() in asked]
     return reduce(lambda one, other: one & ~other, flags, F.lit(True))
 
 
@@ -290,7 +344,7 @@ def _find_unevaluable(frame: DataFrame, verdicts: Sequence[_Verdict], failing: M
             verdicts[number].why = f"can't be evaluated ({kind or type(err).__name__})"
 
 
-def _judge_as_a_whole(plan: TargetPlan, frame: DataFrame, verdicts: Sequence[_Verdict]) -> None:
+def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]) -> None:
     """What isn't of single rows is Great Expectations' to evaluate, on the rows that were sent whole where one wasn't."""
     from spark_jobs.expectation_import import import_great_expectations
 
@@ -304,13 +358,13 @@ def _judge_as_a_whole(plan: TargetPlan, frame: DataFrame, verdicts: Sequence[_Ve
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item
         given = {name for value in item.kwargs.values() for name in (value if isinstance(value, list) else [value])}
-        columns = [name for name in plan.decode.names if name in given or f"`{name}`" in given] or None
+        asked = [name for name in columns.names if name in given or f"`{name}`" in given] or None
         planned = PlannedExpectation(
             item.type, dict(item.kwargs), item.severity, "own", item.notes or item.type, verdict.gated.place
         )
-        suite_plan = SuitePlan(plan.state.table_name, (planned,))
+        suite_plan = SuitePlan(gate.table, (planned,))
         check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(f"gate {number}", suite_plan))
-        rows = frame.where(_is_sent(plan, columns)).drop(_NET)
+        rows = frame.where(_is_sent(columns, asked)).drop(_NET)
         if rows.isEmpty():  # all was released, or sent in part: nothing there tells a mean, or a number of rows
             verdict.success, verdict.observed = True, "no rows to judge"
             continue

@@ -288,9 +288,10 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
         work.found[name] = replace(row, reason=f"not repaired: {err}: sync --tables {name} copies it anew")
         return
     except Exception as err:
-        log.exception("table=%s", name)
+        if not isinstance(err, WaldeltaError):
+            log.exception("table=%s", name)
         work.fail(name, err)
-        work.found[name] = replace(row, reason=work.found[name].reason)
+        work.found[name] = replace(row, reason=f"not repaired: {err}")
         return
     cut = done.cut
     work.result.changes += done.drained.changes

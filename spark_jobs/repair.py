@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_jobs.drain import Drained
+from spark_jobs.gate import judge_reread, read_gates
 from spark_jobs.land_through import land_through
 from spark_jobs.merge_rows import merge_rows
 from spark_jobs.repair_end import end_repair, record_repaired, repair_tag
@@ -28,7 +29,9 @@ from spark_jobs.repair_rows import (
     ENTERS,
     LEAVES,
     RepairRows,
+    brought_along,
     check_cost,
+    has_common,
     plan_rows,
     stage_named,
     stage_net,
@@ -40,7 +43,7 @@ from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_changed
 from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
-from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, WaldeltaError
+from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto
 from waldelta.job import Job
@@ -50,7 +53,8 @@ from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
-from waldelta.quarantine import Quarantine, watched_rows
+from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, latest_rows, watched_rows
+from waldelta.release import landed_upto
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
 from waldelta.row_filter import RowFilter
@@ -81,14 +85,14 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Rows that somebody wants to be read again: those in quarantine, and those of ``keys``, as the quarantine names them.
+    """Rows that somebody wants to be read again: those of ``keys``, as the quarantine names them, or (None) those in quarantine.
 
-    ``reason`` goes into the ledger, ``by`` is who asked for it.
+    The latter are let pass whatever a gate says of them. ``reason`` goes into the ledger, ``by`` is who asked for it.
     """
 
     reason: str
     by: str | None = None
-    keys: frozenset[str] = frozenset()
+    keys: frozenset[str] | None = None
 
 
 def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
@@ -113,8 +117,9 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
 def reread_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
     """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE; quarantined ones with them.
 
-    Raises NeedsSync when only a whole copy is exact, before anything is changed; other WaldeltaErrors when it didn't succeed.
-    Target and rows are as they were then, or, when the MERGE was committed after all, put right.
+    Raises, before anything is changed: NeedsSync when only a whole copy is exact, StateError or QualityFailed when rows would come
+    along that are kept out of the target on purpose. Other WaldeltaErrors when it didn't succeed: target and rows are as they were
+    then, or, when the MERGE was committed after all, put right.
     """
     if (why := obstacle(fed)) is not None:
         raise NeedsSync(why)
@@ -140,7 +145,9 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     watched = watched_rows(quarantine.rows(name, drifted.state.generation))
-    named = watched.keys() | (again.keys if again is not None else set())
+    if again is not None and again.keys is not None:
+        _check_none_kept_out(name, watched.values())
+    named = watched.keys() | ((again.keys if again is not None else None) or set())
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
@@ -155,18 +162,52 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
                 rows = plan_rows(job, drifted, own, holder, connection)
                 size = check_cost(connection, rows)
             drained = land_through(spark, job, holder.lsn)
-            touched = _stage_touched(spark, job, drifted, f"{staged}/touched")
-            touched += stage_named(rows, named, f"{staged}/touched")
+            counted = {
+                f"{staged}/touched": _stage_touched(spark, job, drifted, f"{staged}/touched"),
+                f"{staged}/named": stage_named(rows, named, f"{staged}/named"),
+            }
+            touched = sum(counted.values())
             if is_dear(touched, size):
                 raise NeedsSync(f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more")
-            stage_rows(spark, job, rows, holder, staged, touched)
+            folders = [folder for folder, count in counted.items() if count]
+            stage_rows(spark, job, rows, holder, staged, folders)
             check_unaltered(job, fed, membership)
-        counts = stage_net(spark, job, drifted, rows, staged, touched)
+        counts = stage_net(spark, job, drifted, rows, staged, folders)
+        if again is not None and counted[f"{staged}/touched"]:
+            _check_brought_along(spark, job, drifted.state, rows, again, staged)
         state = _synced_state(job, drifted, own, (holder, storage), generation)
         cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again))
     finally:
         remove_folder(staged)
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
+
+
+def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
+    """Rows that aren't as the source has them all come along: nobody knows later that a target lacks them."""
+    if kept_out := sum(row.is_kept_out for row in watched):
+        raise StateError(
+            f"{name}: {kept_out} rows are kept out of it on purpose, set aside by a gate or discarded, and would come along: decide "
+            "on them first (quarantine --retry takes them as the source has them, --discard leaves out those that it lacks)"
+        )
+
+
+def _check_brought_along(
+    spark: SparkSession, job: Job, state: TableState, rows: RepairRows, again: Again, staged: str
+) -> None:
+    """Changes that wait are read along with the rows asked for: what an ordinary run would keep out must not enter by that."""
+    name, waiting = state.table_name, f"{staged}/touched"
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    told = quarantine.rows(name, state.generation)
+    discarded = {key for key, row in latest_rows(told).items() if row.status == DISCARDED} - watched_rows(told).keys()
+    if stage_named(rows, discarded, f"{staged}/discarded") and has_common(spark, rows, waiting, f"{staged}/discarded"):
+        raise StateError(
+            f"{name}: changes wait of rows that were discarded, which would come along: let a run apply them first"
+        )
+    if (gate := read_gates(job, [state]).get(name)) is None:
+        return
+    asked = f"{staged}/named" if again.keys is None else None
+    brought = brought_along(spark, rows, staged, waiting, asked)
+    judge_reread(job, gate, rows.copy, brought, landed_upto(job, job.slot_identity()))
 
 
 def _check_marked(job: Job, state: TableState) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,7 @@ def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
 
 
 def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
-    """Write keys as the quarantine names them beside the touched ones, to be read again likewise; returns how many there are.
+    """Write keys as the quarantine names them, with the columns of touched ones; returns how many there are.
 
     As the snapshot sees such rows they are whole; one that it doesn't see is rightly in no target that goes on from there. Raises
     NeedsSync when the key was renamed since.
@@ -179,14 +179,17 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
     present = np.ones(len(keys), np.bool_)
     for k, (column, _) in enumerate(rows.key):
         table = table.append_column(f"k{k}", typed_key(table[f"t{k}"], types[column], column, present))
-    write_parquet(folder, table, part=1)
+    write_parquet(folder, table)
     return len(keys)
 
 
 def stage_rows(
-    spark: SparkSession, job: Job, rows: RepairRows, holder: SnapshotHolder, staged: str, touched: int
+    spark: SparkSession, job: Job, rows: RepairRows, holder: SnapshotHolder, staged: str, touched: Sequence[str]
 ) -> None:
-    """Write the rows that enter, and those of touched keys, as the snapshot has them; columns ``c<i>`` and ours."""
+    """Write the rows that enter, and those of touched keys, as the snapshot has them; columns ``c<i>`` and ours.
+
+    ``touched`` are the folders of keys to be read again.
+    """
     conninfo, copy, pid, count = job.conninfo, rows.copy, holder.pid, min(len(rows.choices), _MOST_TASKS)
     names = staged_names(copy)
     tasks = [rows.choices[n::count] for n in range(count)]
@@ -207,12 +210,12 @@ def stage_rows(
     numbers = spark.range(0, count, 1, max(1, count))
     numbers.mapInArrow(once(read_entering), schema).write.mode("overwrite").parquet(f"{staged}/entering")
     if touched:
-        keys = spark.read.parquet(f"{staged}/touched")
+        keys = spark.read.parquet(*touched)
         keys.mapInArrow(once(read_again), schema).write.mode("overwrite").parquet(f"{staged}/again")
 
 
 def stage_net(
-    spark: SparkSession, job: Job, drifted: Repair, rows: RepairRows, staged: str, touched: int
+    spark: SparkSession, job: Job, drifted: Repair, rows: RepairRows, staged: str, touched: Sequence[str]
 ) -> dict[str, int]:
     """Write what the MERGE is to do, one row per key; returns how many rows by why they are there, and by action."""
     names = [name for name, _ in rows.copy.columns]
@@ -226,7 +229,7 @@ def stage_net(
     new, gone = read("entering", ENTERS), []
     if touched:
         numbered = [F.col(f"k{k}").alias(base) for k, base in enumerate(key)]
-        touched_keys = spark.read.parquet(f"{staged}/touched").select(F.lit(TOUCHED).alias("why"), *numbered)
+        touched_keys = spark.read.parquet(*touched).select(F.lit(TOUCHED).alias("why"), *numbered)
         # Equal keys may be printed differently, and were read twice then.
         gone.append(touched_keys.dropDuplicates(key))
         again = read("again", TOUCHED).dropDuplicates(key)
@@ -246,3 +249,24 @@ def stage_net(
         counts[row["why"]] += row["count"]
         counts[row["action"]] += row["count"]
     return dict(counts)
+
+
+def brought_along(spark: SparkSession, rows: RepairRows, staged: str, waiting: str, asked: str | None) -> DataFrame:
+    """Of what stage_net() wrote, the rows that changes which ``waiting`` has the keys of leave behind; without those ``asked`` for."""
+    net = spark.read.parquet(f"{staged}/net").where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
+    found = net.join(_keys(spark, rows, waiting), [f"b{k}" for k in range(len(rows.key))], "left_semi")
+    return (
+        found
+        if asked is None
+        else found.join(_keys(spark, rows, asked), [f"b{k}" for k in range(len(rows.key))], "left_anti")
+    )
+
+
+def has_common(spark: SparkSession, rows: RepairRows, one: str, other: str) -> bool:
+    """Whether two folders of keys have one in common."""
+    keys = [f"b{k}" for k in range(len(rows.key))]
+    return not _keys(spark, rows, one).join(_keys(spark, rows, other), keys, "left_semi").isEmpty()
+
+
+def _keys(spark: SparkSession, rows: RepairRows, folder: str) -> DataFrame:
+    return spark.read.parquet(folder).select(*(F.col(f"k{k}").alias(f"b{k}") for k in range(len(rows.key))))

@@ -176,11 +176,15 @@ class ChangeLog:
         return held
 
     def landed_end(self, batch: int) -> int:
-        """The end of a batch's last transaction, from the log's file statistics alone."""
+        """The end of a batch's last transaction, from the log's file statistics alone; 0 of an empty one, which tells nothing."""
         actions = pa.table(self._must_open().get_add_actions(flatten=True))
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
+
+    def end_after(self, first_batch: int) -> int:
+        """The end of the last transaction in the batches after ``first_batch``, however many empty ones follow; 0: none."""
+        return max(self.reach(first_batch).ends.values(), default=0)
 
     def reach(self, first_batch: int) -> Reach:
         """What it still holds of the batches after ``first_batch``, from file statistics alone."""

@@ -122,9 +122,8 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
 
 def _landed_upto(job: Job, change_log: ChangeLog) -> Lsn:
     """The end of the last transaction that landed in the slot's present life, whatever of the log was dropped since."""
-    floor, highest, cut = job.first_batch(), change_log.highest_batch(), job.ledger.last_cut()
-    # The last batch may be empty, and then says nothing of those before it.
-    landed = change_log.landed_end(highest) if highest > floor else 0
+    floor, cut = job.first_batch(), job.ledger.last_cut()
+    landed = change_log.end_after(floor)  # the last batch may be empty, and a cut held back
     return Lsn(max(landed, cut.end_lsn if cut is not None and cut.batch > floor else 0))
 
 

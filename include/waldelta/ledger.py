@@ -56,6 +56,10 @@ class Ledger:
         """Add one row to its table, creating the table with the first."""
         self._table(type(row)).append(asdict(row))
 
+    def append_all(self, rows: Sequence[R]) -> None:
+        """Add rows of one kind in one commit: all of them, or none."""
+        self._table(type(rows[0])).extend([asdict(row) for row in rows])
+
     def append_state(self, row: TableState, after: TableState | None) -> TableState:
         """Add a target's row behind the one that it replaces (None: it is the target's first); returns it as it was written.
 

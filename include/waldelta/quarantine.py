@@ -25,6 +25,9 @@ from waldelta.ledger_table import LedgerTable
 
 REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
 
+# How the reason begins of a row that a gate has set aside.
+FAILS = "fails "
+
 _UTC = pa.timestamp("us", tz="UTC")
 _ID_LETTERS = 16
 
@@ -90,6 +93,11 @@ class IncompleteRow:
         """What people name it by: the same for as long as it is open, another one when its key is quarantined anew."""
         told = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
         return hashlib.sha256(told.encode()).hexdigest()[:_ID_LETTERS]
+
+    @property
+    def is_kept_out(self) -> bool:
+        """Whether it isn't in the target, or not as the source has it, because a gate or somebody has said so."""
+        return self.status == DISCARDED or (self.status == QUARANTINED and (self.reason or "").startswith(FAILS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +207,13 @@ def watched_rows(rows: Iterable[R]) -> dict[str, R]:
 
     Of discarded ones, those that the target has as they were before: later changes don't send all that changed since.
     """
-    latest = {row.key: row for row in rows}
     return {
         key: row
-        for key, row in latest.items()
+        for key, row in latest_rows(rows).items()
         if row.status == QUARANTINED or (row.status == DISCARDED and row.outdated)
     }
+
+
+def latest_rows(rows: Iterable[R]) -> dict[str, R]:
+    """The latest row of each key, of the rows of one copy in their order."""
+    return {row.key: row for row in rows}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, StateError
 from waldelta.job import Job
 from waldelta.ledger_rows import Release, now
@@ -18,7 +19,7 @@ from waldelta.quarantined import current_user
 def release_tables(
     job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
 ) -> list[dict[str, Any]]:
-    """Let all that has landed for these tables pass their stop gates; the next run merges it. Returns what was recorded.
+    """Let all that has landed for these tables pass their stop gates; the next run merges it. Returns what was recorded, of all or of none.
 
     ``by`` is by default the user of this process. Raises ConfigError for a table that isn't a target, StateError when nothing
     has landed.
@@ -29,19 +30,26 @@ def release_tables(
     if unknown := sorted(set(tables) - states.keys()):
         raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
     identity = job.slot_identity()
-    change_log = job.change_log(identity)
-    last = change_log.last_batch()
-    if last is None:
+    upto, by = landed_upto(job, identity), by or current_user()
+    if not upto:
         raise StateError("nothing has landed, so that nothing is held back")
-    upto, by = change_log.landed_end(last), by or current_user()
-    told = []
-    for name in sorted(set(tables)):
-        row = Release(
-            now(), job.run_id, name, states[name].generation, identity.incarnation, identity.timeline, upto, by, reason
+    at = now()
+    rows = [
+        Release(
+            at, job.run_id, name, states[name].generation, identity.incarnation, identity.timeline, upto, by, reason
         )
-        job.ledger.append(row)
-        told.append({"table": name, "upto": str(Lsn(upto)), "by": by, "at": row.at.isoformat(), "reason": reason})
-    return told
+        for name in sorted(set(tables))
+    ]
+    job.ledger.append_all(rows)
+    return [
+        {"table": row.table_name, "upto": str(Lsn(upto)), "by": by, "at": at.isoformat(), "reason": reason}
+        for row in rows
+    ]
+
+
+def landed_upto(job: Job, identity: SlotIdentity) -> int:
+    """Where the last transaction ends that has landed in this life of the slot; 0 when none has."""
+    return job.change_log(identity).end_after(job.first_batch())
 
 
 def released_upto(job: Job) -> dict[tuple[str, int], int]:

@@ -331,7 +331,7 @@ def _bound_locks(conn: Connection) -> None:
 
 def _record_removed(conn: Connection, job: Job) -> None:
     with suppress(SlotMissing):  # a slot that isn't there yet has no copies to lose
-        record_removed(job, read_standings(job, read_published(conn, job)))
+        record_removed(job, read_standings(job, read_published(conn, job)), recopied=True)
 
 
 def _is_ours(job: Job, publication: PublicationState) -> bool:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import psycopg
 
-from waldelta.errors import LockHeld
+from waldelta.errors import LateWriter, LockHeld
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
@@ -31,7 +31,10 @@ _RETURNED = "it left the publications and returned, and what changed meanwhile w
 _RECREATED = "it was dropped and created again on the source"
 _FED_ANEW = "other tables feed it than those that it was copied from"
 
+_LEFT = "no longer published: its target stays as it is"
+
 _MOST_NAMED = 10
+_ATTEMPTS = 5
 
 
 class Due(StrEnum):
@@ -161,20 +164,36 @@ def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:
     return [_read(job, name, published, known.get(name)) for name in sorted(known.keys() | published.keys())]
 
 
-def record_removed(job: Job, standings: Iterable[Standing]) -> list[str]:
+def record_removed(job: Job, standings: Iterable[Standing], *, recopied: bool = False) -> list[str]:
     """Enter into the ledger which tables aren't published any more; returns those that were until now.
 
-    They get no changes: published again, they must be copied again. A table that nobody ever copied has nothing to lose.
+    They get no changes: published again, they must be copied again. A table that nobody ever copied has nothing to lose; nor has
+    one that returned and was copied anew since the publications were read, unless what they say is newer (``recopied``).
     """
     left = []
     for found in standings:
-        state = found.state
-        if found.due == Due.REMOVED and state is not None and state.status != REMOVED:
-            reason = "no longer published: its target stays as it is"
-            job.ledger.append(replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=reason))
-            log.warning("table=%s is %s", found.table_name, reason)
+        if (
+            found.due == Due.REMOVED
+            and found.state is not None
+            and _record_removed(job, found.state, recopied=recopied)
+        ):
+            log.warning("table=%s is %s", found.table_name, _LEFT)
             left.append(found.table_name)
     return left
+
+
+def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
+    """Whether it was recorded here; another run may write of the same table, or record the same, meanwhile."""
+    state: TableState | None = held
+    for _ in range(_ATTEMPTS):
+        if state is None or state.status == REMOVED or (state.generation != held.generation and not recopied):
+            return False
+        try:
+            job.ledger.append_state(replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_LEFT), state)
+            return True
+        except LateWriter:
+            state = job.table_state(held.table_name)
+    raise LateWriter(f"{held.table_name} isn't published any more, but others kept writing of it meanwhile: run again")
 
 
 def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:

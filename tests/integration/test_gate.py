@@ -6,13 +6,16 @@ import json
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.flow import consume
+from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.expectation_results import read_expectation_results
+from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
@@ -125,6 +128,24 @@ def test_released_changes_pass_once(gated, database):
     assert made.rows() == [(1, -1)]
 
 
+def test_what_waits_is_released_behind_wal_without_changes(gated, database):
+    """A run that finds none lands an empty batch, whose end says nothing of what has landed before."""
+    made = gated()
+    made.own(RULE.format("stop"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1)")
+    made.fails("first")
+    database.execute("create table unpublished (id int)")
+    made.fails("second")
+    identity = made.job.slot_identity()
+    change_log = made.job.change_log(identity)
+    assert change_log.landed_end(change_log.last_batch()) == 0
+    (told,) = release_tables(made.job, ["public.t"], by="ann")
+    assert told["upto"] == str(Lsn(change_log.landed_end(1)))
+    made.run("third")
+    assert made.rows() == [(1, -1)]
+
+
 def test_a_whole_table_is_released_too(gated, database):
     """Of what passed nothing is left to judge: no number of rows, and no mean, is asked of nothing."""
     made = gated()
@@ -138,6 +159,92 @@ def test_a_whole_table_is_released_too(gated, database):
     assert read_expectation_results(made.job.pipeline.target.root)[-1].observed == "no rows to judge"
     database.execute("insert into t values (2, 2)")
     made.fails("third")
+
+
+STOP = "{type: expect_column_values_to_be_between, kwargs: {column: v, max_value: 9}, gate: stop}"
+
+
+def refused(made, act, message):
+    """It is refused by name, and nothing is changed: neither the target, its copy, nor what is told of rows."""
+
+    def found():
+        return made.rows(), made.told(), made.job.table_states()["public.t"]
+
+    before = found()
+    with pytest.raises(RunFailed, match=message) as failed:
+        act()
+    assert "quarantine --" in str(failed.value) or "let a run" in str(failed.value)
+    assert found() == before
+
+
+def retry(made, run_id):
+    run_retry(made.spark, replace(made.job, run_id=run_id), ["public.t"], "ann")
+
+
+def mend(made, run_id):
+    run_reconcile(made.spark, replace(made.job, run_id=run_id), Order.of(["public.t"], repair=True, by="ann"))
+
+
+def test_a_retry_lets_nothing_else_pass(gated, database):
+    """What waits for the table is read along with the rows asked for, and judged: a row that fails a gate keeps all of it out."""
+    made = gated()
+    made.own(RULE.format("quarantine"), STOP)
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1), (2, 2)")
+    made.run("first")
+    database.execute("insert into t values (4, 99), (5, 5)")
+    made.fails("second")
+    database.execute("create table unpublished (id int)")  # WAL without changes, which lands as an empty batch
+    refused(made, lambda: retry(made, "held"), r"gate:\n.*1 rows\) at .*expectations\[1\]")
+    # What hasn't even landed is judged as well; nothing is released by a release of something else.
+    database.execute("update t set v = -4 where id = 4")
+    refused(made, lambda: retry(made, "aside"), r"expectations\[0\]")
+    (found,) = [
+        row
+        for row in read_expectation_results(made.job.pipeline.target.root)
+        if row.run_id == "held" and not row.success
+    ]
+    assert (found.unexpected_count, found.version) == (1, None)
+    database.execute("update t set v = 4 where id = 4")
+    retry(made, "fine")
+    assert made.rows() == made.source() == [(1, -1), (2, 2), (4, 4), (5, 5)]
+    assert list_quarantined(made.job) == []
+
+
+def test_a_retry_takes_what_was_released(gated, database):
+    """As a run would; the rows asked for aren't judged, whatever else has changed of them."""
+    made = gated()
+    made.own(RULE.format("quarantine"), STOP)
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1)")
+    made.run("first")
+    database.execute("insert into t values (4, 99); update t set v = -2 where id = 1")
+    made.fails("second")
+    release_tables(made.job, ["public.t"], by="ann", reason="known")
+    retry(made, "released")
+    assert made.rows() == made.source() == [(1, -2), (4, 99)]
+
+
+def test_a_repair_lets_nothing_else_pass(gated, database):
+    """Neither what waits for the table and fails a gate, nor what a gate has set aside, nor a discarded row that has changed."""
+    made = gated()
+    made.own(RULE.format("quarantine"), STOP)
+    database.execute("insert into t values (1, 1), (2, 2), (3, 3)")
+    sync(made.spark, made.job)
+    database.execute("insert into t values (6, -6), (7, -7)")
+    made.run("first")
+    DeltaTable(uri_of(made.job, "public.t")).delete("id = 2")
+    refused(made, lambda: mend(made, "aside"), "2 rows are kept out of it on purpose")
+    discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
+    database.execute("update t set v = 7 where id = 7")
+    refused(made, lambda: mend(made, "discarded"), "rows that were discarded")
+    made.run("second")
+    database.execute("update t set v = 99 where id = 3")
+    made.fails("third")
+    refused(made, lambda: mend(made, "held"), r"expectations\[1\]")
+    database.execute("update t set v = 9 where id = 3")
+    mend(made, "fine")
+    assert made.rows() == [(1, 1), (2, 2), (3, 9)]
 
 
 WHOLE = [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from tests.pipelines import pipeline_file
 from waldelta.catalog import TableId
-from waldelta.ledger_rows import TableState
-from waldelta.standing import Due, Life, Standing, lives, standing
+from waldelta.job import Job
+from waldelta.ledger_rows import SlotMove, TableState
+from waldelta.standing import Due, Life, Standing, lives, read_standings, record_removed, standing
 from waldelta.targets import Feed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -107,3 +110,45 @@ def test_whether_a_target_holds_a_copy(case):
     statuses, copied = LIVES[case]
     rows = [state(status, generation=number) for number, status in enumerate(statuses, 1)]
     assert lives(rows) == {"public.t": Life(rows[-1], copied)}
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    lake = (tmp_path / "lake").as_uri()
+    made = Job(pipeline_file(lake, "s"), "", "run")
+    made.ledger.append(SlotMove(NOON, "run", "created", "s", "1", 1, "0/1", 1))
+    return made
+
+
+# What another run writes of the table after this one has read the ledger, who asks, and which rows there are in the end.
+MEANWHILE = {
+    "the same": (["removed"], 1, False, ["synced", "removed"]),
+    "nothing": ([], 1, False, ["synced", "removed"]),
+    "something else of this copy": (["synced", "needs_sync"], 1, False, ["synced", "synced", "needs_sync", "removed"]),
+    "it returned and was copied anew": (["copying", "synced"], 2, False, ["synced", "copying", "synced"]),
+    "it was copied anew, and leaves only now": (["copying"], 2, True, ["synced", "copying", "removed"]),
+}
+
+
+@pytest.mark.parametrize(("meanwhile", "generation", "recopied", "rows"), MEANWHILE.values(), ids=MEANWHILE)
+def test_who_records_that_a_table_left(job, meanwhile, generation, recopied, rows):
+    """Once, behind whatever others wrote of it, and never over a copy that was made since."""
+    held = job.ledger.append_state(state("synced", incarnation="0/1"), None)
+    (found,) = [one for one in read_standings(job, ELSEWHERE) if one.table_name == "public.t"]
+    last = held
+    for status in meanwhile:
+        last = job.ledger.append_state(state(status, generation=generation, incarnation="0/1"), last)
+    left = record_removed(job, [found], recopied=recopied)
+    assert [row.status for row in job.ledger.table_rows("public.t")] == rows
+    assert left == ([] if rows[-1] != "removed" or meanwhile == ["removed"] else ["public.t"])
+    assert job.ledger.table_rows("public.t")[-1].generation == generation
+
+
+def test_two_runs_record_that_a_table_left(job):
+    """At once: one of them does, and the other one has nothing to tell."""
+    job.ledger.append_state(state("synced", incarnation="0/1"), None)
+    standings = read_standings(job, ELSEWHERE)
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda _: record_removed(job, standings), range(4)))
+    assert sorted(told, key=len) == [[], [], [], ["public.t"]]
+    assert [row.status for row in job.ledger.table_rows("public.t")] == ["synced", "removed"]
