@@ -13,6 +13,7 @@ from typing import Any, Literal
 from spark_jobs.identifier import quote, string
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.own_suites import OwnSuiteFile, Severity
+from spark_jobs.references import Reference
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from waldelta.check_constraints import CheckConstraint
@@ -29,6 +30,7 @@ KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
 KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
+REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 
@@ -50,10 +52,15 @@ class PlannedExpectation:
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """What the source makes sure of for all rows of a table: CHECK constraints, and the labels of enum columns by name."""
+    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum columns by name, foreign keys.
+
+    ``left_out`` are those that can't be judged, and why.
+    """
 
     checks: Sequence[CheckConstraint] = ()
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    references: Sequence[Reference] = ()
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def plan_suite(
     the source makes sure of besides.
     """
     sure = sure or SourceRules()
-    left_out: list[str] = []
+    left_out: list[str] = list(sure.left_out)
     planned = [
         _columns_match(state),
         *_key_unique(state, left_out),
@@ -86,6 +93,7 @@ def plan_suite(
         *_labels_only(state, sure),
         *_checks_hold(state, held_columns, sure.checks, left_out),
         *_filters_hold(state, held_columns, left_out),
+        *_references_hold(sure.references),
         *_own(own),
     ]
     return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
@@ -171,6 +179,13 @@ def _checks_hold(
         if found is not None:
             condition = f"not coalesce({found}, false)"
             yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+
+
+def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpectation]:
+    # A warning: triggers that enforce a key can be switched off on the source, which stays "validated" all the same.
+    for reference in references:
+        kwargs = {"columns": list(reference.asked_by), "meaning": reference.meaning}
+        yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
 
 
 def _filters_hold(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:

@@ -18,17 +18,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, cast
-
-import psycopg
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
-from waldelta.check_constraints import read_check_constraints
 from waldelta.consume import confirmed_lsn
-from waldelta.enum_labels import read_enum_labels
-from waldelta.errors import ApplyError, SourceError, StateError, SyncFailed, WaldeltaError
+from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
 from waldelta.fault import fault_point
 from waldelta.gap import describe, gaps_recorded
@@ -37,7 +32,6 @@ from waldelta.lake import BOOKKEEPING
 from waldelta.ledger_rows import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.patience import read_around
 from waldelta.peek import end_old_backends
 from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
@@ -51,14 +45,12 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.expectation_suite import SourceRules
     from spark_jobs.sync import SyncResult
 
 log = logging.getLogger(__name__)
 
 # A table with no more changes than that in a run gets a report only when an expectation isn't met.
 QUICK_CHANGES = 10_000
-LOCK_TIMEOUT_S = 10.0
 _MESSAGES = "the table of messages"
 _LEFT = (
     "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
@@ -168,6 +160,7 @@ def _check(
     quick: Sequence[str] = (),
 ) -> None:
     from spark_jobs.quality import Left, check
+    from spark_jobs.source_rules import read_rules
 
     fault_point("check.begun")
     result.passed = []
@@ -177,39 +170,13 @@ def _check(
         stage.detail = "switched off"
         return
     versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
-    left = Left(versions, frozenset(quick), _read_rules(job, result, tables))
+    left = Left(versions, frozenset(quick), read_rules(job, result, tables, quick))
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.report, result.failed_expectations = report.location, list(report.failures)
     result.passed = sorted(fine - set(report.failed_tables))
     stage.detail = report.summary
     fault_point("check.ended")
     report.raise_if_critical()
-
-
-def _read_rules(job: Job, result: RunResult, tables: Sequence[str]) -> dict[str, SourceRules]:
-    """What the source makes sure of; a check goes on without, when the source can't be asked."""
-    from spark_jobs.expectation_suite import SourceRules
-
-    if not tables:
-        return {}
-    try:
-        states = job.table_states()
-        with job.connect("check") as connection:
-            wanted = [states[name] for name in tables if name in states]
-            read = partial(read_check_constraints, connection, wanted, result.landed_as_of)
-            (checks, unread), barred = read_around(connection, LOCK_TIMEOUT_S, read)
-            labels = read_enum_labels(connection, wanted)
-    except (SourceError, psycopg.Error) as err:
-        result.warnings.append(
-            f"CHECK constraints and enum labels weren't checked, since the source couldn't be asked: {err}"
-        )
-        return {}
-    if unread:
-        result.warnings.append(
-            f"CHECK constraints weren't checked of {', '.join(sorted(unread))}, since somebody keeps what feeds it locked; the next "
-            f"run that changes it checks them. Locks that stood in the way:\n{barred.holders}"
-        )
-    return {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
 
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

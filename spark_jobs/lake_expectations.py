@@ -165,6 +165,31 @@ class ExpectKeptRowsToHold(_TargetExpectation):
         }
 
 
+class ExpectTargetRowsToReferToRows(_TargetExpectation):
+    """Every row of a target that refers to another finds it; asked ahead, of both targets as of one cut."""
+
+    columns: list[str] = pydantic.Field(description="what the answer is asked for by")
+    meaning: str = pydantic.Field(description="what is expected, in words")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
+    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
+    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
+
+    @classmethod
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "$meaning", kwargs
+
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
+        shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
+        details = {
+            "observed_value": f"{found.rows} rows refer to none{shown}",
+            WITHOUT_VALUES: f"{found.rows} rows refer to none",
+            "element_count": metrics["table.row_count"],
+        }
+        return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
+
+
 class ExpectTargetColumnsToMatch(_TargetExpectation):
     """The target has the given columns with the given Spark types, and besides only ``_wd_`` columns."""
 

@@ -35,7 +35,8 @@ from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
-from spark_jobs.quick_check import outcomes_here, quick_outcomes
+from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes
+from spark_jobs.references import Reference, ask_reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
@@ -131,7 +132,10 @@ def check(
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
         targets = _targets(ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
-        asked = [_ask_ahead(background, spark, target, ledger.storage_options) for target in targets]
+        asked = [
+            _ask_ahead(background, spark, target, ledger.storage_options, _references(left, target))
+            for target in targets
+        ]
         plans = pool.map(lambda session, target: _plan(session, target, own, left), targets)
         if imported is not None:
             imported.result()
@@ -162,11 +166,12 @@ def _quick(
     def look(session: SparkSession, target: _Target) -> TableVerdict | None:
         started = time.monotonic()
         name = target.state.table_name
-        plan = plan_suite(target.state, target.columns(options), own.get(name), left.rules.get(name))
-        found = outcomes_here(target.uri, target.version, plan, options)
+        rules = affordable(left.rules.get(name, SourceRules()), options)
+        plan = plan_suite(target.state, target.columns(options), own.get(name), rules)
+        found = outcomes_here(target.uri, target.version, plan, options, rules.references)
         if found is None:
             frame = target.frame(session)
-            found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options))
+            found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options, rules.references))
         if found is None:
             return None
         return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
@@ -175,6 +180,11 @@ def _quick(
     met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
     done = {verdict.table for verdict in met}
     return met, [target for target in targets if target.state.table_name not in done]
+
+
+def _references(left: Left, target: _Target) -> Sequence[Reference]:
+    rules = left.rules.get(target.state.table_name)
+    return rules.references if rules is not None else ()
 
 
 def _suites(pipeline: PipelineFile) -> Path | None:
@@ -192,11 +202,18 @@ def _background() -> Iterator[ThreadPoolExecutor]:
 
 
 def _ask_ahead(
-    background: ThreadPoolExecutor, spark: SparkSession, target: _Target, storage_options: Mapping[str, str] | None
+    background: ThreadPoolExecutor,
+    spark: SparkSession,
+    target: _Target,
+    storage_options: Mapping[str, str] | None,
+    references: Sequence[Reference],
 ) -> _Asked:
-    """Have the server look for duplicates of the target's key, while Great Expectations is being imported here."""
+    """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here."""
     columns, mode = tuple(target.state.key_columns), target.state.kept_as
-    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
+    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {
+        reference.asked_by: background.submit(ask_reference, spark, reference, storage_options)
+        for reference in references
+    }
     if mode != MIRROR:
         asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
     if not columns:

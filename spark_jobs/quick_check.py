@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,15 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import codes_of
-from spark_jobs.expectation_suite import COLUMNS_MATCH, KEY_UNIQUE, PlannedExpectation, SuitePlan
+from spark_jobs.expectation_suite import (
+    COLUMNS_MATCH,
+    KEY_UNIQUE,
+    REFERENCES_HOLD,
+    PlannedExpectation,
+    SourceRules,
+    SuitePlan,
+)
+from spark_jobs.references import Reference, orphans_here, row_count
 from spark_jobs.row_conditions import RowCondition, row_condition
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
@@ -37,8 +46,28 @@ log = logging.getLogger(__name__)
 # Read here, beyond Spark: as small as targets that are merged without it (merge_here).
 _MOST_ROWS = 100_000
 _MOST_FILE_BYTES = 16 << 20
+# A foreign key is judged after few changes where both of its targets together have so many rows.
+_MOST_ROWS_REFERRED = 5_000_000
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
+_FOR_ARROW = frozenset({COLUMNS_MATCH, KEY_UNIQUE, REFERENCES_HOLD, _NOT_NULL, _IN_SET})
+_LOOKED_AT_BEFORE = (COLUMNS_MATCH, REFERENCES_HOLD)
+
+
+def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
+    """The rules without the foreign keys that would be too dear to judge after few changes; these are left to a full check."""
+    kept, left_out = [], list(rules.left_out)
+    for reference in rules.references:
+        try:
+            counts = [row_count(side, storage_options) for side in (reference.referring, reference.referenced)]
+        except (DeltaError, OSError, pa.ArrowException, KeyError):
+            counts = [None]
+        rows = sum(count for count in counts if count is not None)
+        if None in counts or rows > _MOST_ROWS_REFERRED:
+            left_out.append(f"foreign key {reference.name}: left to the next full check, since its targets are large")
+        else:
+            kept.append(reference)
+    return replace(rules, references=kept, left_out=left_out)
 
 
 def quick_outcomes(
@@ -47,7 +76,7 @@ def quick_outcomes(
     """What each expectation found, when all are met; None when Great Expectations has to look."""
     conditions: dict[int, RowCondition] = {}
     for number, planned in enumerate(plan.expectations):
-        if planned.type in (COLUMNS_MATCH, KEY_UNIQUE):
+        if planned.type in (COLUMNS_MATCH, KEY_UNIQUE, REFERENCES_HOLD):
             continue
         condition = row_condition(planned.type, planned.kwargs)
         if condition is None:
@@ -67,14 +96,20 @@ def quick_outcomes(
 
 
 def outcomes_here(
-    uri: str, version: int, plan: SuitePlan, storage_options: Mapping[str, str] | None = None
+    uri: str,
+    version: int,
+    plan: SuitePlan,
+    storage_options: Mapping[str, str] | None = None,
+    references: Sequence[Reference] = (),
 ) -> tuple[Outcome, ...] | None:
-    """The same of a small target, by Arrow; None also when Spark has to look."""
+    """The same of a small target, by Arrow; None also when Spark has to look. ``references`` are the plan's."""
     if not all(_is_for_arrow(planned) for planned in plan.expectations):
         return None
     try:
         table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
         rows = _read_small(table, plan)
+        if rows is not None and any(orphans_here(reference, storage_options) != 0 for reference in references):
+            return None
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s isn't read here: %s", plan.table, type(err).__name__)
         return None
@@ -113,12 +148,12 @@ def _is_for_arrow(planned: PlannedExpectation) -> bool:
     """Whether Arrow says the same of it as Spark would, without any of the details that Spark knows."""
     if planned.origin == "own":
         return False
-    return planned.suffices is not None or planned.type in (COLUMNS_MATCH, KEY_UNIQUE, _NOT_NULL, _IN_SET)
+    return planned.suffices is not None or planned.type in _FOR_ARROW
 
 
 def _read_for(planned: PlannedExpectation) -> list[str]:
     """The columns that are read to judge it."""
-    if planned.type == COLUMNS_MATCH:
+    if planned.type in _LOOKED_AT_BEFORE:
         return []
     if planned.type == KEY_UNIQUE:
         return list(planned.kwargs["columns"])
@@ -126,8 +161,8 @@ def _read_for(planned: PlannedExpectation) -> list[str]:
 
 
 def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
-    if planned.type == COLUMNS_MATCH:
-        return True  # looked at before
+    if planned.type in _LOOKED_AT_BEFORE:
+        return True
     if planned.type == KEY_UNIQUE:
         return not _has_duplicates(rows, planned.kwargs["columns"])
     (name,) = _read_for(planned)
@@ -170,7 +205,11 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
 
 
 def _met(planned: PlannedExpectation) -> Outcome:
-    observed = {COLUMNS_MATCH: "as recorded", KEY_UNIQUE: "0 rows share their key"}.get(planned.type)
+    observed = {
+        COLUMNS_MATCH: "as recorded",
+        KEY_UNIQUE: "0 rows share their key",
+        REFERENCES_HOLD: "0 rows refer to none",
+    }.get(planned.type)
     return Outcome(
         planned, success=True, observed=observed, unexpected_count=None if planned.type == COLUMNS_MATCH else 0
     )

@@ -40,7 +40,7 @@ def read_check_constraints(
     unread = set()
     asked = {"schemas": schemas, "names": names, "barred": list(barred)}
     for schema, table, name, expression, xmin in connection.execute(_CHECKS, asked):
-        if landed_as_of is not None and not _is_before(xmin, landed_as_of):
+        if landed_as_of is not None and not is_before(xmin, landed_as_of):
             continue
         if expression is None:
             unread.add((schema, table))
@@ -52,10 +52,10 @@ def read_check_constraints(
     )
 
 
-def _is_before(xmin: int, xid8: int) -> bool:
+def is_before(xmin: int, xid8: int) -> bool:
     """Whether a row's 32 bits of a transaction's number are of one before ``xid8``, as PostgreSQL compares them.
 
-    >>> _is_before(5, 9), _is_before(9, 9), _is_before(2**32 - 3, 2**32 + 9), _is_before(12, 2**32 + 9), _is_before(2, 2**31 + 9)
+    >>> is_before(5, 9), is_before(9, 9), is_before(2**32 - 3, 2**32 + 9), is_before(12, 2**32 + 9), is_before(2, 2**31 + 9)
     (True, False, True, False, True)
     """
     return xmin <= _FROZEN or 0 < (xid8 - xmin) % (1 << 32) < 1 << 31

@@ -138,6 +138,11 @@ class Ledger:
         """The newest cut."""
         return self._newest(BatchCut)
 
+    def cut_ends(self) -> list[tuple[str, int]]:
+        """Which run made each cut, and where it ends, newest first; without what the cuts hold, which is most of them."""
+        rows = self._table(BatchCut).scan(["run_id", "end_lsn"])
+        return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
+
     def expire_cuts(self, before: datetime) -> int:
         """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""
         return self._table(BatchCut).mark("expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at))))

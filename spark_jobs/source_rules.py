@@ -1,0 +1,116 @@
+"""Source rules: what the source makes sure of for the rows of targets, read before the check stage looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from spark_jobs.expectation_suite import SourceRules
+from spark_jobs.references import Changed, Lake, plan_references, touched
+from spark_jobs.result import RunResult
+from waldelta.check_constraints import read_check_constraints
+from waldelta.enum_labels import read_enum_labels
+from waldelta.errors import SourceError
+from waldelta.foreign_keys import ForeignKey, read_foreign_keys
+from waldelta.patience import read_around
+from waldelta.quarantine import Quarantine
+from waldelta.standing import SYNCED
+from waldelta.watermark import uri_of
+
+if TYPE_CHECKING:
+    from waldelta.job import Job
+    from waldelta.ledger_rows import TableState
+
+Connection = psycopg.Connection[Any]
+
+LOCK_TIMEOUT_S = 10.0
+# So many cuts back at most is a run looked for that tells up to which transaction all had landed.
+_MOST_CUTS = 20
+
+
+def read_rules(
+    job: Job, result: RunResult, tables: Sequence[str], quick: Collection[str] = ()
+) -> dict[str, SourceRules]:
+    """What the source makes sure of, by target; a check goes on without, when the source can't be asked.
+
+    ``quick`` are those that the run changed little: of foreign keys only what it touched is judged.
+    """
+    if not tables:
+        return {}
+    states = {name: state for name, state in job.table_states().items() if state.status == SYNCED}
+    wanted = [states[name] for name in tables if name in states]
+    landed_as_of = result.landed_as_of or _landed_as_of(job)
+    try:
+        with job.connect("check") as connection:
+            read = partial(read_check_constraints, connection, wanted, landed_as_of)
+            (checks, unread), barred = read_around(connection, LOCK_TIMEOUT_S, read)
+            labels = read_enum_labels(connection, wanted)
+            keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
+    except (SourceError, psycopg.Error) as err:
+        result.warnings.append(
+            f"CHECK constraints, enum labels and foreign keys weren't checked, since the source couldn't be asked: {err}"
+        )
+        return {}
+    if unread:
+        result.warnings.append(
+            f"CHECK constraints weren't checked of {', '.join(sorted(unread))}, since somebody keeps what feeds it locked; the next "
+            f"run that changes it checks them. Locks that stand in the way:\n{barred.holders}"
+        )
+    rules = {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
+    return _with_references(job, result, rules, (keys, states), quick) if keys else rules
+
+
+def _landed_as_of(job: Job) -> int:
+    """All transactions below this one (xid8) had landed when the newest cut was made; 0: that isn't known."""
+    for run_id in dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends()[:_MOST_CUTS]):
+        run = job.ledger.run_result(run_id)
+        if run is not None:
+            return RunResult.from_json(run.result).landed_as_of
+    return 0
+
+
+def _relations(states: Sequence[TableState]) -> set[int]:
+    return {oid for state in states for oid in (*state.relation_ids, state.root_id) if oid}
+
+
+def _with_references(
+    job: Job,
+    result: RunResult,
+    rules: dict[str, SourceRules],
+    found: tuple[Sequence[ForeignKey], dict[str, TableState]],
+    quick: Collection[str],
+) -> dict[str, SourceRules]:
+    keys, states = found
+    uris = {name: uri_of(job, name) for name in states}
+    generations = {name: state.generation for name, state in states.items()}
+    lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
+    reread = [name for name, table in result.tables.items() if table.reread]
+    lake = Lake(states, uris, job.ledger.last_cut(), _changed(result, rules), lacking, reread)
+    planned = plan_references(keys, lake)
+    since = _since(job) if quick and job.pipeline.target.metadata_columns else None
+    told = {}
+    for name, of in rules.items():
+        references = planned.references.get(name, [])
+        if name in quick:
+            references = [touched(reference, since, lake) for reference in references]
+        told[name] = replace(of, references=references, left_out=planned.left_out.get(name, ()))
+    return told
+
+
+def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
+    """What the run did to the targets that are checked; one that it only checks has lost nothing by it."""
+    found = {}
+    for name in rules:
+        table = result.tables.get(name)
+        lost = table is not None and bool(table.deleted or table.truncated or table.rows is not None)
+        found[name] = Changed(table.version if table is not None else None, lost)
+    return found
+
+
+def _since(job: Job) -> int | None:
+    """Where the newest cut of an earlier run ends: what changed since lies behind it."""
+    return next((end for run_id, end in job.ledger.cut_ends() if run_id != job.run_id), None)
