@@ -41,10 +41,10 @@ def read_rules(
     """
     if not tables:
         return {}
-    states = {name: state for name, state in job.table_states().items() if state.status == SYNCED}
-    wanted = [states[name] for name in tables if name in states]
-    landed_as_of = result.landed_as_of or _landed_as_of(job)
     try:
+        states = {name: state for name, state in job.table_states().items() if state.status == SYNCED}
+        wanted = [states[name] for name in tables if name in states]
+        landed_as_of = result.landed_as_of or _landed_as_of(job)
         with job.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
             (checks, unread), barred = read_around(connection, LOCK_TIMEOUT_S, read)
