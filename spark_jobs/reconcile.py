@@ -26,7 +26,6 @@ from waldelta.failover import check_source
 from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
-from waldelta.patience import read_barred
 from waldelta.present import read_present
 from waldelta.quarantined import current_user
 from waldelta.reconcile.reconciliations import (
@@ -38,9 +37,9 @@ from waldelta.reconcile.reconciliations import (
     Reconciliations,
 )
 from waldelta.snapshot import SnapshotHolder
-from waldelta.standing import Due, Standing, read_published
+from waldelta.standing import Due, Standing
 from waldelta.target_mode import MIRROR
-from waldelta.targets import read_targets
+from waldelta.targets import read_unbarred
 from waldelta.watermark import Watermarks
 
 if TYPE_CHECKING:
@@ -133,9 +132,7 @@ def _compare_all(work: _Work) -> None:
                 f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: compare with the primary"
             )
         check_source(connection, job)
-        barred = read_barred(connection)
-        feeds = read_published(connection, job, barred.relations)
-        targets = read_targets(connection, job.pipeline, feeds, barred=barred.relations)
+        feeds, targets, _ = read_unbarred(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}
     standings, _ = end_killed_repairs(work.spark, job, feeds)
     chosen = list(_chosen(standings, work.order))
@@ -228,9 +225,7 @@ def _feedings(
 ) -> list[Feeding]:
     """The tables that can be compared, as the snapshot sees what feeds them; of the others it is told why not."""
     job, found = work.job, []
-    barred = read_barred(holder.connection)  # the snapshot holds vacuum back: nobody's lock is waited for
-    feeds = read_published(holder.connection, job, barred.relations)
-    read = read_targets(holder.connection, job.pipeline, feeds, barred=barred.relations)
+    feeds, read, barred = read_unbarred(holder.connection, job.pipeline)  # the snapshot holds vacuum back meanwhile
     targets = {str(target.id): target for target in read}
     # Leaves that have joined those gathered since a run looked: their rows are in flight.
     states = [with_leaves(state, feeds) for state in states]

@@ -19,12 +19,11 @@ from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
 from waldelta.leaves import of_partition
 from waldelta.ledger_rows import TableState
-from waldelta.patience import read_barred
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
 from waldelta.quarantined import current_user
-from waldelta.standing import Due, read_published, states
-from waldelta.targets import Target, read_targets
+from waldelta.standing import Due, states
+from waldelta.targets import Target, read_unbarred
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,14 +42,10 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
     def retry(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
-            barred = read_barred(connection)
-            feeds = read_published(connection, job, barred.relations)
+            feeds, found, barred = read_unbarred(connection, job.pipeline, sizes=False)
             standings, _ = end_killed_repairs(spark, job, feeds)
             fed = {state.table_name: state for state in states(standings, Due.FEED)}
-            targets = {
-                str(target.id): target
-                for target in read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred.relations)
-            }
+            targets = {str(target.id): target for target in found}
             present = read_present(connection, list(fed.values()))
         if unknown := sorted(set(tables or ()) - fed.keys()):
             raise ConfigError(
@@ -62,8 +57,8 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
             try:
                 if name in targets and targets[name].is_unread:
                     raise barred.busy(name)
-                found = of_partition(fed[name], present[name], feeds.get(name))
-                _retry(spark, job, result, (*found, targets.get(name)), by)
+                there = of_partition(fed[name], present[name], feeds.get(name))
+                _retry(spark, job, result, (*there, targets.get(name)), by)
             except WaldeltaError as err:
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)

@@ -52,7 +52,6 @@ from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts
-from waldelta.patience import read_barred
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
@@ -61,7 +60,7 @@ from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.target_mode import MIRROR
-from waldelta.targets import Target, read_target, read_targets
+from waldelta.targets import Target, read_target, read_unbarred
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -386,7 +385,8 @@ def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
 def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]:
     _check_primary(connection, job)
     # Whose size can't be read now comes last.
-    return read_targets(connection, job.pipeline, barred=read_barred(connection).relations)
+    _, targets, _ = read_unbarred(connection, job.pipeline)
+    return targets
 
 
 def _choose(spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None) -> list[Target]:
@@ -427,7 +427,7 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
     """
     with job.connect("sync") as connection:
         _check_primary(connection, job)
-        found = read_target(connection, job.pipeline, copied.id)
+        found = read_target(connection, job.pipeline, copied.id, catalogs=True)
         present = found.table if found is not None else None
         same = read_version(connection, job.pipeline.source.publication_names, copied.table.relation_ids) == membership
     then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.table.columns}

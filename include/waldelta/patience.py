@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -36,6 +36,12 @@ def limited(
             connection.execute(sql.SQL("reset {}").format(sql.Identifier(setting)))
 
 
+def within(connection: Connection) -> AbstractContextManager[object]:
+    """What fails inside doesn't end the transaction that there is, if there is one."""
+    idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    return nullcontext() if idle else connection.transaction()
+
+
 @dataclass(frozen=True, slots=True)
 class Barred:
     """Tables (oids) that somebody keeps locked against readers, or waits to: a reader would stand in the queue behind that."""
@@ -58,12 +64,12 @@ def read_around(
     """What ``read`` finds, and which tables it had to do without, since they stayed locked so long.
 
     It is given their oids, and must not lock them; those ``barred`` already aren't waited for once more. Raises TableBusy when it
-    never ends in time all the same.
+    never ends in time all the same. A transaction that this is asked in, and its snapshot, go on.
     """
     barred = barred or Barred()
     for _ in range(_ATTEMPTS):
         try:
-            with limited(connection, "lock_timeout", seconds):
+            with limited(connection, "lock_timeout", seconds), within(connection):
                 return read(barred.relations), barred
         except psycopg.errors.LockNotAvailable:
             found = read_barred(connection)
@@ -83,6 +89,8 @@ def read_barred(connection: Connection) -> Barred:
 
 def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:
     """Sessions that hold such locks on tables, or wait for one and so hold up readers as well, a line each."""
+    # Within a transaction, who is there is who was there at its first look.
+    connection.execute("select pg_stat_clear_snapshot()")
     holders = connection.execute(_LOCK_HOLDERS, {"modes": list(modes), "waiting": waiting}).fetchall()
     return "\n".join(f"  - {who} on {table}" for who, table in holders) or "  - (they have ended just now)"
 

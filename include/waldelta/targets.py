@@ -24,13 +24,18 @@ from waldelta.catalog import (
     read_relations,
 )
 from waldelta.column_names import RELID, RELID_ATTNUM
-from waldelta.patience import read_barred
+from waldelta.errors import TableBusy
+from waldelta.patience import Barred, limited, read_around, read_barred, within
 from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.published import read_published_relations, read_published_tables
 from waldelta.target_filter import both
 from waldelta.type_catalog import INT8, PgType
 
 Connection = psycopg.Connection[Any]
+
+# How long a target's own tables are waited for, each; a snapshot holds vacuum back meanwhile.
+LOCK_TIMEOUT_S = 10.0
+_ATTEMPTS = 3
 
 _BIGINT = PgType(INT8, -1, "bigint", type_name="int8")
 
@@ -121,15 +126,50 @@ def read_targets(
     )
 
 
-def read_target(conn: Connection, pipeline: PipelineFile, table_id: TableId) -> Target | None:
-    """One of the targets, if there is such a one; nobody who keeps another one's tables locked is waited for."""
-    barred = read_barred(conn).relations
-    while True:
-        targets = read_targets(conn, pipeline, barred=barred)
-        found = next((target for target in targets if target.id == table_id), None)
-        if found is None or barred.isdisjoint(own := _lockable(found)):
-            return found
-        barred -= own
+def read_unbarred(
+    conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
+) -> tuple[dict[str, Feed], list[Target], Barred]:
+    """What feeds each target, the targets, and which tables are locked: nobody is waited for who keeps one locked already.
+
+    Raises TableBusy when that never ends; a transaction that this is asked in, and its snapshot, go on.
+    """
+
+    def read(barred: frozenset[int]) -> tuple[dict[str, Feed], list[Target]]:
+        fed = read_feeds(conn, pipeline, barred)
+        return fed, read_targets(conn, pipeline, fed, sizes=sizes, barred=barred)
+
+    (fed, targets), barred = read_around(conn, LOCK_TIMEOUT_S, read, read_barred(conn))
+    return fed, targets, barred
+
+
+def read_target(
+    conn: Connection, pipeline: PipelineFile, table_id: TableId, *, catalogs: bool = False
+) -> Target | None:
+    """One of the targets, if there is such a one; nobody who keeps another one's tables locked is waited for.
+
+    Raises TableBusy when its own stay locked; the transaction that this is asked in, and its snapshot, are as they were then.
+    ``catalogs``: what only a lock shows (which rows it takes) may be left out, and nobody at all is waited for.
+    """
+    barred, own = read_barred(conn), frozenset[int]()
+    for _ in range(_ATTEMPTS):
+        try:
+            # Somebody may take a lock right after the look at them.
+            with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), within(conn):
+                while True:
+                    targets = read_targets(conn, pipeline, barred=barred.relations - own)
+                    found = next((target for target in targets if target.id == table_id), None)
+                    if found is None or catalogs or (barred.relations - own).isdisjoint(needed := _lockable(found)):
+                        return found
+                    own |= needed
+        except psycopg.errors.LockNotAvailable:
+            now = read_barred(conn)
+            if not now.relations.isdisjoint(own):
+                raise now.busy(str(table_id)) from None
+            barred = Barred(barred.relations | now.relations, now.holders)
+    raise TableBusy(
+        f"{table_id}: one published table after the other couldn't be read for {LOCK_TIMEOUT_S:g} s each. Locks that stand in the "
+        f"way:\n{barred.holders}\nwait until they end, and run again"
+    )
 
 
 def _lockable(target: Target) -> frozenset[int]:

@@ -7,18 +7,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from psycopg.pq import TransactionStatus
 
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.result import RunFailed
-from spark_jobs.sync import sync
+from spark_jobs.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import TableBusy
+from waldelta.catalog import TableId
+from waldelta.errors import SyncFailed, TableBusy
 from waldelta.idle import look
 from waldelta.patience import read_barred
 from waldelta.pipeline_file import Quality
 from waldelta.recopy import read_table_bytes
+from waldelta.settled import read_version, settle
+from waldelta.snapshot import SnapshotHolder
+from waldelta.targets import read_unbarred
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -172,6 +177,77 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     assert failed.value.result.not_applied == ["public.free"]
     assert held(spark, job, "public.t") == {2}
     assert consume(spark, job).tables["public.free"].rows == 2
+
+
+@contextmanager
+def locked_meanwhile(database, monkeypatch, *tables):
+    """Somebody takes these locks, one by one, each right after a snapshot's look at which tables are locked."""
+    left = list(tables)
+    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s") as locker:
+
+        def look(connection):
+            found = read_barred(connection)
+            if left and connection.info.transaction_status == TransactionStatus.INTRANS:
+                locker.execute(f"lock table {left.pop(0)} in access exclusive mode")
+            return found
+
+        monkeypatch.setattr("waldelta.targets.read_barred", look)
+        monkeypatch.setattr("waldelta.targets.LOCK_TIMEOUT_S", 0.1)
+        yield
+        locker.rollback()
+    assert not left
+
+
+def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
+    """A stranger's isn't waited for, though none was there a moment ago; the table's own is told, and the snapshot stays."""
+    database.execute("insert into free values (1, 'a')")
+    with SnapshotHolder(job.conninfo) as holder:
+        database.execute("insert into free values (2, 'b')")
+        with locked_meanwhile(database, monkeypatch, "t"):
+            fed, _ = fed_as_of(holder, job, TableId("public", "free"))
+        assert (fed.id.name, fed.is_unread) == ("free", False)
+        with locked_meanwhile(database, monkeypatch, "t"):
+            _, targets, barred = read_unbarred(holder.connection, job.pipeline)
+        assert {target.id.name: target.is_unread for target in targets} == {"free": False, "t": True}
+        assert "(vacuum) on " in barred.holders
+        # Locked before, so that it is known whose lock it is, or only then.
+        for table in ("free", "t"):
+            with locked_meanwhile(database, monkeypatch, "t", table), pytest.raises(TableBusy, match=r"\(vacuum\) on "):
+                fed_as_of(holder, job, TableId("public", "t"))
+        assert holder.connection.execute("select count(*) from public.free").fetchone() == (1,)
+        assert holder.connection.execute("show lock_timeout").fetchone() == ("0",)
+
+
+def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
+    """From its snapshot to the look at its end, which asks the catalogs alone, also of the table itself."""
+    database.execute("insert into free values (1, 'a')")
+    settled = settle(database.connection, job.pipeline.source.publication_names, 10)
+    with locked_meanwhile(database, monkeypatch, "t"):
+        done, fed = sync_table(spark, job, TableId("public", "free"), Attempt(1, 1), settled)
+        assert done.rows == 1
+    with locked(database, *TABLES):
+        check_unaltered(
+            job, fed, read_version(database.connection, job.pipeline.source.publication_names, done.relation_ids)
+        )
+
+
+def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypatch):
+    """As any other locked table: by name, while the others are copied."""
+    monkeypatch.setattr("spark_jobs.sync.ATTEMPTS", 1)
+    database.execute("insert into free values (1, 'a'); insert into t values (1, 'a')")
+    # Before the snapshot, the sync waits for every older transaction, whatever that has locked.
+    with (
+        locked_meanwhile(database, monkeypatch, "t"),
+        pytest.raises(SyncFailed, match=r"public\.t.* can't be read(.|\n)*\(vacuum\) on .*t"),
+    ):
+        sync(spark, job)
+    assert held(spark, job, "public.free") == {1}
+    assert {name: state.status for name, state in job.table_states().items()} == {
+        "public.free": "synced",
+        "public.t": "failed",
+    }
+    sync(spark, job, ["public.t"])
+    assert held(spark, job, "public.t") == {1}
 
 
 @pytest.mark.usefixtures("compiled")
