@@ -109,8 +109,8 @@ def _with_freshness(
 
 
 def _landed_as_of(job: Job) -> int:
-    """All transactions below this one (xid8) had landed when the newest cut was made; 0: that isn't known."""
-    for run_id in dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends()[:_MOST_CUTS]):
+    """All transactions below this one (xid8) had landed when the newest cut of the slot's life was made; 0: that isn't known."""
+    for run_id in dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch())[:_MOST_CUTS]):
         run = job.ledger.run_result(run_id)
         if run is not None:
             return RunResult.from_json(run.result).landed_as_of
@@ -130,10 +130,18 @@ def _with_references(
 ) -> dict[str, SourceRules]:
     keys, states = found
     uris = {name: uri_of(job, name) for name in states}
-    generations = {name: state.generation for name, state in states.items()}
-    lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    related = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
+    lacking = [
+        name
+        for name, state in states.items()
+        if related & {*state.relation_ids, state.root_id} and quarantine.lacking_keys(name, state.generation)
+    ]
     reread = [name for name, table in result.tables.items() if table.reread]
     lake = Lake(states, uris, job.ledger.last_cut(), _changed(result, rules), lacking, reread)
+    if job.pipeline.source.options.origin == "none":
+        hidden = "changes that came to the source from elsewhere aren't read (options.origin)"
+        keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
     planned = plan_references(keys, lake)
     since = _since(job) if quick and job.pipeline.target.metadata_columns else None
     told = {}
@@ -157,4 +165,4 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
 
 def _since(job: Job) -> int | None:
     """Where the newest cut of an earlier run ends: what changed since lies behind it."""
-    return next((end for run_id, end in job.ledger.cut_ends() if run_id != job.run_id), None)
+    return next((end for run_id, end in job.ledger.cut_ends(job.first_batch()) if run_id != job.run_id), None)
