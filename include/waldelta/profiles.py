@@ -16,6 +16,8 @@ from waldelta.ledger_table import LedgerTable
 # Between two maintenances each table gets a row from each run that changes it; of a table's rows so many are kept.
 KEPT_PER_TABLE = 100
 _GROUP_ROWS = 20_000
+# Each check reads them all.
+_MOST_FILES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Profiles:
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, Profile.table)
-        self._table = LedgerTable(uri, Profile.schema, dict(storage_options or {}) or None, _GROUP_ROWS)
+        self._table = LedgerTable(uri, Profile.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES)
 
     def append(self, profiles: Sequence[Profile]) -> None:
         """Add a run's profiles in one commit."""
