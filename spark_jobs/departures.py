@@ -90,10 +90,12 @@ def find_departures(
         return []
     found = []
     for column in columns:
-        for name, (low, high) in bounds.get(column.name, {}).items():
+        of_column = bounds.get(column.name, {})
+        for name, words in _WORDS.items():
+            low, high = of_column.get(name, (float("-inf"), float("inf")))
             value = getattr(column, name)
             if value is not None and isfinite(value) and not low <= value <= high:
-                found.append(f"{column.name}: {_WORDS[name]}")
+                found.append(f"{column.name}: {words}")
     return found
 
 

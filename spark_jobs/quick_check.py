@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 100_000
 _MOST_FILE_BYTES = 16 << 20
 # A foreign key is judged after few changes where both of its targets together have so many rows.
-_MOST_ROWS_REFERRED = 5_000_000
+_MOST_ROWS_REFERRED = 1_000_000
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
 _LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
