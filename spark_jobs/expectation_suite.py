@@ -6,22 +6,28 @@ Pure: the plan names Great Expectations' types and arguments, ``quality.py`` run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from spark_jobs.declared_limits import limits
+from spark_jobs.departures import Before, find_departures
+from spark_jobs.freshness import FreshnessLimit
 from spark_jobs.identifier import quote, string
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.own_suites import OwnSuiteFile, Severity
+from spark_jobs.profile import Measured, profiled_columns
 from spark_jobs.references import Reference
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from waldelta.check_constraints import CheckConstraint
 from waldelta.column_names import RAW
+from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
+from waldelta.row_filter.domain_value import of_column
 from waldelta.row_filter.typed import column_type
 from waldelta.target_filter import filter_of
 from waldelta.target_mode import MIRROR
@@ -30,6 +36,8 @@ KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
 KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
+IS_FRESH = "expect_target_to_be_fresh"
+AS_BEFORE = "expect_target_to_be_as_before"
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 Origin = Literal["catalog", "publication", "pipeline", "own"]
 
@@ -52,14 +60,17 @@ class PlannedExpectation:
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum columns by name, foreign keys.
+    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum columns by name, what columns'
+    declared types say, foreign keys; and how fresh the target is.
 
     ``left_out`` are those that can't be judged, and why.
     """
 
     checks: Sequence[CheckConstraint] = ()
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    declared: Sequence[DeclaredType] = ()
     references: Sequence[Reference] = ()
+    freshness: Sequence[FreshnessLimit] = ()
     left_out: Sequence[str] = ()
 
 
@@ -77,11 +88,12 @@ def plan_suite(
     held_columns: Sequence[str],
     own: OwnSuiteFile | None = None,
     sure: SourceRules | None = None,
+    before: Before | None = None,
 ) -> SuitePlan:
     """Plan the suite of one target.
 
     ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept. ``sure`` is what
-    the source makes sure of besides.
+    the source makes sure of besides, ``before`` what earlier runs measured (None: that isn't asked).
     """
     sure = sure or SourceRules()
     left_out: list[str] = list(sure.left_out)
@@ -92,8 +104,12 @@ def plan_suite(
         *_not_null(state, held_columns, left_out),
         *_labels_only(state, sure),
         *_checks_hold(state, held_columns, sure.checks, left_out),
+        *_domains_hold(state, held_columns, sure.declared, left_out),
+        *_limits_hold(state, sure.declared),
         *_filters_hold(state, held_columns, left_out),
         *_references_hold(sure.references),
+        *_is_fresh(sure.freshness),
+        *_is_as_before(state, before),
         *_own(own),
     ]
     return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
@@ -181,11 +197,96 @@ def _checks_hold(
             yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
 
 
+def _domains_hold(
+    state: TableState, held: Sequence[str], declared: Sequence[DeclaredType], left_out: list[str]
+) -> Iterator[PlannedExpectation]:
+    # As expressions on VALUE see them: of the type below the domain.
+    plain = replace(state, columns=base_columns(state, declared))
+    for one in declared:
+        column = next(c for c in state.columns if c.name == one.column)
+        is_null = _is_null(column, held)
+        for check in one.checks:
+            what = f"domain constraint {check.name} of column {one.column}"
+            read = partial(_value_filter, check, one.column)
+            found = _translated(plain, held, what, read, left_out)
+            if found is not None:
+                # A stored null may have got around the domain (see ``CREATE DOMAIN``).
+                condition = f"({is_null} or not coalesce({found}, false))"
+                meaning = f"{what} holds: {check.expression}"
+                yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+        if one.not_null and not column.not_null and column.name not in state.key_columns:
+            meaning = f"column {one.column} has no nulls, as its domain {one.not_null[0]} says"
+            condition = f"not {is_null}"
+            yield PlannedExpectation(
+                ROWS_SATISFY, _satisfy(condition, meaning), "warning", "catalog", meaning, suffices=one.column
+            )
+
+
+def _value_filter(check: CheckConstraint, column: str) -> RowFilter:
+    return published_filter(f"(NOT {of_column(check.expression, column)})")
+
+
+def _is_null(column: ColumnState, held: Sequence[str]) -> str:
+    """Whether a row has no value: what its type can't hold stands in ``_wd_raw``, or nobody knows."""
+    name = quote(column.name)
+    if not column_type(column.type_name, column.spark_type).may_be_raw:
+        return f"{name} is null"
+    if RAW not in held:
+        return "false"
+    return f"({name} is null and not coalesce(map_contains_key({RAW}, {string(column.name)}), false))"
+
+
+def _limits_hold(state: TableState, declared: Sequence[DeclaredType]) -> Iterator[PlannedExpectation]:
+    types = {column.name: column.spark_type for column in state.columns}
+    for one in declared:
+        for limit in limits(one, types[one.column]):
+            if limit.kind is not None and _nameable(one.column):
+                kwargs = {"column": _gx_name(one.column), **(limit.arguments or {})}
+                yield PlannedExpectation(limit.kind, kwargs, "critical", "catalog", limit.meaning)
+            else:
+                kwargs = _satisfy(limit.condition or "true", limit.meaning)
+                yield PlannedExpectation(ROWS_SATISFY, kwargs, "critical", "catalog", limit.meaning)
+
+
 def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpectation]:
     # A warning: triggers that enforce a key can be switched off on the source, which stays "validated" all the same.
     for reference in references:
         kwargs = {"columns": list(reference.asked_by), "meaning": reference.meaning}
         yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
+
+
+def _is_fresh(limits: Sequence[FreshnessLimit]) -> Iterator[PlannedExpectation]:
+    for limit in limits:
+        kwargs = {"meaning": limit.meaning, "is_met": limit.is_met, "observed": limit.observed}
+        yield PlannedExpectation(IS_FRESH, kwargs, limit.severity, "pipeline", limit.meaning)
+
+
+def _is_as_before(state: TableState, before: Before | None) -> Iterator[PlannedExpectation]:
+    """Planned also while nothing is said yet, so that a full check measures; ``is_judged`` tells them apart."""
+    if before is None:
+        return
+    columns = [list(column) for column in profiled_columns(state)]
+    for part, meaning, bounds in (
+        ("rows", "the number of rows is as in earlier runs", {"rows": before.rows}),
+        ("columns", "columns are distributed as in earlier runs", dict(before.columns)),
+    ):
+        kwargs = {
+            "part": part,
+            "meaning": meaning,
+            "columns": columns,
+            "bounds": bounds if any(bounds.values()) else {},
+        }
+        yield PlannedExpectation(AS_BEFORE, kwargs, "warning", "pipeline", meaning)
+
+
+def is_judged(planned: PlannedExpectation) -> bool:
+    """Whether it says anything: of drift nothing is said before enough runs have measured a target."""
+    return planned.type != AS_BEFORE or bool(planned.kwargs["bounds"])
+
+
+def departures(planned: PlannedExpectation, measured: Measured) -> list[str]:
+    """Where what was measured isn't as one expectation of drift says."""
+    return find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
 
 
 def _filters_hold(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:

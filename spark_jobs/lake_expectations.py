@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from great_expectations.compatibility import pydantic
@@ -16,13 +17,17 @@ from great_expectations.render import LegacyRendererType, RenderedStringTemplate
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 
+from spark_jobs.departures import find_departures
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
+from spark_jobs.profile import profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
 
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
 ASKED_AHEAD = "duplicate_keys_asked_ahead"
 # In a result: what was observed, without the rows' values that its ``observed_value`` shows in the report.
 WITHOUT_VALUES = "observed_without_values"
+# In a result: what was measured of the target.
+PROFILE = "profile"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
@@ -188,6 +193,71 @@ class ExpectTargetRowsToReferToRows(_TargetExpectation):
             "element_count": metrics["table.row_count"],
         }
         return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
+
+
+class ExpectTargetToBeFresh(_TargetExpectation):
+    """A target isn't farther behind the source than it may be; measured by the run, not asked of the rows."""
+
+    meaning: str = pydantic.Field(description="what is expected, in words")
+    is_met: bool = pydantic.Field(description="whether it is")
+    observed: str = pydantic.Field(description="how far behind it was found")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("table.row_count",)
+    success_keys: ClassVar[tuple[str, ...]] = ("is_met", "observed")
+    args_keys: ClassVar[tuple[str, ...]] = ("meaning",)
+
+    @classmethod
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "$meaning", {"meaning": kwargs["meaning"]}
+
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {"success": self.is_met, "result": {"observed_value": self.observed}}
+
+
+class TargetProfile(TableMetricProvider):
+    """How many rows there are and how columns are distributed; joins the other aggregates of a table in one scan."""
+
+    metric_name = "target_rows.profile"
+    value_keys = ("columns",)
+
+    @metric_partial(
+        engine=SparkDFExecutionEngine,
+        partial_fn_type=MetricPartialFunctionTypes.AGGREGATE_FN,
+        domain_type=MetricDomainTypes.TABLE,
+    )
+    def _spark(
+        cls,  # noqa: N805
+        metric_domain_kwargs: dict[str, Any],
+        metric_value_kwargs: dict[str, Any],
+        **_: Any,
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        return profile_aggregate(metric_value_kwargs["columns"]), metric_domain_kwargs, {}
+
+
+class ExpectTargetToBeAsBefore(_TargetExpectation):
+    """Row count, or the columns' distribution, lie where earlier runs found them; without bounds it only measures."""
+
+    columns: list[list[Any]] = pydantic.Field(description="what is measured: names, and whether they are numbers")
+    bounds: dict[str, Any] = pydantic.Field(description="from and to where each statistic is as before")
+    part: str = pydantic.Field(description="rows or columns")
+    meaning: str = pydantic.Field(description="what is expected, in words")
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.profile",)
+    success_keys: ClassVar[tuple[str, ...]] = ("columns", "bounds")
+    args_keys: ClassVar[tuple[str, ...]] = ("part",)
+
+    @classmethod
+    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        note = "" if kwargs["bounds"] else " (nothing is said before enough runs have measured it)"
+        return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
+
+    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        rows, columns = measured = read_profile(self.columns, metrics["target_rows.profile"])
+        found = find_departures(measured, self.part, self.bounds)
+        details = {"observed_value": "; ".join(found) or f"{rows:,} rows", "element_count": rows}
+        if self.part == "rows":
+            details[PROFILE] = [rows, *(asdict(column) for column in columns)]
+        return {"success": not found, "result": details}
 
 
 class ExpectTargetColumnsToMatch(_TargetExpectation):

@@ -54,6 +54,7 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
         "leftovers": _leftovers,
         "change_log": _change_log,
         "ledger": _ledger,
+        "references": _references,
         "reports": _reports,
     }
     return run_stages(spark, job, RunResult("maintain", job.run_id), stages, None)
@@ -167,6 +168,12 @@ def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
     expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
     stage.detail = f"{removed} rows removed, {expired} cuts expired"
+
+
+def _references(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    from spark_jobs.maintain_references import check_references
+
+    check_references(spark, job, result, stage)
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,15 @@ from spark_jobs.data_docs import (
     page_path,
     run_identifier,
 )
+from spark_jobs.departures import Before, bounds_of
 from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
-from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes
+from spark_jobs.profile import Measured
+from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile
 from spark_jobs.references import Reference, ask_reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.verdict import QualityReport, TableVerdict
@@ -47,6 +49,7 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
+from waldelta.profiles import Profile, Profiles
 from waldelta.standing import SYNCED
 from waldelta.target_mode import MIRROR
 
@@ -91,6 +94,8 @@ class Left:
     quick: frozenset[str] = frozenset()
     # What the tables that feed them make sure of, by target.
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
+    # What earlier runs measured of them, by target.
+    before: Mapping[str, Before] = field(default_factory=dict)
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -99,12 +104,13 @@ _Asked = Mapping[tuple[str, ...], "Future[DuplicateKeys]"]
 
 @dataclass(frozen=True, slots=True)
 class _Validated:
-    """A target's plan and result, and the seconds it took."""
+    """A target's plan and result, the seconds it took, and what was measured meanwhile."""
 
     target: _Target
     plan: SuitePlan
     result: ExpectationSuiteValidationResult
     seconds: float
+    measured: Measured | None
 
 
 def check(
@@ -121,12 +127,14 @@ def check(
     expectation files that are refused, before anything else is judged.
     """
     left = left or Left()
+    profiles = Profiles(ledger.root, ledger.storage_options)
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
     own, unused = assign_suites(read_own_suites(_suites(pipeline)), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(unused))
+    left = replace(left, before=_before(pipeline, profiles, wanted, run_id))
     kinds = {item.type for file in own.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
@@ -149,6 +157,7 @@ def check(
         report = QualityReport(run_id, tuple(both), index, tuple(unused))
     fault_point("check.reported")
     _record(ledger, report)
+    _keep_profiles(profiles, report)
     _log(report)
     return report
 
@@ -167,14 +176,18 @@ def _quick(
         started = time.monotonic()
         name = target.state.table_name
         rules = affordable(left.rules.get(name, SourceRules()), options)
-        plan = plan_suite(target.state, target.columns(options), own.get(name), rules)
+        plan = plan_suite(target.state, target.columns(options), own.get(name), rules, left.before.get(name))
+        measured, is_as_before = quick_profile(target.uri, target.version, plan, options)
+        if not is_as_before:
+            return None
         found = outcomes_here(target.uri, target.version, plan, options, rules.references)
         if found is None:
             frame = target.frame(session)
             found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options, rules.references))
         if found is None:
             return None
-        return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured)
 
     chosen = [t for t in targets if t.state.table_name in left.quick and t.state.kept_as == MIRROR]
     met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
@@ -255,7 +268,8 @@ def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
 
 def _plan(spark: SparkSession, target: _Target, own: Mapping[str, OwnSuiteFile], left: Left) -> SuitePlan:
     name = target.state.table_name
-    return plan_suite(target.state, target.frame(spark).columns, own.get(name), left.rules.get(name))
+    rules, before = left.rules.get(name), left.before.get(name)
+    return plan_suite(target.state, target.frame(spark).columns, own.get(name), rules, before)
 
 
 def _run(
@@ -266,7 +280,7 @@ def _run(
     planned: list[tuple[_Target, SuitePlan, _Asked]],
 ) -> tuple[list[TableVerdict], Path]:
     from spark_jobs.build_expectations import build_suite
-    from spark_jobs.validate import SuiteCheck, outcomes
+    from spark_jobs.validate import SuiteCheck, measured, outcomes
 
     at = now()
     context = open_context(folder)
@@ -281,7 +295,7 @@ def _run(
         result = suite_check.run(target.frame(session), asked)
         result.meta["run_id"] = run
         result.meta["batch_parameters"] = _about(pipeline, run_id, target, plan)
-        return _Validated(target, plan, result, time.monotonic() - started)
+        return _Validated(target, plan, result, time.monotonic() - started, measured(result))
 
     verdicts: list[TableVerdict] = []
     identifiers = []
@@ -290,8 +304,11 @@ def _run(
         identifiers.append(identifier)
         found = outcomes(done.result, done.plan)
         page = page_path(folder, identifier)
-        verdict = TableVerdict(done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds)
-        verdicts.append(verdict)
+        verdicts.append(
+            TableVerdict(
+                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured
+            )
+        )  # fmt: skip
     drop_old_results(context, folder, pipeline.quality.keep_reports)
     build_site(context, identifiers)
     index = list_reports(folder, pipeline, run_id, at, verdicts)
@@ -338,6 +355,24 @@ def _record(ledger: Ledger, report: QualityReport) -> None:
         for outcome in verdict.outcomes
     ]
     append_expectation_results(ledger.root, rows, ledger.storage_options)
+
+
+def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str) -> dict[str, Before]:
+    """What earlier runs measured of these targets; of none where drift isn't looked for."""
+    wanted = pipeline.quality.drift
+    if not wanted.enabled:
+        return {}
+    found = profiles.latest(tables, wanted.of_runs, but=run_id)
+    return {name: bounds_of(found.get(name, []), wanted) for name in tables}
+
+
+def _keep_profiles(profiles: Profiles, report: QualityReport) -> None:
+    at = now()
+    profiles.append([
+        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
+        for verdict in report.tables
+        if verdict.measured is not None
+    ])  # fmt: skip
 
 
 def _log(report: QualityReport) -> None:

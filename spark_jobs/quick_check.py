@@ -21,13 +21,18 @@ from pyspark.sql import functions as F
 
 from spark_jobs.collapse import codes_of
 from spark_jobs.expectation_suite import (
+    AS_BEFORE,
     COLUMNS_MATCH,
+    IS_FRESH,
     KEY_UNIQUE,
     REFERENCES_HOLD,
     PlannedExpectation,
     SourceRules,
     SuitePlan,
+    departures,
+    is_judged,
 )
+from spark_jobs.profile import Measured, profile_here
 from spark_jobs.references import Reference, orphans_here, row_count
 from spark_jobs.row_conditions import RowCondition, row_condition
 from spark_jobs.target_columns import column_differences, listed
@@ -47,11 +52,14 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 100_000
 _MOST_FILE_BYTES = 16 << 20
 # A foreign key is judged after few changes where both of its targets together have so many rows.
-_MOST_ROWS_REFERRED = 5_000_000
+_MOST_ROWS_REFERRED = 1_000_000
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
-_FOR_ARROW = frozenset({COLUMNS_MATCH, KEY_UNIQUE, REFERENCES_HOLD, _NOT_NULL, _IN_SET})
-_LOOKED_AT_BEFORE = (COLUMNS_MATCH, REFERENCES_HOLD)
+_LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
+_REGEX = "expect_column_values_to_match_regex"
+_OF_VALUES = frozenset({_IN_SET, _LENGTHS, _LENGTH, _REGEX})
+_FOR_ARROW = frozenset({COLUMNS_MATCH, KEY_UNIQUE, REFERENCES_HOLD, IS_FRESH, AS_BEFORE, _NOT_NULL, *_OF_VALUES})
+_OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, IS_FRESH, AS_BEFORE)
 
 
 def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
@@ -70,18 +78,28 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     return replace(rules, references=kept, left_out=left_out)
 
 
+def quick_profile(
+    uri: str, version: int, plan: SuitePlan, storage_options: Mapping[str, str] | None = None
+) -> tuple[Measured | None, bool]:
+    """What is known of a mirror without Spark, where that is asked, and whether it is as before."""
+    asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
+    if not asked:
+        return None, True
+    try:
+        found = profile_here(uri, version, asked[0].kwargs["columns"], storage_options)
+    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+        log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
+        return None, True
+    return found, found is None or not any(departures(planned, found) for planned in asked)
+
+
 def quick_outcomes(
     frame: DataFrame, plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
 ) -> tuple[Outcome, ...] | None:
     """What each expectation found, when all are met; None when Great Expectations has to look."""
-    conditions: dict[int, RowCondition] = {}
-    for number, planned in enumerate(plan.expectations):
-        if planned.type in (COLUMNS_MATCH, KEY_UNIQUE, REFERENCES_HOLD):
-            continue
-        condition = row_condition(planned.type, planned.kwargs)
-        if condition is None:
-            return None
-        conditions[number] = condition
+    conditions = _conditions(plan)
+    if conditions is None:
+        return None
     if not _columns_match(frame, plan):
         return None
     try:
@@ -92,7 +110,22 @@ def quick_outcomes(
     except Exception as err:  # Great Expectations tells which one it is
         log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
         return None
-    return tuple(_met(planned) for planned in plan.expectations)
+    return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
+
+
+def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
+    """The expectations that judge rows by themselves, by number; None when one isn't known here, or isn't met whatever the rows are."""
+    conditions: dict[int, RowCondition] = {}
+    for number, planned in enumerate(plan.expectations):
+        if planned.type == IS_FRESH and not planned.kwargs["is_met"]:
+            return None
+        if planned.type in (KEY_UNIQUE, *_OF_NO_VALUES):
+            continue
+        condition = row_condition(planned.type, planned.kwargs)
+        if condition is None:
+            return None
+        conditions[number] = condition
+    return conditions
 
 
 def outcomes_here(
@@ -117,7 +150,7 @@ def outcomes_here(
         return None
     if not all(_is_met_by(rows, planned) for planned in plan.expectations):
         return None
-    return tuple(_met(planned) for planned in plan.expectations)
+    return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
 
 
 def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
@@ -153,7 +186,7 @@ def _is_for_arrow(planned: PlannedExpectation) -> bool:
 
 def _read_for(planned: PlannedExpectation) -> list[str]:
     """The columns that are read to judge it."""
-    if planned.type in _LOOKED_AT_BEFORE:
+    if planned.type in _OF_NO_VALUES:
         return []
     if planned.type == KEY_UNIQUE:
         return list(planned.kwargs["columns"])
@@ -161,16 +194,27 @@ def _read_for(planned: PlannedExpectation) -> list[str]:
 
 
 def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
-    if planned.type in _LOOKED_AT_BEFORE:
-        return True
+    if planned.type in _OF_NO_VALUES:  # the others were looked at before
+        return bool(planned.kwargs.get("is_met", True))
     if planned.type == KEY_UNIQUE:
         return not _has_duplicates(rows, planned.kwargs["columns"])
     (name,) = _read_for(planned)
-    if planned.type == _IN_SET:
-        held = rows[name].drop_null()
-        known = pc.is_in(held, value_set=pa.array(planned.kwargs["value_set"], held.type))
-        return bool(pc.all(known, min_count=0).as_py())
+    if planned.type in _OF_VALUES:
+        return bool(pc.all(_meets(rows[name].drop_null(), planned), min_count=0).as_py())
     return not rows[name].null_count
+
+
+def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedArray:
+    """Which values meet what the source's types say; arguments as ``expectation_suite`` plans them."""
+    kwargs = planned.kwargs
+    if planned.type == _IN_SET:
+        return pc.is_in(values, value_set=pa.array(kwargs["value_set"], values.type))
+    if planned.type == _REGEX:
+        return pc.match_substring_regex(values, kwargs["regex"])
+    lengths = pc.utf8_length(values)
+    return (
+        pc.less_equal(lengths, kwargs["max_value"]) if planned.type == _LENGTHS else pc.equal(lengths, kwargs["value"])
+    )
 
 
 def _has_duplicates(rows: pa.Table, columns: Sequence[str]) -> bool:
@@ -205,11 +249,14 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
 
 
 def _met(planned: PlannedExpectation) -> Outcome:
-    observed = {
-        COLUMNS_MATCH: "as recorded",
-        KEY_UNIQUE: "0 rows share their key",
-        REFERENCES_HOLD: "0 rows refer to none",
-    }.get(planned.type)
-    return Outcome(
-        planned, success=True, observed=observed, unexpected_count=None if planned.type == COLUMNS_MATCH else 0
-    )
+    observed = planned.kwargs["observed"] if planned.type == IS_FRESH else _OBSERVED.get(planned.type)
+    count = None if planned.type in (COLUMNS_MATCH, IS_FRESH, AS_BEFORE) else 0
+    return Outcome(planned, success=True, observed=observed, unexpected_count=count)
+
+
+_OBSERVED = {
+    COLUMNS_MATCH: "as recorded",
+    KEY_UNIQUE: "0 rows share their key",
+    REFERENCES_HOLD: "0 rows refer to none",
+    AS_BEFORE: "as before",
+}

@@ -31,7 +31,7 @@ from waldelta.ledger_rows import BatchCut, ColumnState, TableState
 from waldelta.membership import from_texts
 from waldelta.row_filter.typed import column_type
 from waldelta.standing import SYNCED
-from waldelta.target_mode import MIRROR, TargetMode
+from waldelta.target_mode import CHANGELOG, MIRROR, TargetMode
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -233,6 +233,8 @@ def _obstacle(key: ForeignKey, referring: TableState, complete: Sequence[TableSt
 def _of_states(referring: TableState, other: TableState) -> str | None:
     if referring.later_filters:
         return f"the row filter of {referring.table_name} has changed since its copy, and rows stay that it let in"
+    if referring.kept_as == CHANGELOG and not referring.key_columns:
+        return f"{referring.table_name} keeps rows that were deleted, and has no key to tell them by"
     for state in (referring, other):
         if missing := sorted(_OPERATIONS - _published(state)):
             return f"{state.table_name} isn't told of every {', '.join(missing)}"
@@ -263,7 +265,7 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
         if target.reread or state.table_name in lake.reread:
             return f"{apart}: rows of {state.table_name} were read from the source"
         if state.table_name in lake.lacking:
-            return f"{state.table_name} has rows in quarantine"
+            return f"{state.table_name} lacks rows that are, or were, in quarantine"
     return None
 
 

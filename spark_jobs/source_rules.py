@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from spark_jobs.expectation_suite import SourceRules
+from spark_jobs.freshness import FreshnessLimit, Lag, freshness_limits
 from spark_jobs.references import Changed, Lake, plan_references, touched
 from spark_jobs.result import RunResult
 from waldelta.check_constraints import read_check_constraints
+from waldelta.consume import confirmed_lsn
+from waldelta.declared_types import read_declared_types
 from waldelta.enum_labels import read_enum_labels
 from waldelta.errors import SourceError
 from waldelta.foreign_keys import ForeignKey, read_foreign_keys
+from waldelta.ledger_rows import now
+from waldelta.lsn import Lsn
 from waldelta.patience import read_around
 from waldelta.quarantine import Quarantine
+from waldelta.standby import slot_position
 from waldelta.standing import SYNCED
 from waldelta.watermark import uri_of
 
@@ -49,10 +56,12 @@ def read_rules(
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
             (checks, unread), barred = read_around(connection, LOCK_TIMEOUT_S, read)
             labels = read_enum_labels(connection, wanted)
+            declared = read_declared_types(connection, wanted, landed_as_of)
             keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
+            limits = _freshness(job, result, connection)
     except (SourceError, psycopg.Error) as err:
         result.warnings.append(
-            f"CHECK constraints, enum labels and foreign keys weren't checked, since the source couldn't be asked: {err}"
+            f"constraints, enum labels, declared types and foreign keys weren't checked, since the source couldn't be asked: {err}"
         )
         return {}
     if unread:
@@ -60,13 +69,48 @@ def read_rules(
             f"CHECK constraints weren't checked of {', '.join(sorted(unread))}, since somebody keeps what feeds it locked; the next "
             f"run that changes it checks them. Locks that stand in the way:\n{barred.holders}"
         )
-    rules = {s.table_name: SourceRules(checks.get(s.table_name, ()), labels.get(s.table_name, {})) for s in wanted}
+    rules = {
+        s.table_name: SourceRules(
+            checks.get(s.table_name, ()), labels.get(s.table_name, {}), declared.get(s.table_name, ())
+        )
+        for s in wanted
+    }
+    rules = {name: _with_freshness(result, name, of, limits) for name, of in rules.items()}
     return _with_references(job, result, rules, (keys, states), quick) if keys else rules
 
 
+def _freshness(job: Job, result: RunResult, connection: Connection) -> tuple[FreshnessLimit, ...]:
+    """How fresh the targets that hold all that has landed are; of a run that lands, or looks at all targets.
+
+    Only a run that has landed knows up to which moment it has: after idle ones nobody wrote it down.
+    """
+    wanted = job.pipeline.quality.freshness
+    if result.verb not in ("consume", "validate"):
+        return ()
+    seconds = None
+    if result.as_of is not None:
+        seconds = (now() - datetime.fromisoformat(result.as_of)).total_seconds()
+    behind = None
+    if wanted.warn_mb is not None or wanted.critical_mb is not None:
+        with job.connect_slot("check", connection) as slot_connection:
+            position = slot_position(slot_connection, job, connection)
+            read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
+        behind = position.lag_of(max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read)
+    return tuple(freshness_limits(Lag(seconds, behind), wanted))
+
+
+def _with_freshness(
+    result: RunResult, name: str, rules: SourceRules, limits: tuple[FreshnessLimit, ...]
+) -> SourceRules:
+    if limits and name in result.not_applied:
+        told = "freshness: not judged, since the target stays behind with this run"
+        return replace(rules, left_out=(*rules.left_out, told))
+    return replace(rules, freshness=limits)
+
+
 def _landed_as_of(job: Job) -> int:
-    """All transactions below this one (xid8) had landed when the newest cut was made; 0: that isn't known."""
-    for run_id in dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends()[:_MOST_CUTS]):
+    """All transactions below this one (xid8) had landed when the newest cut of the slot's life was made; 0: that isn't known."""
+    for run_id in dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch())[:_MOST_CUTS]):
         run = job.ledger.run_result(run_id)
         if run is not None:
             return RunResult.from_json(run.result).landed_as_of
@@ -86,10 +130,18 @@ def _with_references(
 ) -> dict[str, SourceRules]:
     keys, states = found
     uris = {name: uri_of(job, name) for name in states}
-    generations = {name: state.generation for name, state in states.items()}
-    lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    related = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
+    lacking = [
+        name
+        for name, state in states.items()
+        if related & {*state.relation_ids, state.root_id} and quarantine.lacking_keys(name, state.generation)
+    ]
     reread = [name for name, table in result.tables.items() if table.reread]
     lake = Lake(states, uris, job.ledger.last_cut(), _changed(result, rules), lacking, reread)
+    if job.pipeline.source.options.origin == "none":
+        hidden = "changes that came to the source from elsewhere aren't read (options.origin)"
+        keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
     planned = plan_references(keys, lake)
     since = _since(job) if quick and job.pipeline.target.metadata_columns else None
     told = {}
@@ -97,7 +149,7 @@ def _with_references(
         references = planned.references.get(name, [])
         if name in quick:
             references = [touched(reference, since, lake) for reference in references]
-        told[name] = replace(of, references=references, left_out=planned.left_out.get(name, ()))
+        told[name] = replace(of, references=references, left_out=(*of.left_out, *planned.left_out.get(name, ())))
     return told
 
 
@@ -113,4 +165,4 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
 
 def _since(job: Job) -> int | None:
     """Where the newest cut of an earlier run ends: what changed since lies behind it."""
-    return next((end for run_id, end in job.ledger.cut_ends() if run_id != job.run_id), None)
+    return next((end for run_id, end in job.ledger.cut_ends(job.first_batch()) if run_id != job.run_id), None)

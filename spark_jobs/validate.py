@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import great_expectations as gx
 
 from spark_jobs.build_expectations import META
-from spark_jobs.lake_expectations import ASKED_AHEAD, WITHOUT_VALUES
+from spark_jobs.expectation_suite import is_judged
+from spark_jobs.lake_expectations import ASKED_AHEAD, PROFILE, WITHOUT_VALUES
 from spark_jobs.verdict import Outcome
+from waldelta.profiles import ColumnProfile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.duplicate_keys import DuplicateKeys
     from spark_jobs.expectation_suite import SuitePlan
+    from spark_jobs.profile import Measured
 
 # Counts only: fetching examples costs a query per expectation, so they are fetched for those that failed.
 COUNTS_ONLY = {"result_format": "SUMMARY", "partial_unexpected_count": 0}
@@ -78,8 +81,17 @@ class SuiteCheck:
 
 
 def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
-    """What each expectation found, in the plan's order."""
-    return tuple(_outcome(item, plan) for item in sorted(result.results, key=_number))
+    """What each expectation found, in the plan's order; of those that say anything."""
+    ordered = sorted(result.results, key=_number)
+    return tuple(_outcome(item, plan) for item in ordered if is_judged(plan.expectations[_number(item)]))
+
+
+def measured(result: ExpectationSuiteValidationResult) -> Measured | None:
+    """What was measured of the target, where that was asked; taken out of the result, whose pages needn't show it."""
+    for item in result.results:
+        if (found := item.result.pop(PROFILE, None)) is not None:
+            return found[0], [ColumnProfile(**column) for column in found[1:]]
+    return None
 
 
 def _outcome(item: ExpectationValidationResult, plan: SuitePlan) -> Outcome:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jobs.expectation_suite import PlannedExpectation
+from spark_jobs.profile import Measured
 from waldelta.errors import QualityFailed
 
 
@@ -38,6 +39,7 @@ class TableVerdict:
     left_out: tuple[str, ...]
     page: Path | None
     seconds: float
+    measured: Measured | None = None
 
     def failed(self, severity: str) -> list[Outcome]:
         """The outcomes of one severity that weren't met."""

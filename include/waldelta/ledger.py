@@ -138,9 +138,9 @@ class Ledger:
         """The newest cut."""
         return self._newest(BatchCut)
 
-    def cut_ends(self) -> list[tuple[str, int]]:
-        """Which run made each cut, and where it ends, newest first; without what the cuts hold, which is most of them."""
-        rows = self._table(BatchCut).scan(["run_id", "end_lsn"])
+    def cut_ends(self, after_batch: int) -> list[tuple[str, int]]:
+        """Which run made each cut behind a batch, and where it ends, newest first; without what cuts hold, which is most of them."""
+        rows = self._table(BatchCut).scan(["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch)
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
     def expire_cuts(self, before: datetime) -> int:

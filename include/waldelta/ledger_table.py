@@ -61,8 +61,10 @@ class LedgerTable:
         schema: pa.Schema,
         storage_options: dict[str, str] | None = None,
         group_rows: int = _GROUP_ROWS,
+        most_files: int | None = None,
     ) -> None:
         self.uri, self.schema = uri, schema
+        self._most_files = most_files
         self._options = storage_options
         self._groups = WriterProperties(max_row_group_size=group_rows)
 
@@ -98,7 +100,7 @@ class LedgerTable:
             commit_properties=_ONLY_IF_UNCHANGED,
         )
         sync_commit(self.uri, table.version())
-        if len(table.file_uris()) > MOST_FILES:
+        if len(table.file_uris()) > (self._most_files or MOST_FILES):
             self._compact(table)
         return list(rows)
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from waldelta.expectation_results import prune_expectation_results
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
+from waldelta.profiles import Profiles
 from waldelta.quarantine import Quarantine
 from waldelta.reconcile.reconciliations import Reconciliations
 from waldelta.standing import SYNCED
@@ -32,6 +33,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
         + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
+        + Profiles(ledger.root, ledger.storage_options).prune()
     )
 
 

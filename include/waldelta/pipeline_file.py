@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from waldelta.errors import ConfigError
 from waldelta.failure import ANY, ERRORS
+from waldelta.quality_options import Quality
 from waldelta.target_mode import TargetMode
 from waldelta.type_options import TableTypeOptions, TypeOptions
 
@@ -324,29 +325,6 @@ class Batch(_Model):
     apply_timeout_minutes: int = Field(
         60, ge=1, description="Airflow's limit for the task apply, behind which the next landing waits"
     )
-
-
-class Reconcile(_Model):
-    """Comparisons of whole targets with the source."""
-
-    schedule: str | None = Field(None, description="cron expression of the _reconcile DAG; null: triggered by hand")
-
-
-class Quality(_Model):
-    """Checks after each run."""
-
-    enabled: bool = True
-    suites: str | None = Field(
-        None,
-        description="folder of the engineer's own suites, relative to the pipeline file; default: "
-        "../expectations/<pipeline> where there is one",
-    )
-    data_docs: str | None = Field(
-        None,
-        description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs",
-    )
-    keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
-    reconcile: Reconcile = Reconcile()
 
 
 class Maintenance(_Model):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.flow import consume, run_validate
+from spark_jobs.maintain import run_maintain
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.expectation_results import read_expectation_results
@@ -67,6 +68,11 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     found = results(lake, "all")
     assert found["public.person", "person_code_fkey"] == (False, 1, "warning")
     assert (found["public.person", "person_boss_fkey"], found["public.stop", "stop_a_b_fkey"]) == (HELD, HELD)
+    result = run_maintain(spark, replace(job, run_id="night"))
+    assert (result.status, results(lake, "night")) == ("succeeded", found)
+    assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
+        f"public.person: foreign key person_{name}_fkey" for name in ("city", "code")
+    ]
     shown = [r.observed for r in read_expectation_results(lake) if r.run_id == "all" and r.expectation == KIND]
     assert "1 rows refer to none" in shown
 

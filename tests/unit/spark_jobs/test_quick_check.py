@@ -13,6 +13,7 @@ from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
 from spark_jobs.quick_check import outcomes_here
 from tests.unit.spark_jobs.test_expectation_suite import HELD, state
 from waldelta.check_constraints import CheckConstraint
+from waldelta.declared_types import DeclaredType
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("mood", pa.string()), ("n", pa.decimal128(9, 2)), ("_wd_raw", pa.map_(pa.string(), pa.string()))]
@@ -31,6 +32,25 @@ CASES = [
     ("a key that is null", [*FINE, (None, "ok", Decimal(3), None)], LABELS, False),
     ("no label of the enum", [*FINE, (3, "happy", Decimal(3), None)], LABELS, False),
     ("null where NaN may stand verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, False),
+    (
+        "a text as long as declared",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "character varying(2)", 1043, 6)]),
+        True,
+    ),
+    (
+        "a longer one",
+        [*FINE, (3, "sad", Decimal(3), None)],
+        SourceRules(declared=[DeclaredType("mood", "character(2)", 1042, 6)]),
+        False,
+    ),
+    ("bits that are too few", FINE, SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]), False),
+    (
+        "no numeric of that precision",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "numeric(50,2)", 1700, ((50 << 16) | 2) + 4)]),
+        False,
+    ),
     ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), False),
 ]
 

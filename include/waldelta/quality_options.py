@@ -1,0 +1,79 @@
+"""The pipeline file's ``quality``: what is checked after each run, and from when on it is worth a warning."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reconcile(_Model):
+    """Comparisons of whole targets with the source."""
+
+    schedule: str | None = Field(None, description="cron expression of the _reconcile DAG; null: triggered by hand")
+
+
+class Freshness(_Model):
+    """How far the targets may be behind the source when a run checks them; null: that isn't judged."""
+
+    warn_seconds: int | None = Field(
+        3600, ge=1, description="warn when the moment up to which a target holds every commit is older"
+    )
+    critical_seconds: int | None = Field(None, ge=1)
+    warn_mb: int | None = Field(None, ge=1, description="warn when more MB of the source's WAL wait to be read")
+    critical_mb: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for unit in ("seconds", "mb"):
+            warn, critical = getattr(self, f"warn_{unit}"), getattr(self, f"critical_{unit}")
+            if "warn_" + unit in self.model_fields_set and warn and critical and warn > critical:
+                raise ValueError(f"warn_{unit} is more than critical_{unit}: swap them")
+        return self
+
+
+class Drift(_Model):
+    """When a target's row count, or the distribution of its columns, isn't as in earlier runs."""
+
+    enabled: bool = True
+    after_runs: int = Field(
+        10, ge=3, description="so many runs must have measured a table before anything is said of it"
+    )
+    of_runs: int = Field(20, ge=3, le=100, description="the latest runs that are compared with")
+    factor: float = Field(
+        6.0,
+        gt=0,
+        description="how many times as far from the median as the earlier runs' usual distance (MAD) is drift",
+    )
+    tolerance: float = Field(
+        0.5, gt=0, description="what is never drift: this share of the rows, or of a column's standard deviation"
+    )
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.of_runs < self.after_runs:
+            raise ValueError("of_runs is less than after_runs, so that nothing would ever be said: raise it")
+        return self
+
+
+class Quality(_Model):
+    """Checks after each run."""
+
+    enabled: bool = True
+    suites: str | None = Field(
+        None,
+        description="folder of the engineer's own suites, relative to the pipeline file; default: "
+        "../expectations/<pipeline> where there is one",
+    )
+    data_docs: str | None = Field(
+        None,
+        description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs",
+    )
+    keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
+    reconcile: Reconcile = Reconcile()
+    freshness: Freshness = Freshness()
+    drift: Drift = Drift()

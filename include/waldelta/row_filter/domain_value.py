@@ -1,0 +1,28 @@
+"""A domain's constraint as a condition on a column of that domain."""
+
+from __future__ import annotations
+
+import sqlglot
+from sqlglot.errors import SqlglotError
+
+from waldelta.errors import FilterNotTranslatable
+from waldelta.row_filter.place import place
+
+
+def of_column(expression: str, column: str) -> str:
+    """The constraint, as the catalogs print it, with the column in the place of VALUE; raises FilterNotTranslatable.
+
+    >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
+    '(("a b")::text <> \\'VALUE\\'::text)'
+    """
+    try:
+        tokens = sqlglot.tokenize(expression, read="postgres")
+    except SqlglotError as err:
+        raise FilterNotTranslatable(expression, place(expression, len(expression)), "a quote is not closed") from err
+    quoted = '"' + column.replace('"', '""') + '"'
+    parts, done = [], 0
+    for token in tokens:
+        if expression[token.start : token.end + 1] == "VALUE":
+            parts += [expression[done : token.start], quoted]
+            done = token.end + 1
+    return "".join([*parts, expression[done:]])

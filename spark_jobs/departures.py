@@ -1,0 +1,107 @@
+"""Departures: where a target's profile isn't as those of earlier runs were; by median and MAD, which outliers don't move. Pure.
+
+A statistic departs when it is farther from the median of the earlier ones than ``factor`` × 1.4826 × MAD, and than a floor of its
+own, so that what never changed may change a little: see docs/pipeline-file.md, Drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import TypeAlias
+
+from waldelta.profiles import ColumnProfile, Profile
+from waldelta.quality_options import Drift
+
+# So that the MAD of a normal distribution is its standard deviation.
+_NORMAL = 1.4826
+# A share of so few rows, or their mean, says little.
+_FEWEST_ROWS = 100
+_FEW_MORE_ROWS = 10
+
+# From and to where a statistic is as before, by its name.
+Bounds: TypeAlias = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What earlier runs say: bounds of the row count and of each column's statistics; empty while there are too few."""
+
+    runs: int
+    rows: Bounds
+    columns: Mapping[str, Bounds]
+
+
+def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
+    """Where statistics are as before, by the latest runs; of one that fewer than ``after_runs`` have measured there is none."""
+    history = history[-wanted.of_runs :]
+    if len(history) < wanted.after_runs:
+        return Before(len(history), {}, {})
+    middle = median(profile.rows for profile in history)
+    floor = wanted.tolerance * middle + _FEW_MORE_ROWS
+    rows = {"rows": _around([float(profile.rows) for profile in history], floor, wanted)}
+    columns: dict[str, Bounds] = {}
+    if middle >= _FEWEST_ROWS:
+        by_name: dict[str, list[ColumnProfile]] = {}
+        for profile in history:
+            for column in profile.columns:
+                by_name.setdefault(column.name, []).append(column)
+        columns = {name: found for name, of in by_name.items() if (found := _of_column(of, wanted))}
+    return Before(len(history), rows, columns)
+
+
+def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
+    found: Bounds = {}
+    spans = [c.most - c.least for c in history if c.most is not None and c.least is not None]
+    deviations = [c.deviation for c in history if c.deviation is not None]
+    span, deviation = (median(values) if values else 0.0 for values in (spans, deviations))
+    for name, floor in (
+        ("nulls", wanted.tolerance / 5),
+        ("mean", wanted.tolerance * deviation),
+        ("least", span),
+        ("most", span),
+    ):
+        values = [value for c in history if (value := getattr(c, name)) is not None and isfinite(value)]
+        if len(values) >= wanted.after_runs:
+            # Where all values were alike, half as much again, or half of it, is as before.
+            least = 0.0 if name == "nulls" else wanted.tolerance * abs(median(values)) * (floor == 0)
+            found[name] = _around(values, max(floor, least), wanted)
+    return found
+
+
+def _around(values: Sequence[float], floor: float, wanted: Drift) -> tuple[float, float]:
+    middle = median(values)
+    mad = median(abs(value - middle) for value in values)
+    width = max(wanted.factor * _NORMAL * mad, floor)
+    return middle - width, middle + width
+
+
+def find_departures(
+    measured: tuple[int, Sequence[ColumnProfile]], part: str, bounds: Mapping[str, Mapping[str, Sequence[float]]]
+) -> list[str]:
+    """What to tell of the row count (``part`` rows) or of columns, without their values, which a log mustn't have."""
+    rows, columns = measured
+    if part == "rows":
+        low, high = bounds.get("rows", {}).get("rows", (float("-inf"), float("inf")))
+        return [] if low <= rows <= high else [f"{rows:,} rows, before {max(0.0, low):,.0f} to {high:,.0f}"]
+    if rows < _FEWEST_ROWS:
+        return []
+    found = []
+    for column in columns:
+        of_column = bounds.get(column.name, {})
+        for name, words in _WORDS.items():
+            low, high = of_column.get(name, (float("-inf"), float("inf")))
+            value = getattr(column, name)
+            if value is not None and isfinite(value) and not low <= value <= high:
+                found.append(f"{column.name}: {words}")
+    return found
+
+
+_WORDS = {
+    "nulls": "another share of nulls",
+    "mean": "another mean",
+    "least": "another least value",
+    "most": "another greatest value",
+}
