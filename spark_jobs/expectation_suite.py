@@ -16,10 +16,10 @@ from spark_jobs.freshness import FreshnessLimit
 from spark_jobs.identifier import quote, string
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.own_suites import OwnSuiteFile, Severity
-from spark_jobs.profile import Measured, profiled_columns
 from spark_jobs.references import Reference
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
+from spark_jobs.table_profile import Measured, profiled_columns
 from waldelta.check_constraints import CheckConstraint
 from waldelta.column_names import RAW
 from waldelta.declared_types import DeclaredType, base_columns

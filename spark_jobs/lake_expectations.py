@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.departures import find_departures
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
-from spark_jobs.profile import profile_aggregate, read_profile
+from spark_jobs.table_profile import profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
 
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.

@@ -36,10 +36,10 @@ from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
-from spark_jobs.profile import Measured
 from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile
 from spark_jobs.references import Reference, ask_reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
+from spark_jobs.table_profile import Measured
 from spark_jobs.verdict import QualityReport, TableVerdict
 from waldelta.errors import StateError
 from waldelta.expectation_results import ExpectationResult, append_expectation_results

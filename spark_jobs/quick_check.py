@@ -32,9 +32,9 @@ from spark_jobs.expectation_suite import (
     departures,
     is_judged,
 )
-from spark_jobs.profile import Measured, profile_here
 from spark_jobs.references import Reference, orphans_here, row_count
 from spark_jobs.row_conditions import RowCondition, row_condition
+from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
 from waldelta.lake import SPARKS_TIMESTAMPS

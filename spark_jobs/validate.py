@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.duplicate_keys import DuplicateKeys
     from spark_jobs.expectation_suite import SuitePlan
-    from spark_jobs.profile import Measured
+    from spark_jobs.table_profile import Measured
 
 # Counts only: fetching examples costs a query per expectation, so they are fetched for those that failed.
 COUNTS_ONLY = {"result_format": "SUMMARY", "partial_unexpected_count": 0}

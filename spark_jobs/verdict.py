@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jobs.expectation_suite import PlannedExpectation
-from spark_jobs.profile import Measured
+from spark_jobs.table_profile import Measured
 from waldelta.errors import QualityFailed
 
 

@@ -129,6 +129,11 @@ def test_plugin_stems_are_unique_and_importable_nowhere_else():
     assert shadowed == []
 
 
+def test_no_job_module_hides_one_of_the_standard_library():
+    """spark-submit puts the folder of its application first on the path: a profile.py there is what pyspark's cProfile imports."""
+    assert {path.stem for path in (ROOT / "spark_jobs").glob("*.py")} & sys.stdlib_module_names == set()
+
+
 def test_no_module_is_loaded_under_two_names():
     """An editable install must not make `include.waldelta` a second copy of `waldelta`."""
     program = (

@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 from spark_jobs.departures import bounds_of, find_departures
 from spark_jobs.expectation_suite import departures, is_judged, plan_suite
-from spark_jobs.profile import profile_here
+from spark_jobs.table_profile import profile_here
 from tests.unit.spark_jobs.test_expectation_suite import HELD, ID, state
 from waldelta.profiles import ColumnProfile, Profile, Profiles
 from waldelta.quality_options import Drift
@@ -120,7 +120,7 @@ def test_it_is_planned_before_it_says_anything():
 def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
     """Rows, nulls, least and most are the same; a mean needs the values."""
     if not is_small:
-        monkeypatch.setattr("spark_jobs.profile._MOST_ROWS", 0)
+        monkeypatch.setattr("spark_jobs.table_profile._MOST_ROWS", 0)
     schema = pa.schema([("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())])
     for rows in ([(1, float("nan"), "a", None), (2, 2.5, None, None)], [(6, -1.5, None, None)]):
         part = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
