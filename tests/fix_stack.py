@@ -55,6 +55,12 @@ def stack(fault_points: Listener) -> Iterator[Stack]:
         shutil.copytree(Stack.dags, dags)
         environment = fault_points.environment | {RETRY_DELAY_VARIABLE: "2"}
         with Stack(
-            folder, dags=dags, pipelines=pipelines, sources={}, spark_memory="2g", environment=environment
+            folder,
+            dags=dags,
+            pipelines=pipelines,
+            sources={},
+            spark_memory="2g",
+            triggerer=False,
+            environment=environment,
         ) as running:
             yield running

@@ -18,14 +18,14 @@ import httpx
 from demo.stack.processes import Part, StackError, finish, start
 
 USER = "admin"
-SCHEDULER = "scheduler"
+SCHEDULER, TRIGGERER = "scheduler", "triggerer"
 PARTS = {
     "api-server": ["api-server", "--host", "127.0.0.1", "--workers", "1"],
     # The API server reads the task logs from the same disk, so the scheduler needs no port to serve them.
     SCHEDULER: ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     # No DAG of ours needs it; without one Airflow's home page is red, and DAGs that others add may wait for ever.
-    "triggerer": ["triggerer", "--skip-serve-logs"],
+    TRIGGERER: ["triggerer", "--skip-serve-logs"],
 }
 
 
@@ -51,6 +51,7 @@ class AirflowProcesses:
     dags: Path
     plugins: Path
     parallelism: int = 4
+    triggerer: bool = True
 
     @property
     def url(self) -> str:
@@ -83,7 +84,8 @@ class AirflowProcesses:
 
     def start(self, environment: Mapping[str, str]) -> list[Part]:
         """Start all but the scheduler, which follows once the API server ``answers``."""
-        return [self._run(name, arguments, environment) for name, arguments in PARTS.items() if name != SCHEDULER]
+        later = {SCHEDULER} if self.triggerer else {SCHEDULER, TRIGGERER}
+        return [self._run(name, arguments, environment) for name, arguments in PARTS.items() if name not in later]
 
     def start_scheduler(self, environment: Mapping[str, str]) -> Part:
         """Start the scheduler; all is ready when ``is_healthy``.

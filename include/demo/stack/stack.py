@@ -63,6 +63,7 @@ class Stack:
     pipelines: Path = REPOSITORY / "include/pipelines"
     sources: Mapping[str, str] = field(default_factory=lambda: {"flights_source": "flights"})
     spark_memory: str = "3g"
+    triggerer: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     report: Report = lambda _: None
 
@@ -105,7 +106,7 @@ class Stack:
         database = (f"postgresql+psycopg2://{databases.AIRFLOW}:{self.secrets.airflow_database}"
                     f"@127.0.0.1:{self.postgres.port}/{databases.AIRFLOW}")  # fmt: skip
         return AirflowProcesses(self.folder / "airflow", self.logs, self._state.airflow_port, database,
-                                self.secrets.airflow, self.dags, self.plugins)  # fmt: skip
+                                self.secrets.airflow, self.dags, self.plugins, triggerer=self.triggerer)  # fmt: skip
 
     @property
     def parts(self) -> tuple[Part, ...]:
