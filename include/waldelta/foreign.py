@@ -78,7 +78,8 @@ class Watch:
             self.told.append(state.table_name)
             _record(self.job, state, fresh)
         self._looked[state.table_name] = version
-        return [*self._tell(state, fresh), *expire_vacuumed(self.job, state.table_name, seen), *_tell_lack(state, seen)]
+        vacuumed = expire_vacuumed(self.job, state.table_name, seen, only_new=False)
+        return [*self._tell(state, fresh), *vacuumed, *_tell_lack(state, seen)]
 
     def _tell(self, state: TableState, fresh: Sequence[ForeignCommit]) -> list[str]:
         if not fresh:
@@ -95,8 +96,11 @@ class Watch:
         return [told]
 
 
-def expire_vacuumed(job: Job, table_name: str, seen: Seen) -> list[str]:
-    """Mark the cuts that somebody else's VACUUM may have made unreadable; returns what is to be told of that."""
+def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = True) -> list[str]:
+    """Mark the cuts that somebody else's VACUUM may have made unreadable; returns what is to be told of that.
+
+    The newest cut is never marked, so who sees a VACUUM once tells of it whether or not (``only_new``) any cut was.
+    """
     promised = timedelta(hours=job.pipeline.maintenance.keep_versions_hours)
     if seen.vacuumed is None or seen.vacuumed <= now() - promised:
         return []
@@ -105,7 +109,7 @@ def expire_vacuumed(job: Job, table_name: str, seen: Seen) -> list[str]:
         f"{table_name}: a VACUUM kept less of its target than maintenance.keep_versions_hours promises: cuts from before "
         f"{seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are marked as expired"
     )
-    return [told] if expired else []
+    return [told] if expired or not only_new else []
 
 
 def looked_upto(cut: BatchCut | None, state: TableState) -> int | None:
