@@ -138,29 +138,27 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
         return "key ($listed) is unique", {"listed": ", ".join(kwargs["columns"])}
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
-        shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
-        details = {
-            "observed_value": f"{found.rows} rows share their key{shown}",
-            WITHOUT_VALUES: f"{found.rows} rows share their key",
-            "element_count": metrics["table.row_count"],
-        }
-        return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
+        return _none_found(metrics, "share their key")
 
 
-class ExpectKeptRowsToHold(_TargetExpectation):
-    """What a target keeps besides its live rows is consistent in itself; asked ahead, of all of its rows."""
+class _AskedAhead(_TargetExpectation):
+    """What is asked of all rows kept, or of two targets, before Great Expectations looks; ``DuplicateKeyRows`` has the answer."""
 
     columns: list[str] = pydantic.Field(description="what the answer is asked for by")
     meaning: str = pydantic.Field(description="what is expected, in words")
 
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
     success_keys: ClassVar[tuple[str, ...]] = ("columns",)
     args_keys: ClassVar[tuple[str, ...]] = ("columns",)
 
     @classmethod
     def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return "$meaning", kwargs
+
+
+class ExpectKeptRowsToHold(_AskedAhead):
+    """What a target keeps besides its live rows is consistent in itself."""
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         broken = metrics["target_rows.duplicate_keys"].rows
@@ -170,29 +168,25 @@ class ExpectKeptRowsToHold(_TargetExpectation):
         }
 
 
-class ExpectTargetRowsToReferToRows(_TargetExpectation):
-    """Every row of a target that refers to another finds it; asked ahead, of both targets as of one cut."""
-
-    columns: list[str] = pydantic.Field(description="what the answer is asked for by")
-    meaning: str = pydantic.Field(description="what is expected, in words")
+class ExpectTargetRowsToReferToRows(_AskedAhead):
+    """Every row of a target that refers to another finds it, in both targets as of one cut."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
-    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
-    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        return "$meaning", kwargs
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
-        shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
-        details = {
-            "observed_value": f"{found.rows} rows refer to none{shown}",
-            WITHOUT_VALUES: f"{found.rows} rows refer to none",
-            "element_count": metrics["table.row_count"],
-        }
-        return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
+        return _none_found(metrics, "refer to none")
+
+
+def _none_found(metrics: dict[str, Any], what: str) -> dict[str, Any]:
+    """The result of an expectation that no rows are found, with examples where some are."""
+    found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
+    shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
+    details = {
+        "observed_value": f"{found.rows} rows {what}{shown}",
+        WITHOUT_VALUES: f"{found.rows} rows {what}",
+        "element_count": metrics["table.row_count"],
+    }
+    return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
 
 
 class ExpectTargetToBeFresh(_TargetExpectation):

@@ -9,7 +9,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_jobs.expectation_suite import REFERENCES_HOLD
-from spark_jobs.references import Reference, ask_reference
+from spark_jobs.orphans import ask_reference
+from spark_jobs.references import Reference
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.source_rules import read_rules
 from waldelta.expectation_results import ExpectationResult, append_expectation_results

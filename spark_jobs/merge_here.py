@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import (
     ColumnProperties,
     DeltaTable,
@@ -27,15 +26,13 @@ from spark_jobs.merge import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.net_files import batches
 from spark_jobs.plan import TargetPlan
+from spark_jobs.small_target import is_small
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)
 
-# A target is small up to here; beyond, a MERGE that writes only the files it touches is the cheaper one.
-MOST_ROWS = 100_000
-MOST_FILE_BYTES = 16 << 20
 # In memory; what is packed into small files may unpack to much more, so that it is counted while it is read.
 MOST_BYTES = 64 << 20
 # New rows alone become one more file, until there are so many.
@@ -126,12 +123,7 @@ def arrow_schema(table: DeltaTable) -> pa.Schema:
 
 def _read(table: DeltaTable) -> pa.Table | None:
     """All rows of a small table; None for another."""
-    files = pa.table(table.get_add_actions(flatten=True)).select(["num_records", "size_bytes"])
-    if len(files) and (
-        files["num_records"].null_count
-        or pc.sum(files["num_records"]).as_py() > MOST_ROWS
-        or pc.sum(files["size_bytes"]).as_py() > MOST_FILE_BYTES
-    ):
+    if not is_small(pa.table(table.get_add_actions(flatten=True))):
         return None
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     parts: list[pa.RecordBatch] = []

@@ -35,9 +35,10 @@ from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
+from spark_jobs.orphans import ask_reference
 from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
 from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile
-from spark_jobs.references import Reference, ask_reference
+from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
 from spark_jobs.verdict import QualityReport, TableVerdict
@@ -70,10 +71,9 @@ class _Target:
     version: int
     uri: str
 
-    def columns(self, storage_options: Mapping[str, str] | None) -> list[str]:
-        """The names of its columns, without Spark."""
-        table = DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
-        return [field.name for field in table.schema().fields]
+    def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
+        """The same without Spark."""
+        return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
@@ -176,11 +176,13 @@ def _quick(
         started = time.monotonic()
         name = target.state.table_name
         rules = affordable(left.rules.get(name, SourceRules()), options)
-        plan = plan_suite(target.state, target.columns(options), own.get(name), rules, left.before.get(name))
-        measured, is_as_before = quick_profile(target.uri, target.version, plan, options)
+        table = target.open(options)
+        columns = [field.name for field in table.schema().fields]
+        plan = plan_suite(target.state, columns, own.get(name), rules, left.before.get(name))
+        measured, is_as_before = quick_profile(table, plan)
         if not is_as_before:
             return None
-        found = outcomes_here(target.uri, target.version, plan, options, rules.references)
+        found = outcomes_here(table, plan, rules.references, options)
         if found is None:
             frame = target.frame(session)
             found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options, rules.references))

@@ -32,8 +32,10 @@ from spark_jobs.expectation_suite import (
     departures,
     is_judged,
 )
-from spark_jobs.references import Reference, orphans_here, row_count
+from spark_jobs.orphans import orphans_here
+from spark_jobs.references import Reference
 from spark_jobs.row_conditions import RowCondition, row_condition
+from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
@@ -48,9 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Read here, beyond Spark: as small as targets that are merged without it (merge_here).
-_MOST_ROWS = 100_000
-_MOST_FILE_BYTES = 16 << 20
 # A foreign key is judged after few changes where both of its targets together have so many rows.
 _MOST_ROWS_REFERRED = 1_000_000
 _NOT_NULL = "expect_column_values_to_not_be_null"
@@ -67,7 +66,8 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     kept, left_out = [], list(rules.left_out)
     for reference in rules.references:
         try:
-            counts = [row_count(side, storage_options) for side in (reference.referring, reference.referenced)]
+            sides = reference.referring, reference.referenced
+            counts = [row_count(side.files(storage_options)) for side in sides]
         except (DeltaError, OSError, pa.ArrowException, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
@@ -78,15 +78,13 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     return replace(rules, references=kept, left_out=left_out)
 
 
-def quick_profile(
-    uri: str, version: int, plan: SuitePlan, storage_options: Mapping[str, str] | None = None
-) -> tuple[Measured | None, bool]:
+def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, bool]:
     """What is known of a mirror without Spark, where that is asked, and whether it is as before."""
     asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
     if not asked:
         return None, True
     try:
-        found = profile_here(uri, version, asked[0].kwargs["columns"], storage_options)
+        found = profile_here(table, asked[0].kwargs["columns"])
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
         return None, True
@@ -129,17 +127,15 @@ def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
 
 
 def outcomes_here(
-    uri: str,
-    version: int,
+    table: DeltaTable,
     plan: SuitePlan,
-    storage_options: Mapping[str, str] | None = None,
     references: Sequence[Reference] = (),
+    storage_options: Mapping[str, str] | None = None,
 ) -> tuple[Outcome, ...] | None:
     """The same of a small target, by Arrow; None also when Spark has to look. ``references`` are the plan's."""
     if not all(_is_for_arrow(planned) for planned in plan.expectations):
         return None
     try:
-        table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
         rows = _read_small(table, plan)
         if rows is not None and any(orphans_here(reference, storage_options) != 0 for reference in references):
             return None
@@ -154,13 +150,7 @@ def outcomes_here(
 
 
 def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
-    files = pa.table(table.get_add_actions(flatten=True))
-    sizes = files.select(["num_records", "size_bytes"])
-    if len(sizes) and (
-        sizes["num_records"].null_count
-        or pc.sum(sizes["num_records"]).as_py() > _MOST_ROWS
-        or pc.sum(sizes["size_bytes"]).as_py() > _MOST_FILE_BYTES
-    ):
+    if not is_small(pa.table(table.get_add_actions(flatten=True))):
         return None
     held = {field.name: field.type for field in table.schema().fields}
     recorded = next((p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None)

@@ -1,32 +1,21 @@
 """References: rows of a target whose foreign key finds no row in the target that it refers to; a question of the check stage.
 
-``plan_references`` says which keys can be judged, and of which others that isn't said and why; ``find_orphans`` and
-``orphans_here`` answer. Both targets are looked at as of one cut: else a row whose partner is a batch behind would be an orphan.
+``plan_references`` says which keys can be judged, and of which others that isn't said and why; ``orphans`` has the answers. Both
+targets are looked at as of one cut: else a row whose partner is a batch behind would be an orphan.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-from pyspark.sql import functions as F
 
-from spark_jobs.collapse import codes_of
-from spark_jobs.duplicate_keys import DuplicateKeys
-from spark_jobs.identifier import quote
 from spark_jobs.live_rows import live_rows
-from waldelta.column_names import LSN
 from waldelta.drift import EVERYTHING
 from waldelta.foreign_keys import ForeignKey, KeyColumn
-from waldelta.lake import SPARKS_TIMESTAMPS
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState
 from waldelta.membership import from_texts
 from waldelta.row_filter.typed import column_type
@@ -34,15 +23,10 @@ from waldelta.standing import SYNCED
 from waldelta.target_mode import CHANGELOG, MIRROR, TargetMode
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-log = logging.getLogger(__name__)
+    from pyspark.sql import DataFrame, SparkSession
 
 # In the place of columns, what the answer is asked for by (see ``quality``).
 FOREIGN_KEY = "_wd_foreign_key"
-# Both sides are read here, beyond Spark, up to so many rows each, as small targets are checked (quick_check).
-MOST_ROWS_HERE = 100_000
-_EXAMPLES = 5
 
 _OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
 _INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
@@ -70,6 +54,14 @@ class Side:
         """Its live rows."""
         kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
         return live_rows(kept, self.mode, self.key)
+
+    def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
+        """The same without Spark."""
+        return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
+
+    def files(self, storage_options: Mapping[str, str] | None) -> pa.Table:
+        """What its log says of its files (``small_target``)."""
+        return pa.table(self.open(storage_options).get_add_actions(flatten=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +138,13 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
             complete, partial = _referenced(lake.states, key)
             if not complete and not partial:
                 continue
-            other = next(iter(complete), partial[0] if partial else referring)
+            other = (complete or partial)[0]
             told_of = _told_of(lake, referring.table_name, other.table_name)
             if told_of is None:
                 continue
-            obstacle = _obstacle(key, referring, complete, lake)
+            obstacle = key.obstacle or (
+                _of_targets(key, referring, other, lake) if complete else _why_incomplete(key, partial)
+            )
             if obstacle is not None:
                 what = f"foreign key {key.name}" + ("" if told_of == referring.table_name else f" of {key.table_name}")
                 planned.left_out.setdefault(told_of, []).append(f"{what}: not checked, because {obstacle}")
@@ -209,18 +203,18 @@ def _told_of(lake: Lake, referring: str, referenced: str) -> str | None:
     return referenced if there is not None and there.lost_rows else None
 
 
-def _obstacle(key: ForeignKey, referring: TableState, complete: Sequence[TableState], lake: Lake) -> str | None:
-    """Why a key isn't judged: a row without its partner could be as it should be."""
-    if key.obstacle is not None:
-        return key.obstacle
-    if not complete:
-        _, partial = _referenced(lake.states, key)
-        why = next((f"{s.table_name} doesn't: {why}" for s in partial if (why := _why_partial(s, key))), "")
-        return f"no target holds all rows of {key.referenced_name}" + (f" ({why})" if why else "")
-    other = complete[0]
-    found = _of_states(referring, other) or _of_cut(lake, (referring, other))
-    if found is not None:
-        return found
+def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
+    """Why no target is known to hold every row that may be referred to."""
+    why = next((f" ({s.table_name} doesn't: {why})" for s in partial if (why := _why_partial(s, key))), "")
+    return f"no target holds all rows of {key.referenced_name}{why}"
+
+
+def _of_targets(key: ForeignKey, referring: TableState, other: TableState, lake: Lake) -> str | None:
+    """Why a key isn't judged between two targets: a row without its partner could be as it should be."""
+    return _of_states(referring, other) or _of_cut(lake, (referring, other)) or _of_columns(key, referring, other)
+
+
+def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> str | None:
     for state, columns in ((referring, key.referring), (other, key.referenced)):
         if absent := [column.name for column in columns if _held(state, column) is None]:
             return f"{state.table_name} has no column {', '.join(absent)}"
@@ -315,108 +309,3 @@ def _side(lake: Lake, state: TableState, columns: Sequence[KeyColumn]) -> Side:
     names = tuple(column.name for column in columns)
     name = state.table_name
     return Side(name, lake.uris[name], version, names, state.kept_as, tuple(state.key_columns))
-
-
-def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
-    """How many rows refer to none, by Spark: an anti-join of the two; rows with a null in their key refer to nothing."""
-    rows = reference.referring.frame(spark)
-    if reference.since is not None:
-        rows = rows.where(F.col(LSN) >= reference.since)
-    padded = [comparison == "padded" for comparison in reference.comparisons]
-    own = rows.select(*_key_columns("r", reference.referring.columns, padded))
-    there = reference.referenced.frame(spark).select(*_key_columns("p", reference.referenced.columns, padded))
-    places = range(len(padded))
-    present = [F.col(f"r{k}").isNotNull() for k in places]
-    partners = [F.col(f"r{k}") == F.col(f"p{k}") for k in places]
-    orphans = own.where(reduce(_and, present)).join(there, reduce(_and, partners), "left_anti")
-    if reference.whole and len(present) > 1:
-        orphans = orphans.unionByName(own.where(~reduce(_and, present) & reduce(_or, present)))
-    count = orphans.count()
-    if not count:
-        return DuplicateKeys(0)
-    texts = [F.coalesce(F.col(f"r{k}").cast("string"), F.lit("null")) for k in places]
-    found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(_EXAMPLES).collect()
-    return DuplicateKeys(count, tuple(sorted(row[0] for row in found)))
-
-
-def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> list[Column]:
-    columns = [F.col(quote(name)) for name in names]
-    return [
-        (F.rtrim(column) if is_padded else column).alias(f"{letter}{k}")
-        for k, (column, is_padded) in enumerate(zip(columns, padded, strict=True))
-    ]
-
-
-def _and(left: Column, right: Column) -> Column:
-    return left & right
-
-
-def _or(left: Column, right: Column) -> Column:
-    return left | right
-
-
-def ask_reference(
-    spark: SparkSession, reference: Reference, storage_options: Mapping[str, str] | None = None
-) -> DuplicateKeys:
-    """How many rows refer to none; here where both targets are small and none does, else by Spark.
-
-    Of small ones all rows are judged, whatever has changed.
-    """
-    try:
-        found = orphans_here(reference, storage_options)
-        if found == 0:
-            return DuplicateKeys(0)
-        reference = reference if found is None else replace(reference, since=None)
-    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
-        log.info("foreign key %s isn't judged here: %s", reference.name, type(err).__name__)
-    return find_orphans(spark, reference)
-
-
-def row_count(side: Side, storage_options: Mapping[str, str] | None) -> int | None:
-    """How many rows a target's files hold, by its log alone; None where that doesn't say."""
-    files = pa.table(_open(side, storage_options).get_add_actions(flatten=True))
-    if not len(files):
-        return 0
-    return None if files["num_records"].null_count else int(pc.sum(files["num_records"]).as_py())
-
-
-def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None = None) -> int | None:
-    """The same of two small mirrors, by Arrow; None when Spark has to look. Raises what delta-rs and Arrow raise."""
-    sides = reference.referring, reference.referenced
-    if any(side.mode != MIRROR for side in sides) or "number" in reference.comparisons:
-        return None
-    for side in sides:
-        count = row_count(side, storage_options)
-        if count is None or count > MOST_ROWS_HERE:
-            return None
-    own, there = (_read(side, reference.comparisons, storage_options) for side in sides)
-    complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
-    rows = own.filter(complete)
-    together = [
-        pa.chunked_array([*left.chunks, *right.cast(left.type).chunks], left.type)
-        for left, right in zip(rows.columns, there.columns, strict=True)
-    ]
-    codes = codes_of(together)
-    orphans = int(np.count_nonzero(~np.isin(codes[: len(rows)], codes[len(rows) :])))
-    if reference.whole and len(own.columns) > 1:
-        begun = reduce(pc.or_, [pc.is_valid(column) for column in own.columns])
-        orphans += int(pc.sum(pc.and_not(begun, complete)).as_py() or 0)
-    return orphans
-
-
-def _read(side: Side, comparisons: Sequence[Comparison], storage_options: Mapping[str, str] | None) -> pa.Table:
-    dataset = _open(side, storage_options).to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-    rows = dataset.to_table(columns=sorted(set(side.columns)))
-    columns = []
-    for name, comparison in zip(side.columns, comparisons, strict=True):
-        column = rows[name]
-        if comparison == "integer":
-            column = column.cast(pa.int64())
-        elif comparison == "padded":
-            column = pc.utf8_rtrim(column, " ")
-        columns.append(column)
-    return pa.table(columns, names=[f"k{k}" for k in range(len(columns))])
-
-
-def _open(side: Side, storage_options: Mapping[str, str] | None) -> DeltaTable:
-    return DeltaTable(side.uri, version=side.version, storage_options=dict(storage_options or {}) or None)

@@ -6,7 +6,7 @@ of it among the aggregates that it asks anyway (``lake_expectations``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
+from spark_jobs.small_target import is_small, row_count
 from waldelta.lake import SPARKS_TIMESTAMPS
 from waldelta.ledger_rows import TableState
 from waldelta.profiles import ColumnProfile
@@ -23,9 +24,6 @@ from waldelta.profiles import ColumnProfile
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# As small as targets that are checked without Spark (quick_check).
-_MOST_ROWS = 100_000
-_MOST_FILE_BYTES = 16 << 20
 # Of wide tables the first ones.
 _MOST_COLUMNS = 100
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
@@ -40,20 +38,17 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
     return [(column.name, column.spark_type.lower().startswith(_NUMBERS)) for column in columns]
 
 
-def profile_here(
-    uri: str, version: int, columns: Sequence[tuple[str, bool]], storage_options: Mapping[str, str] | None = None
-) -> Measured | None:
+def profile_here(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
     """A mirror's profile without Spark; None where its log doesn't tell. Raises what delta-rs and Arrow raise."""
-    table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
     files = pa.table(table.get_add_actions(flatten=True))
     names = set(files.column_names)
     # Counted in the file's statistics, though they are no rows any more.
     if any(name.startswith("deletion_vector") and files[name].null_count < len(files) for name in names):
         return None
-    if "num_records" not in names or files["num_records"].null_count:
-        return (0, [ColumnProfile(name) for name, _ in columns]) if not len(files) else None
-    rows = int(pc.sum(files["num_records"]).as_py() or 0)
-    if rows <= _MOST_ROWS and (pc.sum(files["size_bytes"]).as_py() or 0) <= _MOST_FILE_BYTES:
+    rows = row_count(files)
+    if rows is None:
+        return None
+    if is_small(files):
         dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
         held = dataset.to_table(columns=[name for name, _ in columns])
         return len(held), [_of_values(held[name], name, is_number=number) for name, number in columns]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.departures import bounds_of, find_departures
 from spark_jobs.expectation_suite import departures, is_judged, plan_suite
@@ -120,12 +120,14 @@ def test_it_is_planned_before_it_says_anything():
 def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
     """Rows, nulls, least and most are the same; a mean needs the values."""
     if not is_small:
-        monkeypatch.setattr("spark_jobs.table_profile._MOST_ROWS", 0)
+        monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 0)
     schema = pa.schema([("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())])
     for rows in ([(1, float("nan"), "a", None), (2, 2.5, None, None)], [(6, -1.5, None, None)]):
         part = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
         write_deltalake(str(tmp_path), part, mode="append")
-    rows, (n, f, s, none) = profile_here(str(tmp_path), 1, [("n", True), ("f", True), ("s", False), ("none", True)])
+    rows, (n, f, s, none) = profile_here(
+        DeltaTable(str(tmp_path)), [("n", True), ("f", True), ("s", False), ("none", True)]
+    )
     assert rows == 3
     assert (n.nulls, n.least, n.most) == (0, 1, 6)
     assert n.mean == (3 if is_small else None)

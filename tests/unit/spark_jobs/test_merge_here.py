@@ -193,7 +193,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_is_left_to_spark(job, case, monkeypatch):
     """It is told before anything is written."""
-    monkeypatch.setattr(module, "MOST_ROWS", 1)
+    monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 1)
     arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
     arrange(job)
     before = table(job).version()

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.expectation_suite import SourceRules, plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
@@ -59,7 +59,7 @@ def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
     write_deltalake(
         str(tmp_path), pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
     )
-    return outcomes_here(str(tmp_path), 0, plan_suite(state(columns), HELD, own, rules))
+    return outcomes_here(DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules))
 
 
 @pytest.mark.parametrize(("rows", "rules", "is_met"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
@@ -85,5 +85,5 @@ def test_own_expectations_are_sparks(tmp_path):
 
 def test_a_table_that_is_not_small(tmp_path, monkeypatch):
     """It is read in tasks."""
-    monkeypatch.setattr("spark_jobs.quick_check._MOST_ROWS", 1)
+    monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 1)
     assert looked(tmp_path, FINE, LABELS) is None

@@ -1,0 +1,28 @@
+"""Small targets: read, merged and checked here by Arrow, as Spark plans and compiles for longer than the work itself takes.
+
+``files`` is what Delta's log says of a target's files: ``DeltaTable.get_add_actions(flatten=True)``.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# Beyond, a job of Spark's that writes, or scans, only the files that matter is the cheaper one.
+MOST_ROWS = 100_000
+MOST_FILE_BYTES = 16 << 20
+
+
+def row_count(files: pa.Table) -> int | None:
+    """How many rows the files hold, deleted ones among them; None where not every file's statistics say."""
+    if not len(files):
+        return 0
+    if "num_records" not in files.column_names or files["num_records"].null_count:
+        return None
+    return int(pc.sum(files["num_records"]).as_py())
+
+
+def is_small(files: pa.Table) -> bool:
+    """Whether a target with these files is read here; one whose rows aren't counted isn't."""
+    rows = row_count(files)
+    return rows is not None and rows <= MOST_ROWS and (pc.sum(files["size_bytes"]).as_py() or 0) <= MOST_FILE_BYTES
