@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
+from psycopg.pq import version as pq_version
 
 from waldelta.errors import AuthenticationFailed, ConfigError, PrivilegeMissing, SourceUnreachable, StandbyAway
 
@@ -51,20 +53,24 @@ KEEPALIVES = {
     "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000",
 }  # fmt: skip
 
-# Keys of an Airflow connection's extra that libpq knows; anything else there belongs to Airflow or its hooks.
+# What is said elsewhere: in the connection's own fields, and for every connection of ours.
+_SAID_ELSEWHERE = frozenset(
+    {"user", "password", "host", "port", "dbname", "application_name", "fallback_application_name", "client_encoding"}
+)
+# Keys of an Airflow connection's extra that libpq knows, but for those it hides as its developers'; anything else there
+# belongs to Airflow or its hooks,
 _LIBPQ_EXTRAS = frozenset(
-    {
-        "sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation", "channel_binding",
-        "gssencmode", "krbsrvname", "target_session_attrs", "connect_timeout", "keepalives", "keepalives_idle",
-        "keepalives_interval", "keepalives_count", "tcp_user_timeout", "options", "require_auth",
-    }
-)  # fmt: skip
+    option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar != b"D"
+) - _SAID_ELSEWHERE  # fmt: skip
+# unless it looks like these: whoever sets a key of them relies on being protected.
+_PROTECTS = ("ssl", "gss", "krb", "require", "channel")
 
 
 def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.environ) -> str:
     """The libpq connection string of an Airflow connection given as ``AIRFLOW_CONN_<ID>`` (URI or JSON).
 
-    Raises ConfigError when the variable is missing or is not a PostgreSQL connection; never repeats its value.
+    Raises ConfigError when the variable is missing or is not a PostgreSQL connection, or when its extra asks for a protection
+    that libpq doesn't know; never repeats its value.
     """
     variable = f"AIRFLOW_CONN_{conn_id.upper()}"
     text = environment.get(variable)
@@ -77,6 +83,11 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
     except (ValueError, AttributeError):
         # The parser's own message may repeat the value, so it isn't chained.
         raise ConfigError(f"{variable} is neither an Airflow connection URI nor its JSON form") from None
+    if unknown := sorted(k for k in fields if k.startswith(_PROTECTS) and k not in _LIBPQ_EXTRAS):
+        raise ConfigError(
+            f"{variable}: the extra's {', '.join(unknown)} is no parameter of libpq {_libpq_version()}, so that it would protect "
+            "nothing: correct its name, or remove it"
+        )
     return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
 
 
@@ -210,7 +221,7 @@ def _fields_from_json(text: str) -> dict[str, Any]:
         "user": document.get("login"),
         "password": document.get("password"),
         "dbname": document.get("schema"),
-        **{k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS},
+        **_of_libpq(extra),
     }
 
 
@@ -229,8 +240,17 @@ def _fields_from_uri(text: str) -> dict[str, Any]:
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "dbname": unquote(parts.path.lstrip("/")),
-        **{k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS},
+        **_of_libpq(extra),
     }
+
+
+def _of_libpq(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an extra is meant for libpq, whether it knows it or not."""
+    return {k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)}
+
+
+def _libpq_version() -> str:
+    return f"{pq_version() // 10000}.{pq_version() % 10000}"
 
 
 def _check_kind(kind: str) -> None:
