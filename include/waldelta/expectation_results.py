@@ -11,8 +11,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.lake import bookkeeping_uri, sync_commit
-from waldelta.ledger_table import LedgerTable
+from waldelta.lake import NO_HOOKS, bookkeeping_uri, checkpoint, sync_commit
+from waldelta.ledger_table import CHECKPOINT_INTERVAL, LedgerTable
 
 # A check leaves hundreds of short rows, which are read by days.
 _GROUP_ROWS = 20_000
@@ -62,8 +62,12 @@ def append_expectation_results(
         return
     uri = bookkeeping_uri(root, ExpectationResult.table)
     data = pa.Table.from_pylist([asdict(result) for result in results], schema=ExpectationResult.schema)
-    write_deltalake(uri, data, mode="append", storage_options=storage_options)
-    sync_commit(uri, DeltaTable(uri, storage_options=storage_options).version())
+    write_deltalake(
+        uri, data, mode="append", storage_options=storage_options, post_commithook_properties=NO_HOOKS
+    )
+    table = DeltaTable(uri, storage_options=storage_options)
+    sync_commit(uri, table.version())
+    checkpoint(table, CHECKPOINT_INTERVAL)
 
 
 def read_expectation_results(root: str, storage_options: dict[str, str] | None = None) -> list[ExpectationResult]:

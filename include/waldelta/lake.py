@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +33,11 @@ SPARKS_TIMESTAMPS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _EARLIER = 5
+_HINT = "_last_checkpoint"
+# By table: the version up to which this process has forced all commits onto the disk.
+_synced: dict[str, int] = {}
+# delta-rs's own checkpoints aren't durable, and it drops the log's old entries in the same breath.
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 CHANGES = "changes"
 MESSAGES = "messages"
@@ -61,27 +67,59 @@ def sync_commit(uri: str, version: int) -> None:
     folder = local_path(uri)
     if folder is None:
         return
-    entry = folder / "_delta_log" / f"{version:020d}.json"
-    added = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
-    files = [folder / unquote(add["path"]) for add in added]
-    files += [folder / marks for add in added if (marks := deletion_vector_path(add.get("deletionVector"))) is not None]
+    # The earlier ones, too, that nobody is known to have cared for: other people's, a killed run's, and those that only changed
+    # properties or columns. A table whose log has a gap, or names a file that is gone, can't be read.
+    known = _synced.get(uri, version)
+    for earlier in range(known + 1 if known < version else max(0, version - _EARLIER), version):
+        _sync_if_there(folder, earlier)
+    _sync_files(folder, version, _fsync)
     # Every table lies two folders below the lake's root, which may be as new as the table.
-    folders = {f.parent for f in files} | {folder, *folder.parents[:2], entry.parent}
-    # A commit that only changed properties or columns has nobody else who cares for it, and a table with a gap can't be opened.
-    earlier = [folder / "_delta_log" / f"{before:020d}.json" for before in range(max(0, version - _EARLIER), version)]
-    for path in [*files, *(e for e in earlier if e.exists()), entry, *sorted(folders)]:
+    for path in (folder / "_delta_log", folder, *folder.parents[:2]):
         _fsync(path)
     with suppress(PermissionError):  # a folder that isn't ours: whoever made the lake's root in it looks after it
         _fsync(folder.parents[2])
+    _synced[uri] = version
 
 
-def sync_checkpoint(uri: str, version: int) -> None:
-    """Force a checkpoint of a Delta table onto the disk: readers trust it without looking at the commits before it."""
+def sync_commits(uri: str, versions: Iterable[int]) -> None:
+    """Likewise commits that may be anybody's: what of their files is gone again, or isn't ours to open, nobody builds on."""
     folder = local_path(uri)
-    if folder is not None:
-        entries = folder / "_delta_log"
-        for path in (entries / f"{version:020d}.checkpoint.parquet", entries / "_last_checkpoint", entries):
-            _fsync(path)
+    if folder is not None and (there := list(versions)):
+        for version in there:
+            _sync_if_there(folder, version)
+        _fsync(folder / "_delta_log")
+
+
+def sync_behind(uri: str, version: int) -> int:
+    """Force all commits after a version onto the disk, as sync_commits(); returns the last."""
+    folder, last = local_path(uri), version
+    while folder is not None and _entry(folder, last + 1).exists():
+        last += 1
+    sync_commits(uri, range(version + 1, last + 1))
+    return last
+
+
+def _sync_if_there(folder: Path, version: int) -> None:
+    with suppress(FileNotFoundError):  # the entry itself: gone with the log's retention
+        _sync_files(folder, version, _fsync_if_there)
+
+
+def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> None:
+    """What a commit added, then its entry in the log; and the checkpoint that Spark wrote behind it, then what points to that."""
+    entry = _entry(folder, version)
+    added = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
+    files = [folder / unquote(add["path"]) for add in added]
+    files += [folder / marks for add in added if (marks := deletion_vector_path(add.get("deletionVector"))) is not None]
+    for path in [*files, *sorted({f.parent for f in files})]:
+        fsync(path)
+    _fsync(entry)
+    if checkpoints := sorted(entry.parent.glob(f"{version:020d}.checkpoint*.parquet")):
+        for path in (*checkpoints, entry.parent / _HINT):
+            _fsync_if_there(path)
+
+
+def _entry(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020d}.json"
 
 
 def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]:
@@ -94,19 +132,73 @@ def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]
         "commit_properties": CommitProperties(
             custom_metadata={"userMetadata": metadata}, max_commit_retries=0, app_transactions=[transaction]
         ),
-        "post_commithook_properties": PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+        "post_commithook_properties": NO_HOOKS,
     }
 
 
 def checkpoint(table: DeltaTable, interval: int) -> None:
     """Write a checkpoint with every so many versions; one that can't be written undoes no commit, and there will be a next one."""
-    if table.version() % interval:
-        return
+    if table.version() % interval == 0:
+        write_checkpoint(table)
+
+
+def write_checkpoint(table: DeltaTable) -> bool:
+    """Write a checkpoint that is durable before anything names it, behind all that it names; whether there is one now.
+
+    Readers trust a checkpoint without looking at the commits before it, and fail when the one that they are pointed to is torn.
+    """
+    uri, version = table.table_uri.rstrip("/"), table.version()
     try:
-        table.create_checkpoint()
-        sync_checkpoint(table.table_uri, table.version())
+        if (folder := local_path(uri)) is None:
+            table.create_checkpoint()
+            return True
+        sync_commit(uri, version)
+        entries = folder / "_delta_log"
+        if (newest := _newest_checkpoint(entries)) == version:
+            return True
+        with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
+            made = _checkpoint_beside(entries, version, newest if newest < version else -1, Path(beside))
+            for name in (f"{version:020d}.checkpoint.parquet", _HINT):
+                _put(made / name, entries / name)
     except (DeltaError, OSError) as err:
-        log.info("%s has no checkpoint of version %d: %s", table.table_uri, table.version(), err)
+        log.info("%s has no checkpoint of version %d: %s", uri, version, err)
+        return False
+    return True
+
+
+def _checkpoint_beside(entries: Path, version: int, newest: int, folder: Path) -> Path:
+    """A log of the same commits in another folder, with a checkpoint: delta-rs writes it and what points to it in one go."""
+    there = folder / "_delta_log"
+    there.mkdir()
+    for entry in entries.iterdir():
+        number = entry.name[:20]
+        if entry.is_dir() or (number.isdigit() and newest <= int(number) <= version):
+            (there / entry.name).symlink_to(entry)
+    if newest >= 0:
+        shutil.copyfile(entries / _HINT, there / _HINT)
+    DeltaTable(str(folder), version=version).create_checkpoint()
+    return there
+
+
+def _newest_checkpoint(entries: Path) -> int:
+    """The version of the checkpoint that readers are pointed to; -1 when there is none."""
+    try:
+        return int(json.loads((entries / _HINT).read_bytes())["version"])
+    except (OSError, ValueError, KeyError):
+        return -1
+
+
+def _put(made: Path, path: Path) -> None:
+    """Copy a file, durable under its name or not there at all."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
+    try:
+        shutil.copyfile(made, draft)
+        _fsync(draft)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    _fsync(path.parent)
 
 
 def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
@@ -223,6 +315,11 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _fsync_if_there(path: Path) -> None:
+    with suppress(FileNotFoundError, PermissionError):
+        _fsync(path)
 
 
 def encode_segment(name: str) -> str:

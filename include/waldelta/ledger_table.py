@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from waldelta.errors import LateWriter
 from waldelta.fault import fault_point
-from waldelta.lake import sync_commit
+from waldelta.lake import NO_HOOKS, checkpoint, sync_commit, write_checkpoint
 from waldelta.ledger_files import STATISTIC, read_sorted, scan_sorted
 from waldelta.unwritable import unwritable
 
@@ -32,7 +32,11 @@ MOST_FILES = 64
 _ATTEMPTS = 20
 # One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading the others'.
 _GROUP_ROWS = 500
-_ONLY_IF_UNCHANGED = CommitProperties(max_commit_retries=0)
+_ONLY_IF_UNCHANGED: dict[str, Any] = {
+    "commit_properties": CommitProperties(max_commit_retries=0),
+    "post_commithook_properties": NO_HOOKS,
+}
+CHECKPOINT_INTERVAL = 100
 # A reader that opened the table before a rewrite still finds its files.
 _KEEP_FILES_HOURS = 24
 
@@ -97,9 +101,9 @@ class LedgerTable:
             pa.Table.from_pylist(list(rows), schema=self.schema),
             mode="append",
             schema_mode=self._schema_mode(table),
-            commit_properties=_ONLY_IF_UNCHANGED,
+            **_ONLY_IF_UNCHANGED,
         )
-        sync_commit(self.uri, table.version())
+        self._keep(table)
         if len(table.file_uris()) > (self._most_files or MOST_FILES):
             self._compact(table)
         return list(rows)
@@ -164,9 +168,9 @@ class LedgerTable:
                 mode="overwrite",
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
-                commit_properties=_ONLY_IF_UNCHANGED,
+                **_ONLY_IF_UNCHANGED,
             )
-            sync_commit(self.uri, table.version())
+            self._keep(table)
 
     @_again_when_changed
     def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
@@ -186,9 +190,9 @@ class LedgerTable:
                 pa.table(columns),
                 mode="overwrite",
                 schema_mode="merge",
-                commit_properties=_ONLY_IF_UNCHANGED,
+                **_ONLY_IF_UNCHANGED,
             )
-            sync_commit(self.uri, table.version())
+            self._keep(table)
         return int(marked)
 
     @_again_when_changed
@@ -204,23 +208,21 @@ class LedgerTable:
         kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
-            write_deltalake(
-                table, kept, mode="overwrite", commit_properties=_ONLY_IF_UNCHANGED, writer_properties=self._groups
-            )
+            write_deltalake(table, kept, mode="overwrite", writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
             fault_point("maintain.pruned")
             sync_commit(self.uri, table.version())
         elif len(table.file_uris()) > 1:
             self._compact(table)
-        table.vacuum(_KEEP_FILES_HOURS, dry_run=False, enforce_retention_duration=False)
-        table.create_checkpoint()
-        table.cleanup_metadata()
+        table.vacuum(
+            _KEEP_FILES_HOURS, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS
+        )
+        if write_checkpoint(table):  # in the place of the log's old entries
+            table.cleanup_metadata()
         return dropped
 
     def _create(self, data: pa.Table) -> None:
         try:
-            write_deltalake(
-                self.uri, data, mode="error", storage_options=self._options, commit_properties=_ONLY_IF_UNCHANGED
-            )
+            write_deltalake(self.uri, data, mode="error", storage_options=self._options, **_ONLY_IF_UNCHANGED)
         except DeltaError as err:
             if self._open() is None:
                 raise
@@ -238,12 +240,17 @@ class LedgerTable:
 
     def _compact(self, table: DeltaTable) -> None:
         try:
-            table.optimize.compact(commit_properties=_ONLY_IF_UNCHANGED, writer_properties=self._groups)
+            table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
         except DeltaError as err:
             # Somebody else compacts, or appends: there will be a next time, and no row depends on it.
             log.info("%s not compacted: %s", self.uri, err)
             return
+        self._keep(table)
+
+    def _keep(self, table: DeltaTable) -> None:
+        """Make a commit durable, and with every so many a checkpoint."""
         sync_commit(self.uri, table.version())
+        checkpoint(table, CHECKPOINT_INTERVAL)
 
     def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
         """A table of an older version gets the columns, and the fields of structs, that it lacks."""

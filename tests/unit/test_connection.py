@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from waldelta.connection import conninfo_from_environment, describe
 from waldelta.errors import ConfigError
 
-SECRET = "5ecret"  # noqa: S105
+SECRET = "5ecret"
 FIELDS = {"host": "db", "port": "5432", "user": "u", "password": SECRET, "dbname": "d"}
 
 PASSED = {

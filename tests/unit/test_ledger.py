@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.power import Disk
 from waldelta import ledger_files, ledger_table
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.gap import CLOSED, OPEN, open_gaps
-from waldelta.lake import bookkeeping_uri
+from waldelta.lake import bookkeeping_uri, local_path
 from waldelta.ledger import Ledger
+from waldelta.ledger_files import read_sorted
 from waldelta.ledger_rows import (
     AttributeState,
     BatchCut,
@@ -360,3 +362,30 @@ def test_rewritten_files_are_read_by_parts(ledger, lake):
     (file,) = DeltaTable(table.uri).file_uris()
     assert pq.ParquetFile(file.removeprefix("file://")).num_row_groups == 10
     assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == ["97", "98"]
+
+
+def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatch):
+    """At any moment: what points to a checkpoint, or lets old entries go, comes after the checkpoint is on the disk."""
+    monkeypatch.setattr(ledger_table, "CHECKPOINT_INTERVAL", 3)
+    disk, ledger, rows = Disk(monkeypatch), Ledger(lake), []
+    table = local_path(bookkeeping_uri(lake, SlotMove.table))
+
+    def cut():
+        if (table / "_delta_log/_last_checkpoint").exists():
+            left = disk.after_a_cut(table, tmp_path / f"cut{len(rows)}")
+            rows.append(len(read_sorted(DeltaTable(left.as_uri()))))
+
+    ledger.append(move("intent", 0))
+    # delta-rs goes by the table itself, Spark too.
+    properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 0 days"}
+    DeltaTable(table).alter.set_table_properties(properties)
+    disk.at_each = cut
+    for number in range(1, 6):
+        ledger.append(move("intent", number))
+        assert disk.volatile(local_path(lake), f"_waldelta/{SlotMove.table}") == []
+    assert len(list(table.glob("_delta_log/*.checkpoint.parquet"))) == 2
+    assert ledger._table(SlotMove).prune(lambda rows: [True] * len(rows)) == 0
+    cut()
+    assert rows == sorted(rows)
+    assert rows[-1] == 6
+    assert len(list(table.glob("_delta_log/*.json"))) < 3

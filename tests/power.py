@@ -1,0 +1,56 @@
+"""A power cut, as far as a test can have one: what a process forced onto the disk is kept, and of all else what readers can least bear.
+
+Neither Spark nor delta-rs calls fsync; waldelta does, by os.fsync alone, so what that was called with is what the disk was told.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# What readers need; checksums and the like they can do without.
+_NEEDED = (".parquet", ".json", ".bin", "_last_checkpoint")
+
+
+class Disk:
+    """What has been forced onto the disk since it was made, file by file and folder by folder.
+
+    ``at_each`` is called before each: it sees what a cut at that moment could leave.
+    """
+
+    def __init__(self, monkeypatch) -> None:
+        self.at_each: Callable[[], None] = lambda: None
+        self._synced: dict[int, float] = {}  # by inode: files are synced before they get their names
+        monkeypatch.setattr("os.fsync", self._fsync)
+
+    def _fsync(self, handle: int) -> None:
+        self.at_each()
+        self._synced[os.fstat(handle).st_ino] = time.time()
+
+    def is_kept(self, path: Path, since: float) -> bool:
+        """Whether what a file held, or a folder was told, at a moment is safe."""
+        return self._synced.get(path.stat().st_ino, -1.0) >= since
+
+    def volatile(self, root: Path, tables: str) -> list[str]:
+        """What of some tables wouldn't survive: files not synced since they were written, folders not since a file came in."""
+        needed: dict[Path, float] = {}
+        for table in root.glob(tables):
+            for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):
+                needed.setdefault(folder, 0.0)
+            for path in table.rglob("*"):
+                if path.name.endswith(_NEEDED):
+                    needed[path] = path.stat().st_mtime
+                    changed = path.stat().st_ctime  # also by being renamed
+                    needed[path.parent] = max(changed, needed.get(path.parent, 0.0))
+        return sorted(str(path) for path, at in needed.items() if not self.is_kept(path, at))
+
+    def after_a_cut(self, table: Path, copy: Path) -> Path:
+        """A copy of a table as a cut may leave it: files that weren't synced are there, and empty."""
+        shutil.copytree(table, copy)
+        for path in table.rglob("*"):
+            if path.is_file() and not self.is_kept(path, path.stat().st_mtime):
+                (copy / path.relative_to(table)).write_bytes(b"")
+        return copy
