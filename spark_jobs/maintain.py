@@ -7,17 +7,20 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from spark_jobs.flow import Stage, run_stages
+from deltalake import DeltaTable
+
+from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.target import has_deletion_vectors, set_deletion_vectors, set_retention
+from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.cuts import renew_cut
-from waldelta.errors import LockHeld
+from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder
-from waldelta.ledger_rows import now
+from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder, sync_behind
+from waldelta.ledger_rows import TableState, now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
@@ -47,7 +50,7 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
     A target that another run holds is left for the next time. Only when all of them are held has nothing been done,
-    and the run fails with LockHeld.
+    and the run fails with LockHeld. One that can't be maintained fails the run once all others are done.
     """
     stages: dict[str, Stage] = {
         "targets": _targets,
@@ -63,26 +66,45 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
 def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     hours = job.pipeline.maintenance.keep_versions_hours
     held: dict[str, LockHeld] = {}
+    failures: dict[str, WaldeltaError] = {}
     for state in synced_states(job):
+        name = state.table_name
         try:
-            with target_lock(job, state.table_name):
-                uri = uri_of(job, state.table_name)
-                _keep_as_chosen(spark, uri, job.pipeline.target.deletion_vectors_of(state.table_name))
-                set_retention(spark, uri, hours)
-                _compact(spark, uri, hours)
+            _maintain(spark, job, name)
         except LockHeld as err:
-            log.warning("table=%s left for the next time: %s", state.table_name, err)
-            held[state.table_name] = err
+            log.warning("table=%s left for the next time: %s", name, err)
+            held[name] = err
+        except Exception as err:  # one that was removed or damaged must not keep the others from being done
+            log.exception("table=%s not maintained", name)
+            failures[name] = of_table(err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name)
         else:
-            result.tables[state.table_name] = TableResult()
+            result.tables[name] = TableResult()
     fault_point("maintain.cleaned")
     result.warnings += renew_cut(job)
     stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
     if held:
         stage.detail += f"; in use by other runs and left: {', '.join(held)}"
         result.warnings.append(f"maintenance left out {', '.join(held)}: in use by another run")
+    if failures:
+        raise all_failures(failures)
     if held and not result.tables:
         raise next(iter(held.values()))
+
+
+def _maintain(spark: SparkSession, job: Job, name: str) -> None:
+    uri, hours = uri_of(job, name), job.pipeline.maintenance.keep_versions_hours
+    with target_lock(job, name):
+        version = DeltaTable(uri, storage_options=job.storage_options).version()
+        _keep_as_chosen(spark, uri, job.pipeline.target.deletion_vectors_of(name))
+        set_retention(spark, uri, hours)
+        with session_settings(spark, _FILE_SIZES):
+            spark.sql(f"optimize {path(uri)}").collect()
+        fault_point("maintain.compacted")
+        # The next commit would make the log durable, and a cut name what a power cut could take back.
+        version = sync_behind(uri, version)
+    # What it deletes was done with a week ago at least: nobody has to wait for its listing of the table's folder.
+    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
+    sync_behind(uri, version)
 
 
 def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> None:
@@ -94,13 +116,6 @@ def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> No
         spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
         fault_point("maintain.purged")
     set_deletion_vectors(spark, uri, deletion_vectors)
-
-
-def _compact(spark: SparkSession, uri: str, hours: int) -> None:
-    with session_settings(spark, _FILE_SIZES):
-        spark.sql(f"optimize {path(uri)}").collect()
-    fault_point("maintain.compacted")
-    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
 
 
 def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
@@ -120,7 +135,7 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     stage.detail = f"{removed} folders of staged changes removed"
 
 
-def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Delete batches that every target has applied and that are older than the change log must reach back."""
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -133,7 +148,7 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         return
     states = synced_states(job)
     watermarks = Watermarks(job, identity)
-    safe = min((watermarks.of(state) for state in states), default=0)
+    safe = min((_applied_upto(watermarks, state, result) for state in states), default=0)
     oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
     expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
     if job.pipeline.source.options.messages:
@@ -148,11 +163,26 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
     uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
     # batch is the partition column, so this removes whole files without reading them.
+    version = DeltaTable(uri, storage_options=job.storage_options).version()
     fault_point("maintain.forgetting")
     spark.sql(forget_statement(uri, expired)).collect()
     fault_point("maintain.forgotten")
+    version = sync_behind(uri, version)
     spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
+    sync_behind(uri, version)
     stage.detail = f"batches up to {expired} removed"
+
+
+def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) -> int:
+    """The last batch that a target holds; of one that can't be read, none: brought back, it may need all of this life's."""
+    try:
+        return watermarks.of(state)
+    except Exception as err:
+        log.warning("table=%s keeps the change log from being pruned: %s", state.table_name, err)
+        result.warnings.append(
+            f"the change log keeps all batches, since it can't be told which {state.table_name} holds"
+        )
+        return watermarks.floor
 
 
 def _is_needed(prepared: Prepared, expired: int) -> bool:

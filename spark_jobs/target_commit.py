@@ -27,7 +27,7 @@ from waldelta.consume import SlotIdentity
 from waldelta.delta_log import read_metadata
 from waldelta.errors import LateWriter
 from waldelta.job import Job
-from waldelta.lake import sync_commit
+from waldelta.lake import sync_commit, sync_commits
 from waldelta.ledger_rows import Run, TableState, TargetCut
 from waldelta.watermark import apply_app_id, uri_of
 
@@ -88,6 +88,8 @@ def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> Targ
         if run_id is None or _told(job, run_id, state.table_name, version, committed_at):
             break
         counts = entry["waldelta"].get("counts") or {}
+        # Committed, it needn't be on the disk; and by now its files may be compacted and gone.
+        sync_commits(uri_of(job, state.table_name), [version])
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
         found = this if found is None else add_cuts(found, this)
     return found

@@ -37,7 +37,7 @@ class Disk:
     def volatile(self, root: Path, tables: str) -> list[str]:
         """What of some tables wouldn't survive: files not synced since they were written, folders not since a file came in."""
         needed: dict[Path, float] = {}
-        for table in root.glob(tables):
+        for table in (path.parent for path in root.glob(f"{tables}/_delta_log")):
             for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):
                 needed.setdefault(folder, 0.0)
             for path in table.rglob("*"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import LateWriter, StateError
-from waldelta.foreign import expire_vacuumed, look
+from waldelta.foreign import expire_vacuumed, look_durably
 from waldelta.job import Job
 from waldelta.ledger_rows import BatchCut, TargetCut, now
 from waldelta.watermark import last_cut, uri_of
+
+log = logging.getLogger(__name__)
 
 # An object store answers each in its own time.
 _AT_ONCE = 16
@@ -70,15 +73,23 @@ def renew_cut(job: Job) -> list[str]:
     """
     if (cut := last_cut(job)) is None:
         return []
-    targets = [TargetCut(t.table_name, t.generation, _log(job, t).same_rows_as(t.version)) for t in cut.targets]
+    targets = [TargetCut(t.table_name, t.generation, _present_version(job, t)) for t in cut.targets]
     if [target.version for target in targets] == [target.version for target in cut.targets]:
         return []
     told = []
     for then, present in zip(cut.targets, targets, strict=True):
-        told += expire_vacuumed(job, then.table_name, look(_log(job, then), then.version, present.version))
+        told += expire_vacuumed(job, then.table_name, look_durably(_log(job, then), then.version, present.version))
     with suppress(LateWriter):  # a run has published another one
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)
     return told
+
+
+def _present_version(job: Job, target: TargetCut) -> int:
+    try:
+        return _log(job, target).same_rows_as(target.version)
+    except (ValueError, OSError) as err:  # damaged: the others have a newer version all the same
+        log.warning("table=%s: its log can't be read behind version %d: %s", target.table_name, target.version, err)
+        return target.version
 
 
 def _readable_version(job: Job, target: TargetCut) -> int | None:

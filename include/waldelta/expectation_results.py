@@ -62,9 +62,7 @@ def append_expectation_results(
         return
     uri = bookkeeping_uri(root, ExpectationResult.table)
     data = pa.Table.from_pylist([asdict(result) for result in results], schema=ExpectationResult.schema)
-    write_deltalake(
-        uri, data, mode="append", storage_options=storage_options, post_commithook_properties=NO_HOOKS
-    )
+    write_deltalake(uri, data, mode="append", storage_options=storage_options, post_commithook_properties=NO_HOOKS)
     table = DeltaTable(uri, storage_options=storage_options)
     sync_commit(uri, table.version())
     checkpoint(table, CHECKPOINT_INTERVAL)

@@ -18,6 +18,7 @@ from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import StateError
 from waldelta.fault import fault_point
 from waldelta.job import Job
+from waldelta.lake import sync_commits
 from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now
 from waldelta.locks import target_lock
 from waldelta.watermark import check_same_copy, uri_of
@@ -33,12 +34,13 @@ _MOST_TOLD = 3
 class Seen:
     """What was found in a part of a target's log: foreign commits, and up to which moment a VACUUM deleted what wasn't needed any more.
 
-    ``lacks``: the first version whose entry is gone already, so that nobody can tell who wrote then.
+    ``others``: the versions that aren't ours, whatever they did. ``lacks``: the first version whose entry is gone already, so that nobody can tell who wrote then.
     """
 
     commits: Sequence[ForeignCommit] = ()
     vacuumed: datetime | None = None
     lacks: int | None = None
+    others: Sequence[int] = ()
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Watch:
         if after is None or version == after:
             self._looked[state.table_name] = version
             return []
-        seen = look(DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options), after, version)
+        seen = look_durably(DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options), after, version)
         known = {commit.version for commit in state.foreign_commits}
         fresh = [commit for commit in seen.commits if commit.version not in known]
         if fresh:
@@ -119,23 +121,35 @@ def looked_upto(cut: BatchCut | None, state: TableState) -> int | None:
     return max([*in_cut, *([state.version] if state.version is not None else [])], default=None)
 
 
+def look_durably(table: DeltaLog, after: int, upto: int) -> Seen:
+    """The same as look(), and force what others committed onto the disk: a cut is about to be built on it."""
+    seen = look(table, after, upto)
+    sync_commits(table.uri, seen.others)
+    return seen
+
+
 def look(table: DeltaLog, after: int, upto: int) -> Seen:
     """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end, since our own commits say how far was looked."""
     found: list[ForeignCommit] = []
     vacuums: list[datetime] = []
+    others: list[int] = []
+    lacks: int | None = None
     for version in range(upto, after, -1):
         if version <= after:
             break
         commit = table.read(version)
         if commit is None:
-            return Seen(found[::-1], max(vacuums, default=None), version)
+            lacks = version
+            break
         if commit.metadata:
             after = max(after, commit.metadata.get("looked") or after)
-        elif commit.info.get("operation") == "VACUUM START":
+            continue
+        others.append(version)
+        if commit.info.get("operation") == "VACUUM START":
             vacuums.append(_vacuumed_upto(commit))
         elif commit.changes_data:
             found.append(_foreign(commit))
-    return Seen(found[::-1], max(vacuums, default=None))
+    return Seen(found[::-1], max(vacuums, default=None), lacks, others[::-1])
 
 
 def describe(commit: ForeignCommit) -> str:

@@ -50,7 +50,7 @@ class Watermarks:
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
         self._cut = last_cut(job)
-        self._floor = job.first_batch()
+        self.floor = job.first_batch()
         self.versions: dict[str, int] = {}  # of each target's table, when it was asked for last
 
     def of(self, state: TableState) -> int:
@@ -69,10 +69,10 @@ class Watermarks:
                 "lacks, or remove the folder and run the initial sync for it again"
             ) from err
         self.versions[state.table_name] = table.version()
-        applied = max(committed, self._in_cut(state), self._floor)
-        if applied > self._floor or not state.snapshot:
+        applied = max(committed, self._in_cut(state), self.floor)
+        if applied > self.floor or not state.snapshot:
             return applied
-        return self._job.change_log(self.identity).held_by(Snapshot.parse(state.snapshot), self._floor)
+        return self._job.change_log(self.identity).held_by(Snapshot.parse(state.snapshot), self.floor)
 
     def _in_cut(self, state: TableState) -> int:
         cut = self._cut

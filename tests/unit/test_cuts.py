@@ -9,9 +9,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.pipeline import Pipeline
+from tests.power import Disk
 from waldelta.cuts import renew_cut
 from waldelta.errors import StateError
 from waldelta.job import Job
+from waldelta.lake import local_path, sync_commit
 from waldelta.ledger_rows import BatchCut, TargetCut, now
 from waldelta.pipeline_file import PipelineFile
 
@@ -101,6 +103,38 @@ def test_a_vacuum_by_others_is_told_by_whoever_publishes_the_cut_behind_it(pipel
     assert pipeline.cut() == {"public.t": 4, "public.u": 1}
     assert [cut.expired for cut in job.ledger.batches()] == [True, True, False, False]
     assert renew_cut(job) == []
+
+
+def test_what_others_compacted_is_on_the_disk_before_a_cut_names_it(pipeline, job, lake, monkeypatch):
+    """Our own commits were made durable by whoever made them."""
+    disk, found = Disk(monkeypatch), []
+    publish(pipeline, job, 0)
+    publish(pipeline, job, 1)
+    for name in NAMES:
+        sync_commit(uri(pipeline, name), 1)
+    real = job.ledger.append_cut
+
+    def append_cut(_, *rows):
+        found.append(disk.volatile(local_path(lake), "public/*"))
+        real(*rows)
+
+    monkeypatch.setattr(type(job.ledger), "append_cut", append_cut)
+    compact(pipeline, "t")
+    renew_cut(job)
+    assert pipeline.cut() == {"public.t": 2, "public.u": 1}
+    assert found == [[]]
+
+
+@pytest.mark.parametrize("damage", ["removed", "torn"])
+def test_a_damaged_target_keeps_no_other_from_its_new_version(pipeline, job, damage):
+    for batch in range(2):
+        publish(pipeline, job, batch)
+    for name in NAMES:
+        compact(pipeline, name)
+    folder = local_path(uri(pipeline, "t"))
+    shutil.rmtree(folder) if damage == "removed" else (folder / f"_delta_log/{2:020d}.json").write_bytes(b'{"add": {')
+    renew_cut(job)
+    assert [(t.table_name, t.version) for t in job.ledger.last_cut().targets] == [("public.t", 1), ("public.u", 2)]
 
 
 @pytest.mark.parametrize("expired", [False, True])
