@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import timedelta
 
 import pyarrow as pa
@@ -15,9 +16,10 @@ from spark_jobs.target import set_retention
 from tests.copies import before_rows
 from tests.pipelines import pipeline_file
 from waldelta import ledger_upkeep
-from waldelta.lake import bookkeeping_uri
+from waldelta.lake import bookkeeping_uri, local_path
 from waldelta.ledger_rows import BatchCut, Run, SlotMove, TableState, now
 from waldelta.locks import target_lock
+from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -120,6 +122,26 @@ def test_a_table_in_use_is_left_and_named(spark, database, pipeline):
     assert done.stages["targets"].detail.endswith("in use by other runs and left: public.a")
     assert done.warnings == ["maintenance left out public.a: in use by another run"]
     assert {stage.status for stage in done.stages.values()} == {"succeeded"}
+
+
+def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pipeline, monkeypatch):
+    """Nothing is forgotten that it may need, should it be brought back from before."""
+    consume(spark, database, pipeline, 1)
+    job = pipeline.job()
+    target = local_path(uri_of(job, "public.a"))
+    consume(spark, database, pipeline, 2)
+    database.execute("checkpoint")
+    shutil.rmtree(target)
+    with monkeypatch.context() as later:
+        later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+        later.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))  # a checkpoint is told in whole seconds
+        with pytest.raises(RunFailed, match=r"public\.a") as failed:
+            pipeline.maintain(spark)
+    done = failed.value.result
+    assert list(done.tables) == ["public.b"]
+    assert [name for name, stage in done.stages.items() if stage.status == "failed"] == ["targets"]
+    assert done.warnings == ["the change log keeps all batches, since it can't be told which public.a holds"]
+    assert sorted(job.change_log(job.slot_identity()).sizes(0, 100)) == [1, 2]
 
 
 def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
