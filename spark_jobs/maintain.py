@@ -97,9 +97,7 @@ def _maintain(spark: SparkSession, job: Job, name: str) -> None:
         version = DeltaTable(uri, storage_options=job.storage_options).version()
         _keep_as_chosen(spark, uri, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, hours)
-        with session_settings(spark, _FILE_SIZES):
-            spark.sql(f"optimize {path(uri)}").collect()
-        fault_point("maintain.compacted")
+        _compact(spark, uri)
         # The next commit would make the log durable, and a cut name what a power cut could take back.
         version = sync_behind(uri, version)
     # What it deletes was done with a week ago at least: nobody has to wait for its listing of the table's folder.
@@ -116,6 +114,12 @@ def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> No
         spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
         fault_point("maintain.purged")
     set_deletion_vectors(spark, uri, deletion_vectors)
+
+
+def _compact(spark: SparkSession, uri: str) -> None:
+    with session_settings(spark, _FILE_SIZES):
+        spark.sql(f"optimize {path(uri)}").collect()
+    fault_point("maintain.compacted")
 
 
 def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

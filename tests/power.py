@@ -36,16 +36,7 @@ class Disk:
 
     def volatile(self, root: Path, tables: str) -> list[str]:
         """What of some tables wouldn't survive: files not synced since they were written, folders not since a file came in."""
-        needed: dict[Path, float] = {}
-        for table in (path.parent for path in root.glob(f"{tables}/_delta_log")):
-            for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):
-                needed.setdefault(folder, 0.0)
-            for path in table.rglob("*"):
-                if path.name.endswith(_NEEDED):
-                    needed[path] = path.stat().st_mtime
-                    changed = path.stat().st_ctime  # also by being renamed
-                    needed[path.parent] = max(changed, needed.get(path.parent, 0.0))
-        return sorted(str(path) for path, at in needed.items() if not self.is_kept(path, at))
+        return volatile(root, tables, self.is_kept)
 
     def after_a_cut(self, table: Path, copy: Path) -> Path:
         """A copy of a table as a cut may leave it: files that weren't synced are there, and empty."""
@@ -54,3 +45,17 @@ class Disk:
             if path.is_file() and not self.is_kept(path, path.stat().st_mtime):
                 (copy / path.relative_to(table)).write_bytes(b"")
         return copy
+
+
+def volatile(root: Path, tables: str, is_kept: Callable[[Path, float], bool]) -> list[str]:
+    """The same, by whoever says what is kept of which moment."""
+    needed: dict[Path, float] = {}
+    for table in (path.parent for path in root.glob(f"{tables}/_delta_log")):
+        for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):
+            needed.setdefault(folder, 0.0)
+        for path in table.rglob("*"):
+            if path.name.endswith(_NEEDED):
+                needed[path] = path.stat().st_mtime
+                changed = path.stat().st_ctime  # also by being renamed
+                needed[path.parent] = max(changed, needed.get(path.parent, 0.0))
+    return sorted(str(path) for path, at in needed.items() if not is_kept(path, at))

@@ -1,11 +1,19 @@
 """A power cut takes back whatever wasn't forced onto the disk: at each effect that builds on files, these have been.
 
-What was forced is told by os.fsync, which is all that asks for it (tests.power).
+What was forced is told by os.fsync, which is all that asks for it (tests.power); and once by the kernel itself.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
+import yaml
 from deltalake import DeltaTable
 
 import waldelta.consume
@@ -13,7 +21,7 @@ from spark_jobs.flow import consume
 from spark_jobs.maintain import run_maintain
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from tests.power import Disk
+from tests.power import Disk, volatile
 from waldelta.lake import local_path
 from waldelta.ledger import Ledger
 
@@ -56,3 +64,29 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, t
     )
     assert {file for found in seen.values() for files in found for file in files} == set()
     assert disk.volatile(root, "*/*") == []
+
+
+@pytest.mark.soak
+def test_the_kernel_saw_every_file_of_a_run_be_synced(spark, database, tmp_path):
+    """As strace tells it of the whole job, its JVM included; this needs strace and the right to trace one's own processes."""
+    root, trace, file = tmp_path / "lake", tmp_path / "trace", tmp_path / "pipeline.yml"
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
+    sync(spark, job)
+    file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+    began = time.time()
+    strace = ["strace", "-f", "-qq", "-y", "-ttt", "--seccomp-bpf", "-e", "trace=fsync", "-o", str(trace)]
+    subprocess.run(
+        [*strace, sys.executable, "-m", "spark_jobs", "consume", str(file)],
+        env=os.environ | {"AIRFLOW_CONN_TEST_SOURCE": database.uri}, check=True, timeout=300,
+    )  # fmt: skip
+    found = re.findall(r"^\d+ +([\d.]+) fsync\(\d+<(.*)>\) += 0$", trace.read_text(), re.MULTILINE)
+    synced = {Path(path): float(at) for at, path in found}
+    assert volatile(root, "*/*", lambda path, at: at < began or synced.get(path, 0.0) >= at) == []
+    assert {path.parent.parent.name for path in synced if path.suffix == ".json"} >= {
+        "t",
+        "changes",
+        "slot_moves",
+        "batches",
+    }

@@ -389,3 +389,14 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
     assert rows == sorted(rows)
     assert rows[-1] == 6
     assert len(list(table.glob("_delta_log/*.json"))) < 3
+
+
+def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
+    """As the log's last entry is before it is forced onto the disk, which is behind its files: readers find a version of no change."""
+    for number in range(3):
+        ledger.append(move("intent", number))
+    log = local_path(bookkeeping_uri(ledger.root, SlotMove.table)) / "_delta_log"
+    (log / f"{2:020d}.json").write_bytes(b"")
+    assert [m.lsn for m in ledger.slot_moves()] == [0, 1]
+    ledger.append(move("intent", 9))
+    assert [m.lsn for m in ledger.slot_moves()] == [0, 1, 9]
