@@ -122,7 +122,8 @@ def _landed_after(change_log: ChangeLog, first: int, last: int, confirmed: Lsn) 
     """
     behind = Transactions()
     for batch in sorted(change_log.sizes(first, last), reverse=True):
-        if change_log.landed_end(batch) <= confirmed.value:
+        # One without a transaction's end says nothing of where the slot stood.
+        if 0 < change_log.landed_end(batch) <= confirmed.value:
             break
         behind += change_log.landed(batch).transactions
     return behind
