@@ -97,12 +97,16 @@ _NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class PeekBound:
-    """Up to where one peek reads: WAL position, number of changes (None: any), and time."""
+    """Up to where one peek reads: WAL position, number of changes (None: any), and time.
+
+    ``from_lsn`` is where the slot stands, for the record.
+    """
 
     upto_lsn: Lsn
     upto_nchanges: int | None
     statement_timeout_s: float
     next_xid8: int
+    from_lsn: Lsn | None = None
 
 
 @dataclass(slots=True)
