@@ -72,13 +72,19 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         while drained.end < server.flush_lsn:
             bite = bites.next
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
+            bound = PeekBound(upto, _limit(job), bite.timeout_s, server.next_xid8, stands)
             check_lock()
             check_followed(job, identity)
             restart = meter.restart()
             try:
-                unmoved = partial(check_unmoved, connection, job, identity, stands)
                 landed, times = _land_one(
-                    spark, job, change_log, server, (upto, batch, bite.timeout_s), drained, unmoved
+                    spark,
+                    job,
+                    change_log,
+                    bound,
+                    batch,
+                    drained,
+                    partial(check_unmoved, connection, job, identity, stands),
                 )
             except PeekTimeout:
                 meter.timed_out(bite.timeout_s)
@@ -114,14 +120,12 @@ def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
     spark: SparkSession,
     job: Job,
     change_log: ChangeLog,
-    server: ServerPosition,
-    bite: tuple[Lsn, int, int],
+    bound: PeekBound,
+    batch: int,
     drained: Drained,
     check_read: Callable[[], None],
 ) -> tuple[Landed, PeekTimes]:
-    upto, batch, timeout_s = bite
     began = time.monotonic()
-    bound = PeekBound(upto, _limit(job), timeout_s, server.next_xid8)
     try:
         times = land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch, check_read)
         landed = change_log.landed(batch)

@@ -16,6 +16,7 @@ from spark_jobs.identifier import path
 from spark_jobs.task_error import named_error
 from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
+from waldelta.asked import Asked
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
 from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
@@ -80,7 +81,10 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             return pa.Table.from_pylist([{"failed": told_error(err)}], schema=_TOLD)
         return pa.Table.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
 
-    told = {"batch": batch, "slot": source.slot, "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex}
+    told = {
+        "batch": batch, "slot": source.slot, "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
+        "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex, **Asked.of(source).told(),
+    }  # fmt: skip
     try:
         (row,) = run_tasks(spark, 1, _TOLD, read)
         if row.failed is not None:

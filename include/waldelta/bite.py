@@ -1,6 +1,6 @@
 """Bites: how much WAL one call reads and how long it may take; both follow what the server manages, from run to run.
 
-After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up to six hours. After an
+After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up to three hours. After an
 answer within a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled, up to what
 the pipeline file says: so the next one is expected to take half of the time there is.
 """
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from waldelta.errors import PeekTimeout
 from waldelta.job import Job
 from waldelta.ledger_rows import KeptBite, now
+from waldelta.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.slot import open_transactions
 
 log = logging.getLogger(__name__)
 
 SMALLEST_WINDOW_BYTES = 1 << 20
-LONGEST_TIMEOUT_S = 6 * 3600
 # Of its timeout: what was answered sooner would be answered in time were it twice as much.
 _SOON = 0.25
 
@@ -57,7 +57,7 @@ class Bite:
     def within(self, widest: Bite) -> Bite:
         """What an earlier run came to, by the pipeline file of today; only the smallest window has a raised timeout."""
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
-            return Bite(self.window_bytes, max(self.timeout_s, widest.timeout_s))
+            return Bite(self.window_bytes, max(min(self.timeout_s, LONGEST_TIMEOUT_S), widest.timeout_s))
         return replace(widest, window_bytes=min(self.window_bytes, widest.window_bytes))
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ really holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, write_batch
+from waldelta.delta_log import read_metadata
 from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
@@ -48,6 +49,8 @@ _TIMELINE = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "com
 _TIMELINE_SCHEMA = pa.schema(
     [pa.field("batch", pa.int64()), *(ENVELOPE_SCHEMA.field(name) for name in _TIMELINE if name != "batch")]
 )
+# Commits that are looked through first.
+_NEWEST = 50
 _PLACE = ["batch", "seq", "streamed_xid"]
 
 
@@ -181,6 +184,22 @@ class ChangeLog:
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
+
+    def told(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
+        """What the commits of recent batches tell, by batch, as far as Delta's log still has them."""
+        found: dict[int, dict[str, Any]] = {}
+        wanted, count = set(batches), _NEWEST
+        while wanted:
+            history = self._must_open().history(count)
+            for told in map(read_metadata, history):
+                # Numbers go on where a slot's former life ended: none is given twice.
+                if told.get("batch") in wanted:
+                    found[told["batch"]] = told
+            wanted -= found.keys()
+            if len(history) < count:
+                break
+            count *= 4
+        return found
 
     def end_after(self, first_batch: int) -> int:
         """The end of the last transaction in the batches after ``first_batch``, however many empty ones follow; 0: none."""

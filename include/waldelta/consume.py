@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from waldelta.asked import Asked
 from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotInUse, SlotStuck
 from waldelta.fault import fault_point
 from waldelta.ledger import Ledger
@@ -95,27 +96,64 @@ def consume(
     return consumed
 
 
-def check_landed(
-    connection: Connection, source: Source, move: SlotMove, landed: Transactions, *, by_then: bool = False
-) -> None:
-    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What landed of WAL that was read by the same request, from ``begins`` on.
 
-    ``by_then``: another run landed it, whose pipeline file may have asked for more, or less, than this one's.
+    ``asked`` are the requests it may have been; none: it was read by a version that didn't tell.
     """
-    held = _held(connection, source, move)
-    others = _asked_otherwise(connection, source) if by_then else ()
-    if not _agree(connection, held, landed) and not any(
-        _agree(connection, _held(connection, other, move), landed) for other in others
-    ):
-        raise ConsumeMismatch(
-            f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
-            "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
-            "start afresh"
-        )
+
+    asked: tuple[Asked, ...]
+    begins: int
+    transactions: Transactions
 
 
-def _held(connection: Connection, source: Source, move: SlotMove) -> Transactions:
-    peeked = call("peek", whole(source), Lsn(move.lsn), None, _KIND)
+def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
+    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
+    held = _held(connection, source, move.lsn)
+    if not _agree(connection, held, landed):
+        raise _mismatch(source, move, held, landed)
+
+
+def check_behind(connection: Connection, source: Source, move: SlotMove, behind: Sequence[Stretch]) -> None:
+    """The same of what other runs landed behind the slot, whose pipeline files may have asked for more, or less, than this one's.
+
+    The slot gives all from where it stands, so what it would have given before a stretch, by that stretch's request, is added.
+    """
+    ends = [*(stretch.begins for stretch in behind[1:]), move.lsn]
+    for number, (stretch, end) in enumerate(zip(behind, ends, strict=True)):
+        if number and end <= stretch.begins:
+            continue
+        differing: Transactions | None = None
+        for then in _as_then(connection, source, stretch):
+            held, landed = _held(connection, then, end), stretch.transactions
+            if number:
+                landed += _held(connection, then, stretch.begins)
+            if _agree(connection, held, landed):
+                break
+            differing = differing or held
+        else:
+            raise _mismatch(source, replace(move, lsn=end), differing or Transactions(), landed)
+
+
+def _as_then(connection: Connection, source: Source, stretch: Stretch) -> Iterator[Source]:
+    if stretch.asked:
+        yield from (asked.put_to(source) for asked in stretch.asked)
+    else:
+        yield source
+        yield from _asked_otherwise(connection, source)
+
+
+def _mismatch(source: Source, move: SlotMove, held: Transactions, landed: Transactions) -> ConsumeMismatch:
+    return ConsumeMismatch(
+        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
+        "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
+        "start afresh"
+    )
+
+
+def _held(connection: Connection, source: Source, upto: int) -> Transactions:
+    peeked = call("peek", whole(source), Lsn(upto), None, _KIND)
     with _named_use(source.slot):
         return _count(connection, peeked, two_phase=source.options.two_phase)
 

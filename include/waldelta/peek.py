@@ -56,6 +56,10 @@ LANDING_SCHEMA = pa.schema(
 )
 
 
+# In front of a Stream Abort (65) stands the subtransaction's xid; the top-level one's is its first field.
+_TOP_XID = """
+case when get_byte(data, 0) = 65 then ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint::text::xid else xid end
+"""
 # Every call streams an open transaction again from its beginning, so its chunks would be landed again and again, to count
 # never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. One that was prepared earlier may be streamed again too,
 # and is decided by 75 Commit Prepared or 114 Rollback Prepared. The server has collected the whole answer anyway.
@@ -63,7 +67,7 @@ _COMPLETE = """
 with changes as materialized ({changes})
 select lsn, xid, data
 from changes
-where xid not in (
+where {top_xid} not in (
     select xid from changes where get_byte(data, 0) = 83
     except
     select xid from changes where get_byte(data, 0) in (99, 112)
@@ -80,7 +84,7 @@ with changes as materialized ({changes}),
 select lsn, xid, data
 from changes
 where (
-    xid not in (
+    {top_xid} not in (
         select xid from changes where get_byte(data, 0) = 83
         except
         select xid from changes where get_byte(data, 0) in (99, 112)
@@ -93,12 +97,16 @@ _NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class PeekBound:
-    """Up to where one peek reads: WAL position, number of changes (None: any), and time."""
+    """Up to where one peek reads: WAL position, number of changes (None: any), and time.
+
+    ``from_lsn`` is where the slot stands, for the record.
+    """
 
     upto_lsn: Lsn
     upto_nchanges: int | None
     statement_timeout_s: float
     next_xid8: int
+    from_lsn: Lsn | None = None
 
 
 @dataclass(slots=True)
@@ -218,9 +226,9 @@ def _statement(source: Source, bound: PeekBound) -> str:
     if source.options.streaming == "off":
         return changes
     if not source.options.messages:
-        return _COMPLETE.format(changes=changes)
+        return _COMPLETE.format(changes=changes, top_xid=_TOP_XID)
     plain = call("peek", whole(source), bound.upto_lsn, bound.upto_nchanges, columns)
-    return _COMPLETE_WITH_MESSAGES.format(changes=changes, whole=plain)
+    return _COMPLETE_WITH_MESSAGES.format(changes=changes, whole=plain, top_xid=_TOP_XID)
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:

@@ -29,6 +29,8 @@ _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # URLs drop or encode these, Hadoop takes some for patterns: a lake in two folders, or in somebody else's.
 _UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
+# What a slow server's statement timeout is raised to, unless the file says more.
+LONGEST_TIMEOUT_S = 3 * 3600
 _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
 
 
@@ -325,6 +327,11 @@ class Batch(_Model):
     apply_timeout_minutes: int = Field(
         60, ge=1, description="Airflow's limit for the task apply, behind which the next landing waits"
     )
+
+    @property
+    def longest_timeout_s(self) -> int:
+        """How long one call may take at the most, once the timeout was raised."""
+        return max(LONGEST_TIMEOUT_S, self.statement_timeout_s)
 
 
 class Maintenance(_Model):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 
+from waldelta.asked import Asked
 from waldelta.change_log import ChangeLog
-from waldelta.consume import SlotIdentity, check_landed, check_no_mismatch, confirmed_lsn, move_idle_slot
+from waldelta.consume import (
+    SlotIdentity,
+    Stretch,
+    check_behind,
+    check_no_mismatch,
+    confirmed_lsn,
+    move_idle_slot,
+)
 from waldelta.errors import LateWriter, SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import find_promotion, record_promotion
 from waldelta.fault import fault_point
@@ -75,7 +83,8 @@ def recover(
             move = slot_move(identity, job.run_id, landed_end, last)
             # Whatever acknowledge says: a server put back to an earlier day, or a batch that a run read from the server of
             # before a failover, shows by nothing else, and what the slot holds there would be lost.
-            _compare(connection, job, move, _landed_after(change_log, job.first_batch(), last, confirmed))
+            behind = landed_behind(change_log, (job.first_batch(), last), confirmed, Asked.of(job.pipeline.source))
+            _compare(connection, job, move, behind)
             if promotion is not None:
                 record_promotion(job, promotion)
             fault_point("recover.compared")
@@ -106,26 +115,45 @@ def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn
     return Recovered(confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity)
 
 
-def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, landed: Transactions) -> None:
+def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, behind: list[Stretch]) -> None:
     try:
-        check_landed(connection, job.pipeline.source, move, landed, by_then=True)
+        check_behind(connection, job.pipeline.source, move, behind)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
         log.warning("slot %s moves without a comparison: %s", move.slot, err)
 
 
-def _landed_after(change_log: ChangeLog, first: int, last: int, confirmed: Lsn) -> Transactions:
-    """What has landed behind the slot: one batch after a kill, several after an immediate stop.
+def landed_behind(change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, now_asked: Asked) -> list[Stretch]:
+    """What has landed behind the slot: one batch after a kill, several after an immediate stop, by what they were read by.
 
     Those had been compared before. A server whose files were put back to an earlier day tells itself by nothing but what it
     holds there now: system identifier and timeline are the same, and its WAL may have grown past the landed end again.
+    ``batches`` are those after the first, up to the second; behind them the slot may have been moved over WAL without changes.
     """
-    behind = Transactions()
-    for batch in sorted(change_log.sizes(first, last), reverse=True):
-        if change_log.landed_end(batch) <= confirmed.value:
+    behind: list[tuple[int, int]] = []
+    for batch in sorted(change_log.sizes(*batches), reverse=True):
+        end = change_log.landed_end(batch)
+        # One without a transaction's end says nothing of where the slot stood.
+        if 0 < end <= confirmed.value:
             break
-        behind += change_log.landed(batch).transactions
-    return behind
+        behind.insert(0, (batch, end))
+    told = change_log.told([*(batch for batch, _ in behind), batches[1]])
+    found: list[Stretch] = []
+    ended = confirmed.value
+    for batch, end in behind:
+        of_batch = told.get(batch, {})
+        asked, transactions = Asked.read(of_batch), change_log.landed(batch).transactions
+        if found and (asked is None or found[-1].asked == (asked,)):
+            found[-1] = replace(found[-1], transactions=found[-1].transactions + transactions)
+        else:
+            begins = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
+            found.append(Stretch((asked,) if asked else (), begins, transactions))
+        ended = max(ended, end)
+    # What the slot passed over behind it was read by the request of then, or by one like the present.
+    asked = Asked.read(told.get(batches[1], {}))
+    if asked is not None and (asked != now_asked or not found):
+        found.append(Stretch(tuple(dict.fromkeys((asked, now_asked))), ended, Transactions()))
+    return found or [Stretch((), ended, Transactions())]
 
 
 def slot_move(

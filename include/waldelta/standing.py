@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import psycopg
 
-from waldelta.errors import LateWriter, LockHeld
+from waldelta.errors import LakeError, LateWriter, LockHeld
+from waldelta.failure import ERRORS
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
@@ -35,14 +37,16 @@ _LEFT = "no longer published: its target stays as it is"
 
 _MOST_NAMED = 10
 _ATTEMPTS = 5
+# Between a first copy's attempts, but the first two: twice as long each time.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
 
 
 class Due(StrEnum):
     """What a table is due."""
 
     FEED = "feed"  # its landed changes are applied
-    FIRST = "first copy"  # by the initial sync; until then it has no target that counts
-    COPY = "copy"  # by a run, or a sync after it: only a new copy is exact
+    FIRST = "first copy"  # by the initial sync, which nobody has begun; until then it has no target that counts
+    COPY = "copy"  # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end
     WAIT = "wait"  # a copy is under way
     REMOVED = "removed"  # not published
     BROKEN = "broken"  # it gets no changes until somebody syncs it
@@ -50,10 +54,14 @@ class Due(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A table's latest state, and whether its target holds a complete copy since it was last published."""
+    """A table's latest state, and whether its target holds a complete copy since it was last published.
+
+    ``attempts`` are the copies begun since the last complete one.
+    """
 
     state: TableState
     copied: bool
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,9 @@ def standing(
     *,
     running: bool = False,
     policy: SchemaPolicy = "evolve",
+    at: datetime | None = None,
 ) -> Standing:
-    """Where a table stands; pure.
+    """Where a table stands at a moment (None: now); but for that pure.
 
     ``published`` says what feeds each target now, ``running`` says whether a run is at work on its copy, ``policy`` whether a copy that
     only waldelta knows to be needed may be made without being asked for.
@@ -99,7 +108,8 @@ def standing(
         return Standing(table_name, Due.FIRST, state, _RETURNED)
     if state.status == SYNCED and same:
         return Standing(table_name, Due.FEED, state)
-    return _to_be_copied(table_name, feed, life, running=running, policy=policy)
+    found = _to_be_copied(table_name, feed, life, running=running, policy=policy)
+    return found if life.copied or found.due == Due.WAIT else _first_copy(found, life, at or now())
 
 
 def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed]) -> bool:
@@ -131,9 +141,39 @@ def _to_be_copied(table_name: str, feed: Feed | None, life: Life, *, running: bo
         if running:
             return Standing(table_name, Due.WAIT, state, reason)
         failed = "was killed"
-    if not life.copied:
-        return Standing(table_name, Due.BROKEN if state.status == FAILED else Due.FIRST, state, reason, failed)
     return Standing(table_name, Due.COPY if policy == "evolve" else Due.BROKEN, state, reason, failed)
+
+
+def _first_copy(found: Standing, life: Life, at: datetime) -> Standing:
+    """One that somebody asked for is tried again by itself where that can help, less and less often."""
+    state = life.state
+    if found.failed is None:
+        return replace(found, due=Due.FIRST)
+    if state.status == FAILED and _needs_somebody(state.reason or ""):
+        return replace(found, due=Due.BROKEN)
+    again = state.at + _pause(life.attempts)
+    if at >= again:
+        return replace(found, due=Due.COPY)
+    return replace(found, due=Due.BROKEN, failed=f"{found.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC")
+
+
+def _needs_somebody(reason: str) -> bool:
+    """Whether a copy failed by what another attempt would meet as well; an error without a name may be a dead JVM's.
+
+    >>> [_needs_somebody(f"{error}: …") for error in ("ConfigError", "TableBusy", "TargetNotWritable", "Py4JNetworkError")]
+    [True, False, False, False]
+    """
+    error = ERRORS.get(reason.partition(":")[0])
+    return error is not None and not error.retryable and not issubclass(error, LakeError)
+
+
+def _pause(attempts: int) -> timedelta:
+    """How long nobody tries after so many attempts.
+
+    >>> [str(_pause(n)) for n in (1, 2, 3, 4, 8, 9, 1000)]
+    ['0:00:00', '0:05:00', '0:10:00', '0:20:00', '5:20:00', '6:00:00', '6:00:00']
+    """
+    return timedelta() if attempts < 2 else min(_SHORTEST_PAUSE * 2 ** min(attempts - 2, 10), _LONGEST_PAUSE)
 
 
 def lives(rows: Iterable[TableState]) -> dict[str, Life]:
@@ -144,7 +184,8 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
         copied = row.status != REMOVED and (
             row.status in (SYNCED, NEEDS_SYNC) or (before is not None and before.copied)
         )
-        found[row.table_name] = Life(row, copied)
+        begun = 0 if before is None or row.status in (SYNCED, REMOVED) else before.attempts
+        found[row.table_name] = Life(row, copied, begun + (row.status == COPYING))
     return found
 
 

@@ -1,4 +1,4 @@
-"""From the folder of pipeline files to DAGs, six for each; a file that is refused takes no other down."""
+"""From the folder of pipeline files to DAGs, seven for each; a file that is refused takes no other down."""
 
 from __future__ import annotations
 

@@ -210,7 +210,10 @@ def _cdc(job: _Job) -> DAG:
             return _look(pipeline, context)
 
         # With spark-submit the first task's application runs all stages.
-        land = job.task(LAND, "consume", stage=LAND, first=True, pool=pipeline.pool, options=_HAND_OVER)
+        limit = settings.land_timeout(pipeline.batch.longest_timeout_s)
+        land = job.task(
+            LAND, "consume", stage=LAND, first=True, pool=pipeline.pool, options=_HAND_OVER, execution_timeout=limit
+        )
         # The next run, and with it landing, waits for this one.
         limit = timedelta(minutes=pipeline.batch.apply_timeout_minutes)
         apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit)

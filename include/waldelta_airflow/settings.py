@@ -48,6 +48,11 @@ def retry_delay() -> timedelta:
     return timedelta(seconds=seconds)
 
 
+def land_timeout(longest_call_s: float) -> timedelta:
+    """How long landing may take: what was read is read once more to consume it, and neither may be cut off every time."""
+    return 2 * timedelta(seconds=longest_call_s) + STAGE_TIMEOUT
+
+
 def pipelines_folder() -> Path:
     """Where the pipeline files are: WALDELTA_PIPELINES, or include/pipelines of this repository."""
     return Path(os.environ.get(PIPELINES_VARIABLE) or _REPOSITORY / "include" / "pipelines")

@@ -31,6 +31,7 @@ from waldelta.idle import look
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, reader_name
+from waldelta.pipeline_file import Publication
 from waldelta.recover import slot_move
 from waldelta.server import read_position
 
@@ -198,6 +199,34 @@ def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, datab
     changed = replace(job, pipeline=files[not then])
     drain(spark, changed)
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
+
+
+@pytest.mark.parametrize(
+    "first, then, inserts", [("pq", "p", [2, 1]), ("p", "pq", [1, 3])], ids=["taken out", "put in"]
+)
+def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, database, lake, first, then, inserts):
+    """An immediate stop moved the slot back behind batches that were read by others; a change behind the last one's end counts."""
+    database.execute("create table t(id int primary key); create table u(id int primary key)")
+    database.execute("create publication p for table t; create publication q for table u")
+    slot = f"s_{database.name}"
+    pipeline = pipeline_file(lake, slot, ["public.t"])
+    job = bare_slot(database, pipeline)
+
+    def named(names):
+        publications = tuple(Publication(name=name, manage=False) for name in names)
+        source = pipeline.source.model_copy(update={"publications": publications})
+        return replace(job, pipeline=pipeline.model_copy(update={"source": source}))
+
+    landed = []
+    for number, names in enumerate([first, then, then], 1):
+        for table in "tu":
+            database.execute(f"insert into {table} values ({number})")
+        landed += drain(spark, named(names)).batches if number < 3 else []
+    assert [batch.transactions.inserts for batch in landed] == inserts
+    database.restart()
+    assert confirmed_lsn(database.connection, slot).value < landed[0].end_lsn
+    drained = drain(spark, named(then))
+    assert [batch.transactions.inserts for batch in drained.batches] == [len(then)]
 
 
 def landed_end(job, batch):

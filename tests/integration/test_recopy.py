@@ -181,6 +181,24 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, data
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("ended", ["failed", "killed"])
+def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
+    """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same attempt would fail by again."""
+    incarnation = job.slot_identity().incarnation
+    begun = TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation)
+    job.ledger.append(begun)
+    if ended == "failed":
+        job.ledger.append(replace(begun, status="failed", reason="TableBusy: locked"))
+    assert look(job).reason == "to be copied again: public.t"
+    with pytest.raises(RunFailed, match=rf"public\.t gets no changes since its last copy .*{ended}") as red:
+        consume(spark, job)
+    assert (red.value.result.needs_sync, red.value.result.never_copied) == (["public.t"], ["public.u"])
+    result = consume(spark, replace(job, hand_over=False))
+    assert result.never_copied == ["public.u"]
+    assert rows(spark, job, "t") == source(database, "t")
+
+
+@pytest.mark.spark
 def test_tables_that_were_never_copied_are_named(spark, database, job):
     """A table added to the publication looks like the others on the source; its run says that its target lacks it."""
     sync(spark, job)
@@ -231,7 +249,7 @@ def test_whether_a_copy_is_under_way(database, job, locked):
     published = read_published(database.connection, job)
     with target_lock(job, "public.t") if locked else nullcontext():
         found = read_standings(job, published)
-    assert [standing.due for standing in found] == [Due.WAIT if locked else Due.FIRST, Due.FIRST]
+    assert [standing.due for standing in found] == [Due.WAIT if locked else Due.COPY, Due.FIRST]
 
 
 def test_sizes_count_what_is_toasted_and_all_leaves(database, job):

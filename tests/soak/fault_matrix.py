@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -33,6 +33,8 @@ from waldelta.fault import SOCKET
 from waldelta.ledger_rows import now
 
 LANES = 4
+_ATTEMPTS = 3
+_LAST_STEPS = 4
 
 
 @dataclass
@@ -92,8 +94,8 @@ class Matrix:
         grow_old()
 
     def run(self, wanted: Sequence[tuple[Step, str]]) -> Iterator[Cell]:
-        """Cells as they are done; one whose run wasn't at its step is tried once more."""
-        planned, second = deque(units(wanted, len(self.scenes))), set[str]()
+        """Cells as they are done; one whose run wasn't at its step, since what was written led it elsewhere, is tried again."""
+        planned, attempts = deque(units(wanted, len(self.scenes))), Counter[str]()
         environment = {k: v for k, v in os.environ.items() if k != SOCKET}
         self._next = None if self._alone else Driver(environment, self.scenes[0].log)
         try:
@@ -103,10 +105,10 @@ class Matrix:
                         unit = planned.popleft()
                         self._meet(unit, another=any(FAULTS[later[0][1]].own_process for later in planned))
                     for cell in self._recovered(all_of_them=not planned):
-                        if cell.was_reached or cell.problems or cell.key in second:
+                        attempts[cell.key] += 1
+                        if cell.was_reached or cell.problems or attempts[cell.key] == _ATTEMPTS:
                             yield cell
                             continue
-                        second.add(cell.key)
                         planned.append([(next(step for step in STEPS if step.name == cell.step), cell.fault)])
         finally:
             for driver in (self._ready, self._next):
@@ -213,7 +215,7 @@ class Matrix:
         return driver
 
     def _recover(self, scene: Scene, step: Step, name: str, ended: str, *, reached: bool) -> None:
-        what = ended if reached else f"not reached; {ended}"
+        what = ended if reached else _missed(scene, ended)
         self._recovering[scene.name] = self._pool.submit(self._mended, scene, step, name, what)
 
     def _mended(self, scene: Scene, step: Step, name: str, ended: str) -> Cell:
@@ -248,6 +250,7 @@ class Matrix:
         run = threading.Thread(target=lambda: ended.append(self._here(scene, step, others)))
         run.start()
         wait_until(lambda: stopped.is_set() or not run.is_alive())
+        missed = "" if stopped.is_set() else _missed(scene, ended[0])
         scene.end_backends()
         began = time.monotonic()
         scene.write(2)
@@ -259,7 +262,7 @@ class Matrix:
         scene.settle()
         scene.write(2)
         problems += self._next_runs(scene, step) + scene.differences()
-        what = ended[0] if stopped.is_set() else f"not reached; {ended[0]}"
+        what = ended[0] if stopped.is_set() else missed
         return Cell(step.name, "zombie", what, round(seconds, 1), problems)
 
     def _next_runs(self, scene: Scene, step: Step) -> list[str]:
@@ -287,6 +290,11 @@ class Matrix:
         except Exception as err:  # of any kind: it is what the fault is for
             return said(err)
         return "succeeded"
+
+
+def _missed(scene: Scene, ended: str) -> str:
+    """What became of a run that wasn't at the step, and which way it went instead."""
+    return f"not reached, but {', '.join(scene.listener.reached[-_LAST_STEPS:]) or 'nothing'}; {ended}"
 
 
 def _volley_details(scene: Scene, step: Step) -> dict[str, Any]:

@@ -34,6 +34,15 @@ def refiltered(scene: Scene) -> None:
     scene.refilter()
 
 
+def returned(scene: Scene) -> None:
+    """A table that left the publication and is back: its next copy counts as a first one."""
+    for verb in ("drop", "add"):
+        scene.connection.execute(f"alter publication {scene.name}_pub {verb} table {COPIES}".encode())
+        scene.write(2)
+        scene.run("consume")
+    scene.write()
+
+
 def unpublished(scene: Scene) -> None:
     """WAL that holds nothing for the pipeline: another database's."""
     for _ in range(3):

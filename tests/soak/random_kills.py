@@ -5,7 +5,8 @@
 A writer commits all the time. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
 server goes on with what it was told) at a random moment of its work; after a few kills, and perhaps an immediate stop of
 PostgreSQL, an ordinary run follows, and the targets are compared. Local runs are several at once in one driver, each on a
-pipeline of its own (tests.soak.driver), and die with it.
+pipeline of its own (tests.soak.driver), and die with it. Of pipelines that stream, a transaction is open most of the time, with
+a savepoint rolled back.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ KILLS = {"driver": kill_driver, "python": kill_process, "jvm": kill_jvm}
 CLIENT = {"client": kill_process}  # of a Spark Connect server, which lives on
 KILLS_BETWEEN_COMPARISONS = 4
 LANES = 4
+STREAMING = ("off", "on", "parallel", "off")  # of the lanes
 _AT_FIRST_S = 10.0
 _BETWEEN_TRANSACTIONS_S = 0.25
 _ALTERED_AFTER = 100
+_OPEN_FOR = 10
 
 
 class Load:
@@ -57,11 +60,14 @@ class Load:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
+            self.scene.end_open()
 
     def _write(self) -> None:
         while not self._ended.wait(_BETWEEN_TRANSACTIONS_S):
             self.scene.write(1)
             self.transactions += 1
+            if self.scene.streaming != "off" and self.transactions % _OPEN_FOR == 0:
+                self.scene.leave_open()
             if self.transactions % _ALTERED_AFTER == 0:
                 self.scene.alter(*KINDS)
 
@@ -202,7 +208,7 @@ def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
         with new_scene(seed, connect=True) as scene:
             yield [scene]
     else:
-        with new_scenes(seed, LANES) as scenes:
+        with new_scenes(seed, LANES, STREAMING) as scenes:
             yield scenes
 
 

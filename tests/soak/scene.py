@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -54,10 +54,12 @@ class Scene:
 
     def __init__(
         self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None, *,
-        listener: Listener | None = None, number: int = 0,
+        listener: Listener | None = None, number: int = 0, streaming: str = "off",
     ) -> None:  # fmt: skip
         """``number`` tells several scenes of one server apart, which share a ``listener``."""
         self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
+        self.streaming = streaming
+        self._open: psycopg.Connection[tuple[Any, ...]] | None = None
         self.random = random.Random(seed)
         self.network = Network("127.0.0.1", server.port)
         self.listener = listener or new_listener()
@@ -73,6 +75,7 @@ class Scene:
         # What a verb is called with, besides the run's id: kept for whoever asks for the same again.
         self.details: dict[str, dict[str, Any]] = {}
         self._execute("postgres", f"create database {self.name}")
+        self._execute("postgres", f"alter database {self.name} set logical_decoding_work_mem = '64kB'")
         self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
         self.workload = Workload(self.connection, seed, KEYED)
         self.connection.execute(f"create table {COPIES} (n int, t text)".encode())
@@ -140,6 +143,21 @@ class Scene:
             self.run("consume")
         assert done.is_set()
         self.settle()
+
+    def leave_open(self) -> None:
+        """A transaction that stays open, large enough to be streamed, with a savepoint rolled back; ends the one before."""
+        self.end_open()
+        self._open = psycopg.connect(self.server.conninfo(self.name))
+        self._open.execute(_MANY)
+        with self._open.transaction(force_rollback=True):
+            self._open.execute(_MANY)
+
+    def end_open(self) -> None:
+        """Commit the transaction that was left open, with a few of its rows."""
+        if self._open is not None:
+            with self._open as ending:
+                ending.execute(_MOST_OF_MANY)
+            self._open = None
 
     def emit(self) -> None:
         """Logical messages: of a transaction, of one that is rolled back, and of none."""
@@ -318,7 +336,7 @@ class Scene:
         tables[0]["where"] = FILTERS[0]
         document = {
             "pipeline": self.name,
-            "source": {"conn_id": self.name, "slot": self.name, "options": {"messages": True},
+            "source": {"conn_id": self.name, "slot": self.name, "options": {"messages": True, "streaming": self.streaming},
                        "publications": [{"name": f"{self.name}_pub", "tables": tables}],
                        **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
             "target": {"root": self.root},
@@ -335,13 +353,19 @@ class Scene:
 
 
 @contextmanager
-def new_scenes(seed: int, count: int) -> Iterator[list[Scene]]:
-    """A server of its own, and pipelines set up on databases of it; they share a session, a listener and their faults."""
+def new_scenes(seed: int, count: int, streaming: Sequence[str] = ("off",)) -> Iterator[list[Scene]]:
+    """A server of its own, and pipelines set up on databases of it; they share a session, a listener and their faults.
+
+    They have the options ``streaming`` in turn.
+    """
     with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
         server, listener = ending.enter_context(_server()), new_listener()
         scenes: list[Scene] = []
         for number in range(count):
-            scene = Scene(server, Path(name, str(number)), seed + number, listener=listener, number=number)
+            scene = Scene(
+                server, Path(name, str(number)), seed + number, listener=listener, number=number,
+                streaming=streaming[number % len(streaming)],
+            )  # fmt: skip
             ending.callback(scene.close)
             if scenes:
                 scene.use(scenes[0].spark.newSession())
@@ -399,6 +423,9 @@ _OURS = (
     "from pg_stat_activity where application_name like 'waldelta%' and datname = current_database() "
     "and pid <> pg_backend_pid()"
 )
+# Beyond the numbers of random rows; more than logical_decoding_work_mem holds.
+_MANY = f"insert into {COPIES} select 1000 + g, repeat('x', 300) from generate_series(1, 400) g".encode()
+_MOST_OF_MANY = f"delete from {COPIES} where n > 1000 and n % 100 <> 0".encode()
 Fault = Callable[[Scene, int], None]
 
 

@@ -63,6 +63,7 @@ STEPS: tuple[Step, ...] = (
     *(Step(point, "replay", prepared.damaged) for point in ("replay.merging", "replay.merged")),
     *(Step(point, "retry_quarantined", prepared.quarantined, "quarantine") for point in _REPAIR[1:]),
     *(Step(point, "sync", group="sync") for point in _SYNC),
+    *(Step(point, "sync", prepared.returned, "first") for point in _SYNC[:-1]),
     *(Step(point, "resync", prepared.slot_dropped, "resync") for point in (
         "resync.recorded", "setup.dropped", "setup.publications", "setup.creating", "setup.created", "resync.compared", *_SYNC,
     )),

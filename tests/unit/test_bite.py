@@ -28,8 +28,8 @@ AFTER_TIMEOUT = {
     "half of it": ((64, 600), (32, 600)),
     "never less than a megabyte": ((1.5, 600), (1, 600)),
     "of the smallest, twice the time": ((1, 600), (1, 1200)),
-    "up to six hours": ((1, 19200), (1, 21600)),
-    "and no longer": ((1, 21600), None),
+    "up to three hours": ((1, 9600), (1, 10800)),
+    "and no longer": ((1, 10800), None),
     "nor longer than the file's own": ((1, 30000), None),
 }
 
@@ -60,6 +60,7 @@ def test_after_an_answer(was, seconds, is_whole, then):
 KEPT = {
     "a smaller window": ((64, 600), (64, 600)),
     "a raised timeout": ((1, 4800), (1, 4800)),
+    "a timeout longer than any": ((1, 21600), (1, 10800)),
     "a window wider than today's file": ((1024, 600), FILE),
     "a timeout of yesterday's file": ((64, 60), (64, 600)),
     "a timeout longer than today's file says, for a window that isn't the smallest": ((64, 6000), (64, 600)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -37,8 +37,8 @@ def state(status: str, reason: str | None = None, generation: int = 1, **fed: An
     return TableState(NOON, "r", "public.t", generation, status, relation_ids=[7], reason=reason, **fed)
 
 
-def life(status: str, reason: str | None = None, *, copied: bool = True, **fed: Any) -> Life:
-    return Life(state(status, reason, **fed), copied)
+def life(status: str, reason: str | None = None, *, copied: bool = True, attempts: int = 1, **fed: Any) -> Life:
+    return Life(state(status, reason, **fed), copied, attempts)
 
 
 AWAY = "it is no longer published, and its target stays as it is"
@@ -62,9 +62,21 @@ CASES = {
     "left": (ELSEWHERE, life("removed", "gone"), False, "evolve", (Due.REMOVED, AWAY, None)),
     "returned": (HERE, life("removed", "gone"), False, "evolve", (Due.FIRST, RETURNED, None)),
     "first copy running": (HERE, life("copying", copied=False), True, "evolve", (Due.WAIT, NEVER, None)),
-    "first copy killed": (HERE, life("copying", copied=False), False, "evolve", (Due.FIRST, NEVER, "was killed")),
-    "first copy failed": (HERE, life("failed", "full", copied=False), False, "evolve",
-                          (Due.BROKEN, NEVER, "failed (full)")),
+    "first copy killed": (HERE, life("copying", copied=False), False, "fail", (Due.COPY, NEVER, "was killed")),
+    "first copy killed again": (HERE, life("copying", copied=False, attempts=3), False, "evolve", (
+        Due.BROKEN, NEVER, "was killed, to be tried again after 2026-01-01 12:10 UTC")),
+    "first copy killed again, a while ago": (HERE, life("copying", copied=False, attempts=2), False, "evolve",
+                                             (Due.COPY, NEVER, "was killed")),
+    "first copy killed, running again": (HERE, life("copying", copied=False, attempts=3), True, "evolve",
+                                         (Due.WAIT, NEVER, None)),
+    "first copy failed by what goes away": (HERE, life("failed", "TableBusy: locked", copied=False), False, "evolve",
+                                            (Due.COPY, NEVER, "failed (TableBusy: locked)")),
+    "first copy failed by what goes away, again": (
+        HERE, life("failed", "TableBusy: locked", copied=False, attempts=99), False, "evolve",
+        (Due.BROKEN, NEVER, "failed (TableBusy: locked), to be tried again after 2026-01-01 18:00 UTC")),
+    "first copy failed by what needs somebody": (HERE, life("failed", "ConfigError: no key", copied=False), False, "evolve",
+                                                 (Due.BROKEN, NEVER, "failed (ConfigError: no key)")),
+    "first copy failed": (HERE, life("failed", "full", copied=False), False, "evolve", (Due.COPY, NEVER, "failed (full)")),
     "first copy failed, then left": (ELSEWHERE, life("failed", "full", copied=False), False, "evolve",
                                      (Due.REMOVED, AWAY, None)),
     "copied again": (HERE, life("copying", "why"), True, "evolve", (Due.WAIT, "why", None)),
@@ -90,26 +102,30 @@ CASES = {
 def test_where_a_table_stands(case):
     published, held, running, policy, (due, reason, failed) = CASES[case]
     expected = Standing("public.t", due, held.state if held else None, reason, failed)
-    assert standing("public.t", published, held, running=running, policy=policy) == expected
+    assert (
+        standing("public.t", published, held, running=running, policy=policy, at=NOON + timedelta(minutes=6))
+        == expected
+    )
 
 
-# States in their order, and whether the last copy that counts has ended well.
+# States in their order, whether the last copy that counts has ended well, and how many were begun since.
 LIVES = {
-    "a first copy under way": (["copying"], False),
-    "a first copy that failed": (["copying", "failed"], False),
-    "copied": (["copying", "synced"], True),
-    "copied, a later copy failed": (["synced", "needs_sync", "copying", "failed"], True),
-    "copied, left, returned, a copy failed": (["synced", "removed", "copying", "failed"], False),
-    "left": (["synced", "removed"], False),
+    "a first copy under way": (["copying"], False, 1),
+    "a first copy that failed": (["copying", "failed"], False, 1),
+    "a first copy that failed, then was killed": (["copying", "failed", "copying"], False, 2),
+    "copied": (["copying", "synced"], True, 0),
+    "copied, a later copy failed": (["synced", "needs_sync", "copying", "failed"], True, 1),
+    "copied, left, returned, a copy failed": (["synced", "removed", "copying", "failed"], False, 1),
+    "left": (["synced", "removed"], False, 0),
 }
 
 
 @pytest.mark.parametrize("case", LIVES)
 def test_whether_a_target_holds_a_copy(case):
     """By what happened, not by the number of attempts: a first copy may fail many times."""
-    statuses, copied = LIVES[case]
+    statuses, copied, attempts = LIVES[case]
     rows = [state(status, generation=number) for number, status in enumerate(statuses, 1)]
-    assert lives(rows) == {"public.t": Life(rows[-1], copied)}
+    assert lives(rows) == {"public.t": Life(rows[-1], copied, attempts)}
 
 
 @pytest.fixture

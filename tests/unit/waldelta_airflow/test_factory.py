@@ -96,6 +96,16 @@ def test_every_dag_is_described_and_limited(dags, kind):
         assert task.execution_timeout is not None
 
 
+@pytest.mark.parametrize(
+    "timeout_s, calls_s", [(600, 10800), (30000, 30000)], ids=["as far as it is raised", "the file's own"]
+)
+def test_landing_outlasts_the_longest_call(write_pipeline, timeout_s, calls_s):
+    """A bite of that length is read, and read again as it is consumed: a shorter limit would kill every run at the same place."""
+    write_pipeline("shop", more=f"batch: {{statement_timeout_s: {timeout_s}}}")
+    limit = create_dags()["shop_cdc"].get_task("land").execution_timeout
+    assert limit == timedelta(seconds=2 * calls_s, hours=2)
+
+
 def test_the_time_of_apply_is_the_files(write_pipeline):
     """Landing waits for it."""
     write_pipeline("shop", more="batch: {apply_timeout_minutes: 7}")

@@ -1,0 +1,77 @@
+"""What has landed behind a slot that went back: from the change log's files alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests import pgoutput_encoder as enc
+from waldelta.asked import Asked
+from waldelta.change_log import ChangeLog
+from waldelta.lsn import Lsn
+from waldelta.peek import LANDING_SCHEMA, _landing_batch
+from waldelta.pgoutput.envelope import Envelope
+from waldelta.recover import landed_behind
+
+ONE, BOTH = (Asked(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
+ABORT = [enc.stream_abort(7, 8)]
+
+
+def transaction(end: int) -> list[bytes]:
+    """One with a row."""
+    return [enc.begin(end - 1, 0, end), enc.insert(1, ["a"]), enc.commit(end - 1, end, 0)]
+
+
+@pytest.fixture
+def log(tmp_path):
+    """An empty change log."""
+    made = ChangeLog(tmp_path.as_uri(), "slot")
+    empty = pa.schema([("batch", pa.int64()), *LANDING_SCHEMA]).empty_table()
+    write_deltalake(made.uri, empty, partition_by=["batch"])
+    return made
+
+
+def land(log, batch, rows, **told):
+    lsn, xid = (pa.array([np.array(7, dtype).tobytes()] * len(rows)) for dtype in (">u8", ">u4"))
+    part = _landing_batch(Envelope(1000, 2), pa.RecordBatch.from_arrays([lsn, xid, enc.messages(*rows)], list("lxd")))
+    log.add(batch, log.write(batch, [part], LANDING_SCHEMA), json.dumps({"waldelta": {"batch": batch, **told}}))
+
+
+@pytest.mark.parametrize(
+    "stands, expected",
+    [(50, 2), (100, 1), (199, 1), (200, 0)],
+    ids=["before all", "at the first", "within", "at the last"],
+)
+def test_batches_without_a_transactions_end_are_passed_over(log, stands, expected):
+    """An open transaction with a savepoint rolled back may have left nothing but a Stream Abort."""
+    for batch, messages in enumerate([transaction(100), ABORT, transaction(200), ABORT], 1):
+        land(log, batch, messages)
+    assert log.landed_end(4) == 0
+    (behind,) = landed_behind(log, (0, 4), Lsn(stands), ONE)
+    assert (behind.asked, behind.transactions.inserts) == ((), expected)
+
+
+# Where the slot stands, what is asked for now, and the stretches: by what they were read, from where, how many rows.
+BEHIND = {
+    "all of them": (50, ONE, [((), 50, 1), ((ONE,), 90, 2), ((BOTH,), 320, 1), ((BOTH, ONE), 400, 0)]),
+    "one request": (150, BOTH, [((ONE,), 90, 2), ((BOTH,), 320, 1)]),
+    "the last one": (300, ONE, [((BOTH,), 320, 1), ((BOTH, ONE), 400, 0)]),
+    "nothing but what was passed over": (400, ONE, [((BOTH, ONE), 400, 0)]),
+    "likewise, by the same": (400, BOTH, [((BOTH,), 400, 0)]),
+}
+
+
+@pytest.mark.parametrize("stands, now_asked, expected", BEHIND.values(), ids=BEHIND)
+def test_by_what_it_was_read(log, stands, now_asked, expected):
+    """Batches of a version that didn't tell come first; maintenance commits to the log as well."""
+    for batch, (end, asked, begins) in enumerate(
+        [(100, None, 0), (200, ONE, 90), (300, ONE, 190), (400, BOTH, 320)], 1
+    ):
+        land(log, batch, transaction(end), **(asked.told() | {"from_lsn": str(Lsn(begins))} if asked else {}))
+        DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
+    found = landed_behind(log, (0, 4), Lsn(stands), now_asked)
+    assert [(stretch.asked, stretch.begins, stretch.transactions.inserts) for stretch in found] == expected
