@@ -131,7 +131,8 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     raw, rows = job.pipeline.target.metadata_columns, _rows_held(job, state)
     left_out = _left_out(state, copy)
     columns = tuple(column for column in copy.columns if column[0] not in left_out)
-    plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw)
+    encoding = holder.connection.info.parameter_status("server_encoding") or ""
+    plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding)
     source = _source(job, holder, feeding, copy, plan)
     target = TargetSide(spark, uri_of(job, state.table_name), feeding.version, plan, tuple(source.shown))
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
