@@ -262,10 +262,16 @@ def brought_along(spark: SparkSession, rows: RepairRows, staged: str, waiting: s
     )
 
 
-def has_common(spark: SparkSession, rows: RepairRows, one: str, other: str) -> bool:
-    """Whether two folders of keys have one in common."""
-    keys = [f"b{k}" for k in range(len(rows.key))]
-    return not _keys(spark, rows, one).join(_keys(spark, rows, other), keys, "left_semi").isEmpty()
+def untouched(spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: int) -> set[str]:
+    """Of these keys, as the quarantine names them, those that aren't among the touched ones that are staged."""
+    if not keys or not touched:
+        return set(keys)
+    stage_named(rows, keys, f"{staged}/untouched")
+    texts = {tuple(json.loads(key)[column] for column, _ in rows.key): key for key in keys}
+    bases = [f"b{k}" for k in range(len(rows.key))]
+    held = spark.read.parquet(f"{staged}/untouched").withColumns({base: F.col(f"k{base[1:]}") for base in bases})
+    left = held.join(_keys(spark, rows, f"{staged}/touched"), bases, "left_anti")
+    return {texts[tuple(row)] for row in left.select(*(f"t{k}" for k in range(len(bases)))).collect()}
 
 
 def _keys(spark: SparkSession, rows: RepairRows, folder: str) -> DataFrame:

@@ -236,6 +236,12 @@ def test_a_discarded_row(spark, database, job):
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
     assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 1]
     assert list_quarantined(job) == []
+    state = job.table_states()["public.t"]
+    quarantine = Quarantine(job.pipeline.target.root)
+    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == ["1"]
+    database.execute("delete from t where id = 1")
+    run(spark, job, "third")
+    assert quarantine.lacking("public.t", state.generation) == {}
 
 
 class Killed(BaseException):
