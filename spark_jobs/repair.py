@@ -36,6 +36,7 @@ from spark_jobs.repair_rows import (
     stage_named,
     stage_net,
     stage_rows,
+    unheld_keys,
     untouched,
 )
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
@@ -166,6 +167,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             drifted = _as_seen(job, drifted, fed, storage)
             with job.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
+                rows = replace(rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named))
                 size = check_cost(connection, rows)
             drained = land_through(spark, job, holder.lsn)
             counted = {
