@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any, Final
 
 from waldelta.replay import REPLAY
 
+# A quoted name may have commas of its own.
+_LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')
+
 
 def _listed(text: str) -> list[str]:
-    return [part for part in (item.strip() for item in text.split(",")) if part]
+    return [part for part in (item.strip() for item in _LISTED.findall(text)) if part]
 
 
 def _moment(text: str) -> datetime:

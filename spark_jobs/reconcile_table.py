@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -93,10 +93,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """Keys that aren't compared: their hashes in order, their texts by column, and how many are of which kind."""
+    """Keys that aren't compared: their hashes in order, their texts by column, and how many are of which kind.
+
+    ``on_both`` are those that the target may have a row of; of the others it is to lack it, and one that it has is too many.
+    """
 
     hashes: Hashes
     texts: tuple[ArrowArray, ...]
+    on_both: Hashes
     in_flight: int
     lacking: int
 
@@ -131,7 +135,8 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     raw, rows = job.pipeline.target.metadata_columns, _rows_held(job, state)
     left_out = _left_out(state, copy)
     columns = tuple(column for column in copy.columns if column[0] not in left_out)
-    plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw)
+    encoding = holder.connection.info.parameter_status("server_encoding") or ""
+    plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding)
     source = _source(job, holder, feeding, copy, plan)
     target = TargetSide(spark, uri_of(job, state.table_name), feeding.version, plan, tuple(source.shown))
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
@@ -143,7 +148,7 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     taken = source.hashes(aside.texts) if len(aside.hashes) else (np.zeros(0, np.int64), np.zeros(0, np.int64))
     with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
         asked = pool.submit(_timed, source)
-        theirs = target.sums(aside.hashes)
+        theirs = target.sums(aside.on_both)
         whole, source_seconds = asked.result()
     ours = whole.without(*taken)
     differing = ours.differing(theirs)
@@ -218,13 +223,16 @@ def _set_aside(spark: SparkSession, job: Job, feeding: Feeding, plan: Fingerprin
                 f"{waiting:,} of its changes are in flight, and rows without a key can't be told apart: run again once a run has "
                 "applied them"
             )
-        return _Aside(np.zeros(0, np.int64), (), 0, 0)
+        nothing = np.zeros(0, np.int64)
+        return _Aside(nothing, (), nothing, 0, 0)
     touched = list(_touched(spark, job, feeding.state, plan, ranges))
-    in_flight = len(np.unique(np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)])))
-    every = [*touched, _lacking(job, feeding.state, plan)]
+    in_flight = np.unique(np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)]))
+    outdated, absent = _lacking(job, feeding, plan)
+    every = [*touched, outdated, absent]
     hashes, first = np.unique(np.concatenate([hashes for hashes, _ in every]), return_index=True)
     texts = [pa.concat_arrays([texts[k] for _, texts in every]).take(pa.array(first)) for k in range(len(plan.key))]
-    return _Aside(hashes, tuple(texts), in_flight, len(hashes) - in_flight)
+    on_both = np.union1d(in_flight, outdated[0])
+    return _Aside(hashes, tuple(texts), on_both, len(in_flight), len(hashes) - len(in_flight))
 
 
 def _touched(
@@ -243,11 +251,17 @@ def _touched(
         remove_folder(folder)
 
 
-def _lacking(job: Job, state: TableState, plan: Fingerprint) -> _Keys:
-    """The keys of rows that the target is known to lack; one that is named by other columns is of another time."""
+def _lacking(job: Job, feeding: Feeding, plan: Fingerprint) -> tuple[_Keys, _Keys]:
+    """The keys of rows that the target is known to have as they were before, and to lack, when it had applied its batch."""
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    named = [json.loads(key) for key in sorted(quarantine.lacking_keys(state.table_name, state.generation))]
-    held = [key for key in named if key.keys() == set(plan.key)]
+    told = quarantine.lacking(feeding.state.table_name, feeding.state.generation, feeding.batch)
+    outdated = {key for key, row in told.items() if row.outdated}
+    return _hashed(outdated, plan), _hashed(told.keys() - outdated, plan)
+
+
+def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
+    """Of keys as the quarantine names them; one that is named by other columns is of another time."""
+    held = [key for key in map(json.loads, sorted(keys)) if key.keys() == set(plan.key)]
     texts = [pa.array([key[name] for key in held], pa.string()) for name in plan.key]
     present = np.ones(len(held), np.bool_)
     typed = [
@@ -293,7 +307,7 @@ def _drill(
     plan, (ours, theirs) = source.plan, sums
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
     chosen = differing[: max(1, int(np.searchsorted(sizes, MOST_ROWS, side="right")))].tolist()
-    held, there = source.rows(chosen), target.rows(chosen, aside.hashes)
+    held, there = source.rows(chosen), target.rows(chosen, aside.on_both)
     held = Rows(held.table.filter(pa.array(~is_among(held.table["k"].to_numpy(), aside.hashes))))
     rows = differing_rows(held, there, source.shown, keyed=bool(plan.key))
     if plan.key:

@@ -14,9 +14,10 @@ Why that is exact: waldelta.repair. Whatever it can't be exact for is left to a 
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,18 +25,19 @@ from spark_jobs.drain import Drained
 from spark_jobs.gate import judge_reread, read_gates
 from spark_jobs.land_through import land_through
 from spark_jobs.merge_rows import merge_rows
-from spark_jobs.repair_end import end_repair, record_repaired, repair_tag
+from spark_jobs.repair_end import end_repair, keep_discarded, record_repaired, repair_tag
 from spark_jobs.repair_rows import (
     ENTERS,
     LEAVES,
     RepairRows,
     brought_along,
     check_cost,
-    has_common,
     plan_rows,
     stage_named,
     stage_net,
     stage_rows,
+    unheld_keys,
+    untouched,
 )
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
 from spark_jobs.target_commit import commit_untouched, read_commit
@@ -53,7 +55,7 @@ from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
-from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, latest_rows, watched_rows
+from waldelta.quarantine import IncompleteRow, Quarantine, discarded_rows, watched_rows
 from waldelta.release import landed_upto
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
@@ -144,9 +146,14 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     generation = drifted.state.generation + 1
     take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    watched = watched_rows(quarantine.rows(name, drifted.state.generation))
+    told = quarantine.rows(name, drifted.state.generation)
+    watched = watched_rows(told)
+    # One that is named by other columns is of another time.
+    discarded = {
+        key: row for key, row in discarded_rows(told).items() if json.loads(key).keys() == {*drifted.state.key_columns}
+    }
     if again is not None and again.keys is not None:
-        _check_none_kept_out(name, watched.values())
+        _check_none_kept_out(name, [*watched.values(), *(discarded[key] for key in discarded.keys() & again.keys)])
     named = watched.keys() | ((again.keys if again is not None else None) or set())
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
@@ -160,6 +167,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             drifted = _as_seen(job, drifted, fed, storage)
             with job.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
+                rows = replace(rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named))
                 size = check_cost(connection, rows)
             drained = land_through(spark, job, holder.lsn)
             counted = {
@@ -172,11 +180,18 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             folders = [folder for folder, count in counted.items() if count]
             stage_rows(spark, job, rows, holder, staged, folders)
             check_unaltered(job, fed, membership)
+        # Touched ones are as the source has them from now on.
+        left_out = untouched(spark, rows, discarded.keys(), staged, counted[f"{staged}/touched"])
         counts = stage_net(spark, job, drifted, rows, staged, folders)
         if again is not None and counted[f"{staged}/touched"]:
+            if left_out != discarded.keys():
+                raise StateError(
+                    f"{name}: changes wait of rows that were discarded, which would come along: let a run apply them first"
+                )
             _check_brought_along(spark, job, drifted.state, rows, again, staged)
         state = _synced_state(job, drifted, own, (holder, storage), generation)
-        cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again))
+        kept = [replace(discarded[key], at=now(), generation=generation) for key in sorted(left_out)]
+        cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again, kept))
     finally:
         remove_folder(staged)
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
@@ -196,13 +211,6 @@ def _check_brought_along(
 ) -> None:
     """Changes that wait are read along with the rows asked for: what an ordinary run would keep out must not enter by that."""
     name, waiting = state.table_name, f"{staged}/touched"
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    told = quarantine.rows(name, state.generation)
-    discarded = {key for key, row in latest_rows(told).items() if row.status == DISCARDED} - watched_rows(told).keys()
-    if stage_named(rows, discarded, f"{staged}/discarded") and has_common(spark, rows, waiting, f"{staged}/discarded"):
-        raise StateError(
-            f"{name}: changes wait of rows that were discarded, which would come along: let a run apply them first"
-        )
     if (gate := read_gates(job, [state]).get(name)) is None:
         return
     asked = f"{staged}/named" if again.keys is None else None
@@ -284,15 +292,19 @@ def _commit(
     rows: RepairRows,
     state: TableState,
     net: tuple[str, dict[str, int]],
-    told: tuple[Callable[[], None], Again | None],
+    told: tuple[Callable[[], None], Again | None, Sequence[IncompleteRow]],
 ) -> TargetCut:
-    """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end)."""
-    (folder, counts), (check, again), name = net, told, state.table_name
+    """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end).
+
+    Last of ``told`` are the discarded rows that the target goes on to lack.
+    """
+    (folder, counts), (check, again, discarded), name = net, told, state.table_name
     marked = job.table_states()[name]
     reason = marked.reason if again is None else again.reason
     check()
     first = replace(state, at=now(), run_id=job.run_id, status=COPYING, reason=reason, rows=0, bytes=0, seconds=0.0)
     begun = job.ledger.append_state(first, marked)
+    keep_discarded(job, begun, discarded)
     fault_point("repair.begun")
     try:
         cut = _merge(spark, job, rows, begun, folder, counts) if counts else commit_untouched(spark, job, begun)

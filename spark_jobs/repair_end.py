@@ -9,7 +9,7 @@ target is then what it was before, and so is its state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,13 @@ def repair_tag(begun: TableState, run_id: str, counts: Mapping[str, int] | None 
     """The identity of the one commit of a repair; ``begun`` is its first row of the ledger, whose time no other has."""
     app_id = f"waldelta:repair:{begun.table_name}:{begun.generation}:{begun.at.isoformat()}"
     return CommitTag(app_id, 1, run_id, counts=dict(counts or {}), verb=_REPAIR)
+
+
+def keep_discarded(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> None:
+    """Make these the discarded rows of the generation that a repair begins: until it ends it has no others."""
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    if rows or quarantine.outlines(begun.table_name, begun.generation):
+        quarantine.replace(begun.table_name, begun.generation, -1, rows)
 
 
 def record_repaired(
@@ -86,6 +93,8 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
     if verb != _VOID:
         raise StateError(f"{name}: its Delta log doesn't tell whether its repair was committed: it is to be copied")
     before = _before(job, begun)
+    # A copy will have the same generation's number.
+    keep_discarded(job, begun, [])
     job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
     log.warning("table=%s its repair hadn't been committed when it broke off: it is as it was before", name)
     return None

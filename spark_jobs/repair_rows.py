@@ -58,6 +58,8 @@ class RepairRows:
     leaves: str | None
     # What a whole copy would read: of one partition's target, not what its siblings have.
     whole: str = "true"
+    # Keys that it can't be asked for, as unheld_keys() finds them.
+    unheld: frozenset[tuple[str, ...]] = frozenset()
 
 
 def plan_rows(
@@ -183,6 +185,32 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
     return len(keys)
 
 
+def unheld_keys(
+    connection: psycopg.Connection[Any], columns: Sequence[str], keys: Collection[str]
+) -> frozenset[tuple[str, ...]]:
+    """Of keys as the quarantine names them, those with letters that the source's encoding hasn't: it can't even be asked for them.
+
+    Only a row that somebody wrote into the target has such a key.
+    """
+    if connection.info.parameter_status("server_encoding") == "UTF8":
+        return frozenset()
+    held = [json.loads(key) for key in keys]
+    named = {tuple(key[column] for column in columns) for key in held if key.keys() >= set(columns)}
+    return frozenset(texts for texts in named if not _holds(connection, "".join(texts)))
+
+
+def _holds(connection: psycopg.Connection[Any], text: str) -> bool:
+    try:
+        return text.isascii() or bool(connection.execute("select %s::text", (text,)).rowcount)
+    except psycopg.errors.UntranslatableCharacter:
+        return False
+
+
+def _without(batch: pa.RecordBatch, width: int, unheld: Collection[tuple[str, ...]]) -> pa.RecordBatch:
+    texts = zip(*(column.to_pylist() for column in batch.columns[:width]), strict=True)
+    return batch.filter(pa.array([row not in unheld for row in texts], pa.bool_()))
+
+
 def stage_rows(
     spark: SparkSession, job: Job, rows: RepairRows, holder: SnapshotHolder, staged: str, touched: Sequence[str]
 ) -> None:
@@ -193,7 +221,7 @@ def stage_rows(
     conninfo, copy, pid, count = job.conninfo, rows.copy, holder.pid, min(len(rows.choices), _MOST_TASKS)
     names = staged_names(copy)
     tasks = [rows.choices[n::count] for n in range(count)]
-    again, key = rows.again, rows.key
+    again, key, unheld = rows.again, rows.key, rows.unheld
 
     def read_entering(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -203,7 +231,8 @@ def stage_rows(
                     yield found.rename_columns(names)
 
     def read_again(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for found in read_keys(conninfo, copy, again, key, batches, reader_name(pid, 0, copy.table)):
+        wanted = (_without(batch, len(key), unheld) for batch in batches) if unheld else batches
+        for found in read_keys(conninfo, copy, again, key, wanted, reader_name(pid, 0, copy.table)):
             yield found.rename_columns(names)
 
     schema = ddl(pa.schema([field.with_name(name) for field, name in zip(copy.schema, names, strict=True)]))
@@ -262,10 +291,16 @@ def brought_along(spark: SparkSession, rows: RepairRows, staged: str, waiting: s
     )
 
 
-def has_common(spark: SparkSession, rows: RepairRows, one: str, other: str) -> bool:
-    """Whether two folders of keys have one in common."""
-    keys = [f"b{k}" for k in range(len(rows.key))]
-    return not _keys(spark, rows, one).join(_keys(spark, rows, other), keys, "left_semi").isEmpty()
+def untouched(spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: int) -> set[str]:
+    """Of these keys, as the quarantine names them, those that aren't among the touched ones that are staged."""
+    if not keys or not touched:
+        return set(keys)
+    stage_named(rows, keys, f"{staged}/untouched")
+    texts = {tuple(json.loads(key)[column] for column, _ in rows.key): key for key in keys}
+    bases = [f"b{k}" for k in range(len(rows.key))]
+    held = spark.read.parquet(f"{staged}/untouched").withColumns({base: F.col(f"k{base[1:]}") for base in bases})
+    left = held.join(_keys(spark, rows, f"{staged}/touched"), bases, "left_anti")
+    return {texts[tuple(row)] for row in left.select(*(f"t{k}" for k in range(len(bases)))).collect()}
 
 
 def _keys(spark: SparkSession, rows: RepairRows, folder: str) -> DataFrame:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
+from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
 from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
 from spark_jobs.net_rows import (
@@ -58,6 +58,7 @@ from waldelta.quarantine import (
     Outline,
     Quarantine,
     SentMessage,
+    discarded_rows,
     watched_rows,
 )
 
@@ -84,7 +85,8 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all; returns what to merge instead.
 
     What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
-    A quarantined row's later update takes the row out of quarantine, whatever its key is by then. Raises
+    A quarantined row's later update takes the row out of quarantine, whatever its key is by then; a discarded one's doesn't, but
+    another row at its key does. Raises
     TransactionsStillOpen (retryable) while a change isn't visible on the source yet, SourceUnreachable,
     PrivilegeMissing; what ``judge`` raises, and nothing is told then.
     """
@@ -95,9 +97,11 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     if not staged.incomplete and not held and judge is None:
         return staged
     work = _Work(job, change_log, plan, staged)
-    watched = watched_rows(row for row in held if row.batch <= after)
-    emptied = _truncated_keys(quarantine, plan, watched.keys()) if watched else set()
-    work.told += [work.row(RESOLVED, key) for key in sorted(emptied)]
+    applied = [row for row in held if row.batch <= after]
+    watched, discarded = watched_rows(applied), discarded_rows(applied).keys()
+    emptied = _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
+    taken = _taken(staged, plan, discarded - emptied) if discarded - emptied else set()
+    work.told += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
     still = {key: row for key, row in watched.items() if key not in emptied}
     work.resolve(still, partial(_messages, quarantine, plan, after))
     for rows in _chunks(staged, plan):
@@ -295,6 +299,25 @@ def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Ta
     values = first_values(opened, plan.decode, files.schema.field("b0").type)
     found = as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
     return found.filter(pa.array([key in opened for key in keys_of(found, plan, "b")], pa.bool_()))
+
+
+def _taken(staged: Staged, plan: TargetPlan, discarded: Collection[str]) -> set[str]:
+    """Keys of discarded rows at which a row of these changes stands from now on, or that the source has no row at any more."""
+    key = plan.decode.shape.key
+    names = {plan.decode.names[i] for i in key}
+    # One that is named by other columns is of another time.
+    named = {text for text in discarded if json.loads(text).keys() == names}
+    if not named:
+        return set()
+    files = open_parquet(staged.folder)
+    values = first_values(named, plan.decode, files.schema.field("b0").type)
+    first = pc.field(f"c{key[0]}").isin(values) | pc.field("b0").isin(values)
+    rows = as_net(files.to_table(filter=first), plan)
+    actions, moved = rows["action"].to_pylist(), move_keys(rows, plan)
+    left = [action in FRESH or bool(moved[n]) for n, action in enumerate(actions)]
+    present = {text for n, text in enumerate(keys_of(rows, plan, "c")) if left[n]}
+    gone = {text for n, text in enumerate(keys_of(rows, plan, "b")) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
+    return named & (present | gone)
 
 
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:

@@ -135,7 +135,7 @@ def _with_references(
     lacking = [
         name
         for name, state in states.items()
-        if related & {*state.relation_ids, state.root_id} and quarantine.lacking_keys(name, state.generation)
+        if related & {*state.relation_ids, state.root_id} and quarantine.lacking(name, state.generation)
     ]
     reread = [name for name, table in result.tables.items() if table.reread]
     lake = Lake(states, uris, job.ledger.last_cut(), _changed(result, rules), lacking, reread)

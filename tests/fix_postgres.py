@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -102,12 +103,14 @@ class Database:
 
 
 @contextmanager
-def new_database(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    """A fresh database, for a fixture of a wider scope; AIRFLOW_CONN_TEST_SOURCE points at it."""
+def new_database(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch, options: LiteralString = ""
+) -> Iterator[Database]:
+    """A fresh database, with CREATE DATABASE's options; AIRFLOW_CONN_TEST_SOURCE points at it."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     # Each statement with a connection of its own: a test may restart the server.
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
-        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        admin.execute(sql.SQL("create database {} {}").format(sql.Identifier(name), sql.SQL(options)))
     made = Database(server, name)
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", made.uri)
     try:

@@ -1,9 +1,9 @@
 """Rows that came without all of their values, or fail a gate, and what became of them: the bookkeeping table ``quarantine``.
 
 Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had moved on), ``reread``
-(in the target, with some values as they were later than the change), ``resolved`` (was quarantined; a later change has
-replaced, moved or deleted the row, or it was read again), ``discarded`` (was quarantined; somebody has said that the target
-is to lack it). A batch's rows are written before the target's commit; what a run
+(in the target, with some values as they were later than the change), ``resolved`` (was quarantined or discarded; a later
+change has replaced, moved or deleted the row, or it was read again), ``discarded`` (was quarantined; somebody has said that the
+target is to lack it; a repair takes that along into the generation that it begins, a copy doesn't). A batch's rows are written before the target's commit; what a run
 that died in between left is replaced by the next one, whose watermark tells it.
 """
 
@@ -156,14 +156,13 @@ class Quarantine:
         rows = [row for row in latest.values() if row.status == QUARANTINED]
         return sorted(rows, key=lambda row: (row.table_name, row.at))
 
-    def lacking_keys(self, table_name: str, generation: int) -> set[str]:
-        """Keys that a copy of a table is known to lack: quarantined, or discarded, be it from an earlier copy."""
-        latest = {row.key: row for row in self._read(pc.field("table_name") == table_name)}
-        return {
-            key
-            for key, row in latest.items()
-            if row.status == DISCARDED or (row.status == QUARANTINED and row.generation == generation)
-        }
+    def lacking(self, table_name: str, generation: int, upto: int | None = None) -> dict[str, Outline]:
+        """What was told last of the keys that a copy of a table is known to lack, or to have as they were before (outdated).
+
+        Quarantined or discarded ones, as of batch ``upto`` where one is given.
+        """
+        told = [row for row in self.outlines(table_name, generation) if upto is None or row.batch <= upto]
+        return {key: row for key, row in latest_rows(told).items() if row.status in (QUARANTINED, DISCARDED)}
 
     def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit."""
@@ -176,7 +175,7 @@ class Quarantine:
         self._table.extend(_in_order(rows))
 
     def prune(self, oldest: datetime) -> int:
-        """Drop rows older than ``oldest`` but those of open keys, and leave one file; returns how many were dropped."""
+        """Drop rows older than ``oldest`` but those of keys that targets lack, and leave one file; returns how many were dropped."""
         return self._table.prune(lambda rows: _keep([_row(row) for row in rows], oldest))
 
     def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
@@ -195,11 +194,8 @@ def _in_order(rows: Sequence[IncompleteRow]) -> list[dict[str, Any]]:
 
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
-    copies = {(row.table_name, row.generation) for row in rows}
-    opened = {
-        (*copy, key) for copy in copies for key in watched_rows(r for r in rows if (r.table_name, r.generation) == copy)
-    }
-    return [r.at >= oldest or (r.table_name, r.generation, r.key) in opened for r in rows]
+    latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
+    return [r.at >= oldest or latest[r.table_name, r.generation, r.key] in (QUARANTINED, DISCARDED) for r in rows]
 
 
 def watched_rows(rows: Iterable[R]) -> dict[str, R]:
@@ -212,6 +208,11 @@ def watched_rows(rows: Iterable[R]) -> dict[str, R]:
         for key, row in latest_rows(rows).items()
         if row.status == QUARANTINED or (row.status == DISCARDED and row.outdated)
     }
+
+
+def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
+    """The latest row of each key that isn't in the target since it was discarded, of the rows of one copy in their order."""
+    return {key: row for key, row in latest_rows(rows).items() if row.status == DISCARDED and not row.outdated}
 
 
 def latest_rows(rows: Iterable[R]) -> dict[str, R]:

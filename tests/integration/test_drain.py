@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.drain import drain
 from spark_jobs.land import create_change_log, land
+from spark_jobs.pipeline import Pipeline
+from spark_jobs.result import RunFailed
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
 from waldelta.change_log import ChangeLog
@@ -36,6 +41,8 @@ from waldelta.recover import slot_move
 from waldelta.server import read_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -328,6 +335,37 @@ def wrongly_counted(monkeypatch):
         return replace(found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1))
 
     monkeypatch.setattr(ChangeLog, "landed", landed)
+
+
+def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
+    """docs/consume.md: what it has somebody run, in its order; the copy is dropped before anything goes on."""
+    chapter = (DOCS / "consume.md").read_text().split("## What a ConsumeMismatch asks of you")[1]
+    steps = [step.replace("flights_cdc", f"s_{database.name}") for step in re.split(r"^\d\. ", chapter, flags=re.M)]
+    database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
+    pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
+    pipeline.setup()
+    pipeline.sync(spark)
+    database.execute("insert into t values (2, 'b')")
+    with monkeypatch.context() as patched:
+        wrongly_counted(patched)
+        with pytest.raises(RunFailed, match="_mismatch"):
+            pipeline.consume(spark, "first")
+    (peek,) = re.findall(r"```sql\n(.*?)```", steps[2], re.DOTALL)
+    kinds = dict(database.execute(peek.replace("flights_pub", f"s_{database.name}_pub")))
+    assert (kinds[73], kinds[67]) == (1, 1)
+    with pytest.raises(RunFailed, match="is left from a mismatch"):
+        pipeline.resync(spark)
+    (drop,) = re.findall(r"`(select [^`]*)`", steps[4])
+    database.execute(drop)
+    verbs = {"teardown": pipeline.teardown, "setup": pipeline.setup, "resync": partial(pipeline.resync, spark)}
+    told = [verb for verb in re.findall(r"`(\w+)`", steps[5]) if verb in verbs]
+    assert told == list(verbs)
+    for verb in told:
+        verbs[verb]()
+    database.execute("insert into t values (3, 'c')")
+    pipeline.consume(spark, "after")
+    held = DeltaTable(pipeline.target_path("public.t")).to_pyarrow_table(columns=["id", "v"]).to_pylist()
+    assert sorted(row["id"] for row in held) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
+from spark_jobs.arguments import parse
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
 from spark_jobs.identifier import quote
@@ -20,8 +21,8 @@ from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
-SCHEMA = "a\"b`c';$$\n../<script>alert(1)</script>%2e"
-TABLE = "../../x`\"'; drop table canary;--$$\\é\n<img src=x>%2e"
+SCHEMA = "a\"b`c',;$$\n../<script>alert(1)</script>%2e"
+TABLE = "../../x,y`\"'; drop table canary;--$$\\é\n<img src=x>%2e"
 KEY = "k\"'); drop table canary;--`"
 VALUE = 'a`b<script>alert(1)</script>\'$$\\"\n../%2e; :x :"y"'
 LABEL = "<img src=x>'; drop table canary;--`"
@@ -118,7 +119,9 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     lacking = IncompleteRow(now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone")
     Quarantine(pipeline.file.target.root).add([lacking])
     assert run_retry(spark, pipeline.job(), [NAME]).status == "succeeded"
-    assert pipeline.resync(spark, [NAME], reason=TEXTS[1]).status == "succeeded"
+    named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
+    assert named == [NAME, FEW]
+    assert pipeline.resync(spark, named[:1], reason=TEXTS[1]).status == "succeeded"
     assert pipeline.validate(spark, RUN_ID).status == "succeeded"
     assert pipeline.maintain(spark).status == "succeeded"
     assert pipeline.status()["targets"][NAME]["status"] == "synced"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import date
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
+from tests.fix_postgres import new_database
 from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from waldelta.ledger_rows import now
@@ -324,19 +327,67 @@ def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, valu
     assert streamed.source_rows == copied.source_rows + 1
 
 
-def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, pipeline):
-    """Quarantined, or discarded from an earlier copy: no difference, and none that a repair should bring back."""
-    target(pipeline).delete("day in ('2024-01-05', '2024-01-06')")
+def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, monkeypatch, lake):
+    """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and as they were streamed."""
+    with new_database(postgres, monkeypatch, "encoding 'LATIN1' locale 'C' template template0") as latin:
+        latin.execute(
+            "create table t (name text primary key, note text, tags text[], v int);"
+            "insert into t select chr(192 + n), 'né ' || chr(192 + n), array['ß', null, chr(192 + n)], n from generate_series(0, 60) n;"
+            "create publication p for table t"
+        )
+        made = make(latin, lake)
+        made.setup()
+        made.sync(spark)
+        latin.execute("update t set note = 'déjà vu' where v < 9; insert into t values ('naïve', 'ÿ', '{ø}', 100)")
+        made.consume(spark)
+        latin.execute("update t set note = 'à venir' where v = 20")
+        row = reconcile(spark, made)["t"]
+        assert (row.status, row.source_rows, row.in_flight, told(row)) == ("equal", 61, 1, [])
+        held = target(made)
+        held.update(updates={"note": "'tampered'"}, predicate="name = 'Ê'")
+        added = held.to_pyarrow_table().slice(0, 1)
+        write_deltalake(held, added.set_column(0, added.schema.field(0), pa.array(["€"])), mode="append")
+        row = reconcile(spark, made, "planted", repair=True)["t"]
+        assert (row.status, told(row)) == ("repaired", [
+            ("different", {"name": "Ê"}, [("note", "né Ê", "tampered")]), ("extra", {"name": "€"}, []),
+        ])  # fmt: skip
+        assert reconcile(spark, made, "again")["t"].status == "equal"
+
+
+def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database, pipeline):
+    """Quarantined or discarded: no difference, none that a repair should bring back, nor forget. Whatever stands there is compared."""
+    held = target(pipeline)
+    foreign = held.to_pyarrow_table(filters=pc.field("day") == date(2024, 1, 6))
+    held.delete("day in ('2024-01-05', '2024-01-06')")
     state, quarantine = pipeline.job().table_states()["public.t"], Quarantine(pipeline.file.target.root)
     keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]
     quarantine.add(
         [
-            IncompleteRow(now(), "r", QUARANTINED, "public.t", state.generation, 1, keys[0]),
-            IncompleteRow(now(), "r", DISCARDED, "public.t", state.generation - 1, 1, keys[1]),
+            IncompleteRow(now(), "r", QUARANTINED, "public.t", state.generation, 0, keys[0]),
+            IncompleteRow(now(), "r", DISCARDED, "public.t", state.generation, 0, keys[1]),
         ]
     )
     row = reconcile(spark, pipeline, repair=True)["t"]
     assert (row.status, row.lacking, row.source_rows, row.repaired) == ("equal", 2, 998, 0)
+    # The repair takes what is quarantined along, and goes on leaving out what was discarded.
+    target(pipeline).delete("day = '2024-01-07'")
+    row = reconcile(spark, pipeline, "repair", repair=True)["t"]
+    assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
+    row = reconcile(spark, pipeline, "repaired")["t"]
+    assert (row.status, row.lacking, row.source_rows) == ("equal", 1, 999)
+    write_deltalake(target(pipeline), foreign, mode="append")
+    row = reconcile(spark, pipeline, "foreign", repair=True)["t"]
+    assert (row.status, row.lacking, told(row)) == ("different", 1, [("extra", json.loads(keys[1]), [])])
+    assert "1 rows are kept out of it on purpose" in row.reason
+    target(pipeline).delete("day = '2024-01-06'")
+    database.execute("delete from t where day = '2024-01-06'")
+    database.execute("insert into t values ('south', '2024-01-06', 1)")
+    pipeline.consume(spark)
+    row = reconcile(spark, pipeline, "anew")["t"]
+    assert (row.status, row.lacking, row.source_rows) == ("equal", 0, 1000)
+    target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
+    row = reconcile(spark, pipeline, "tampered")["t"]
+    assert told(row) == [("different", json.loads(keys[1]), [("note", None, "tampered")])]
 
 
 def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(spark, database, lake):

@@ -236,6 +236,12 @@ def test_a_discarded_row(spark, database, job):
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
     assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 1]
     assert list_quarantined(job) == []
+    state = job.table_states()["public.t"]
+    quarantine = Quarantine(job.pipeline.target.root)
+    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == ["1"]
+    database.execute("delete from t where id = 1")
+    run(spark, job, "third")
+    assert quarantine.lacking("public.t", state.generation) == {}
 
 
 class Killed(BaseException):
@@ -256,8 +262,13 @@ def retry_until(moment, spark, job, monkeypatch):
 
 
 def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
-    """Whether it had committed is asked of the target: nothing is copied, nothing is put right twice, or too late."""
-    quarantine_rows(spark, database, job, 4)
+    """Whether it had committed is asked of the target: nothing is copied, nothing is put right twice, or too late.
+
+    What was discarded goes on lacking in the generation that it begins, and in none that it didn't.
+    """
+    quarantine_rows(spark, database, job, 5)
+    (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
+    discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann")
     before = job.table_states()["public.t"]
     late = []
 
@@ -269,6 +280,11 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
         # A look at the source may have recorded how it stores the table now.
         assert state == replace(before, at=state.at, run_id=state.run_id, storage=state.storage)
         assert (target_rows(spark, job), len(list_quarantined(job))) == ([], 4)
+        assert (lacking(1), lacking(2)) == (["1", "2", "3", "4", "5"], [])
+
+    def lacking(generation):
+        found = Quarantine(job.pipeline.target.root).lacking("public.t", generation)
+        return sorted(json.loads(key)["id"] for key in found)
 
     def fails(*given):
         late.append(given)
@@ -283,7 +299,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
     # Killed before it: so it is from the next run on, and the merge finds nothing to merge when it comes after all.
     with pytest.raises(Killed):
         retry("killed before", "repair.begun")
-    assert job.table_states()["public.t"].status == "copying"
+    assert (job.table_states()["public.t"].status, lacking(2)) == ("copying", ["5"])
     assert not run(spark, job, "next").rows
     is_as_before()
     with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
@@ -298,7 +314,8 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
     state = job.table_states()["public.t"]
     assert (state.generation, state.status, state.reason) == (2, "synced", "quarantine --retry by Ann")
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 5]
+    assert lacking(2) == ["5"]
     last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
     assert (last.status, last.run_id) == (RESOLVED, "killed after")
     assert last.reason.endswith("quarantine --retry by Ann")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pyarrow as pa
+import pytest
 
 from waldelta.ledger_rows import now
 from waldelta.ledger_table import LedgerTable
@@ -55,6 +56,28 @@ def test_the_latest_row_of_a_key_counts():
     assert watched_rows([*rows, row(QUARANTINED, "c", 3)]).keys() == {"a", "c"}
 
 
+LACKING = {
+    "open": ([row(QUARANTINED, "a", 1)], {"a"}),
+    "discarded": ([row(QUARANTINED, "a", 1), row(DISCARDED, "a", 1)], {"a"}),
+    "there with other values": ([row(REREAD, "a", 1)], set()),
+    "discarded, and another row stands there": ([row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)], set()),
+    "of an earlier copy": ([row(DISCARDED, "a", 1, generation=0), row(QUARANTINED, "b", 1, generation=0)], set()),
+    "of a batch behind the target's": (
+        [row(DISCARDED, "a", 3), row(RESOLVED, "a", 4), row(QUARANTINED, "b", 4)],
+        {"a"},
+    ),
+    "of another table": ([row(DISCARDED, "a", 1, table="public.t")], set()),
+}
+
+
+@pytest.mark.parametrize("rows, expected", LACKING.values(), ids=LACKING)
+def test_what_a_copy_is_known_to_lack(lake, rows, expected):
+    """As of its batch: what somebody discarded is lacking until a row stands there again."""
+    quarantine = Quarantine(lake)
+    quarantine.add(rows)
+    assert quarantine.lacking(NAME, 1, 3).keys() == expected
+
+
 def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):
     """And again when another run, or a person, has written since."""
     quarantine, asked, scan = Quarantine(lake), [], LedgerTable.scan
@@ -79,16 +102,18 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
 
 
 def test_pruning_keeps_what_is_open_and_what_is_young(lake):
-    """However old: an open row is the only trace of what the target lacks."""
+    """However old: an open or discarded row is the only trace of what the target lacks."""
     quarantine = Quarantine(lake)
     assert quarantine.prune(now()) == 0
     old = [row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), row(REREAD, "c", 2)]
+    old += [row(QUARANTINED, "e", 1), row(DISCARDED, "e", 1), row(DISCARDED, "f", 1), row(RESOLVED, "f", 2)]
     quarantine.replace(NAME, 1, 0, old)
     quarantine.replace(NAME, 2, 0, [row(RESOLVED, "a", 2, generation=2)])
     oldest = now()
     quarantine.replace(NAME, 1, 2, [row(REREAD, "d", 3)])
-    assert quarantine.prune(oldest) == 4
-    assert (told(quarantine), told(quarantine, generation=2)) == ([(QUARANTINED, "a", 1), (REREAD, "d", 3)], [])
+    assert quarantine.prune(oldest) == 6
+    kept = [(QUARANTINED, "a", 1), (QUARANTINED, "e", 1), (DISCARDED, "e", 1), (REREAD, "d", 3)]
+    assert (told(quarantine), told(quarantine, generation=2)) == (kept, [])
 
 
 def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
@@ -108,7 +133,7 @@ def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
     assert (a, b.messages) == (held, [message])
     assert (discarded.status, discarded.by, discarded.id) == (DISCARDED, "me", held.id)
     assert [r.key for r in quarantine.open_rows({NAME: 1})] == ["b"]
-    assert quarantine.prune(now()) == 2
+    assert quarantine.prune(now()) == 0
 
 
 def test_each_row_has_an_id_of_its_own():

@@ -257,14 +257,18 @@ def _fixed_text(numbers: NDArray[Any], values: ArrowArray) -> ArrowArray:
 
 
 def _bytes_text(values: ArrowArray) -> ArrowArray:
+    prefixed: ArrowArray = pc.binary_join_element_wise("\\x", hex_text(values), "")
+    return prefixed
+
+
+def hex_text(values: ArrowArray) -> ArrowArray:
+    """The bytes of each value, of texts or binary ones, in hexadecimal."""
     values = values.cast(pa.binary())
     filled = pc.fill_null(values, b"") if values.null_count else values
     _, offsets, data = filled.buffers()
     at = np.frombuffer(memoryview(offsets), np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(np.int64)
     raw = np.frombuffer(memoryview(data), np.uint8)[at[0] : at[-1]] if data is not None else np.zeros(0, np.uint8)
-    digits = _string(((at - at[0]) * 2).astype(np.int32), _HEX[raw].reshape(-1), values)
-    prefixed: ArrowArray = pc.binary_join_element_wise("\\x", digits, "")
-    return prefixed
+    return _string(((at - at[0]) * 2).astype(np.int32), _HEX[raw].reshape(-1), values)
 
 
 def _string(offsets: NDArray[np.int32], data: NDArray[np.uint8], like: ArrowArray) -> ArrowArray:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.reconcile.canonical import Marks, lake_rows, may_be_raw
+from waldelta.reconcile.canonical import Marks, hex_text, lake_rows, may_be_raw
 from waldelta.reconcile.hash64 import Hashes, hash_texts
 from waldelta.type_map import TargetType
 
@@ -32,6 +32,7 @@ class Fingerprint:
     """How the rows of one table are hashed; travels to the tasks.
 
     ``key`` are the columns by which rows are found; empty where there are none. ``raw``: whether the target has ``_wd_raw``.
+    ``in_hex``: of texts their UTF-8 in hexadecimal is hashed, since PostgreSQL would hash the bytes of another encoding.
     """
 
     table: str
@@ -41,6 +42,7 @@ class Fingerprint:
     seed: int
     buckets: int
     raw: bool
+    in_hex: bool = False
 
     @property
     def key_columns(self) -> tuple[tuple[str, TargetType], ...]:
@@ -65,11 +67,18 @@ class Fingerprint:
 
 
 def drawn(
-    table: str, columns: tuple[tuple[str, TargetType], ...], key: tuple[str, ...], rows: int, *, raw: bool
+    table: str,
+    columns: tuple[tuple[str, TargetType], ...],
+    key: tuple[str, ...],
+    rows: int,
+    *,
+    raw: bool,
+    encoding: str,
 ) -> Fingerprint:
-    """With marks and a seed of this run's own; ``rows`` is about how many there are."""
+    """With marks and a seed of this run's own; ``rows`` is about how many there are, ``encoding`` that of the source's database."""
     marks = Marks.drawn(secrets.token_hex(_NONCE_BYTES)[: _NONCE_BYTES + 1])
-    return Fingerprint(table, columns, key, marks, secrets.randbits(62), bucket_count(rows), raw)
+    seed, buckets = secrets.randbits(62), bucket_count(rows)
+    return Fingerprint(table, columns, key, marks, seed, buckets, raw, in_hex=encoding != "UTF8")
 
 
 def bucket_count(rows: int) -> int:
@@ -82,17 +91,22 @@ def bucket_count(rows: int) -> int:
     return min(_MOST, max(_FEWEST, wanted))
 
 
+def hash_as(texts: ArrowArray, plan: Fingerprint, seed: int) -> Hashes:
+    """The hash of each text, in the form that the plan says."""
+    return hash_texts(hex_text(texts) if plan.in_hex else texts, seed)
+
+
 def hash_keys(columns: list[ArrowArray], plan: Fingerprint) -> Hashes:
     """The hash of each key, given as the target's columns."""
     typed = [(column, kind) for column, (_, kind) in zip(columns, plan.key_columns, strict=True)]
-    return hash_texts(lake_rows(typed, [None] * len(typed), plan.marks), plan.key_seed)
+    return hash_as(lake_rows(typed, [None] * len(typed), plan.marks), plan, plan.key_seed)
 
 
 def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]:
     """The hashes of each row's key and of the row, of a batch of the plan's columns and verbatim texts."""
     names = [name for name, _ in plan.columns]
     columns = [(batch.column(n), kind) for n, (_, kind) in enumerate(plan.columns)]
-    rows = hash_texts(lake_rows(columns, plan.raws_of(batch), plan.marks), plan.seed)
+    rows = hash_as(lake_rows(columns, plan.raws_of(batch), plan.marks), plan, plan.seed)
     if not plan.key:
         return rows, rows
     return hash_keys([batch.column(names.index(name)) for name in plan.key], plan), rows

@@ -1,7 +1,7 @@
 """PostgreSQL's 64-bit hash of a text (``hashtextextended``), of many texts at once.
 
 src/common/hashfn.c, hash_bytes_extended() on a little-endian machine: Bob Jenkins' lookup3, twelve bytes a round. A server of
-another byte order computes other numbers; ``probe`` tells.
+another byte order computes other numbers, and one of another encoding than UTF-8 hashes other bytes: a text is asked for first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from waldelta.pgoutput.wire import ArrowArray
@@ -26,7 +25,6 @@ _MIX = ((0, 2, 4, 2, 1), (1, 0, 6, 0, 2), (2, 1, 8, 1, 0), (0, 2, 16, 2, 1), (1,
 _FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
 # What is left of a round of so many bytes, as three words; the lowest byte of the last one is the length's.
 _KEPT = np.array([[(1 << 8 * min(4, max(0, n - 4 * word))) - 1 for word in range(3)] for n in range(_ROUND)], np.uint32)
-PROBE = "waldelta"
 
 
 def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
@@ -48,11 +46,6 @@ def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
             rows = order[first : first + _ROWS]
             found[rows] = _hash(words, offsets[:-1][rows], lengths[rows], seed)
     return found
-
-
-def probe(seed: int) -> int:
-    """The hash of PROBE, which a server is asked for first."""
-    return int(hash_texts(pa.array([PROBE]), seed)[0])
 
 
 def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> Hashes:

@@ -35,8 +35,8 @@ class Reconciliation:
     """What was found of one table.
 
     The target's ``version`` has applied everything up to ``batch``; the source was read at ``position`` by ``snapshot``. ``in_flight``
-    are keys that were changed between the two, ``lacking`` quarantined or discarded rows: both are left out on both sides, as are
-    the columns ``left_out``. ``differences`` are the first of the rows that differ; ``is_complete``: all of them were counted.
+    are keys that were changed between the two, ``lacking`` quarantined or discarded rows: both are left out, as are the columns
+    ``left_out``; a row at the key of one that isn't to be there is extra. ``differences`` are the first of the rows that differ; ``is_complete``: all of them were counted.
     ``reason`` says why a table wasn't compared, or couldn't be repaired.
     """
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 
 from waldelta.connection import connect, describe
@@ -32,8 +33,8 @@ from waldelta.copy_where import Choice, is_one_of, other_files
 from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.reconcile.canonical import source_text
-from waldelta.reconcile.fingerprint import Fingerprint, Sums
-from waldelta.reconcile.hash64 import PROBE, Hashes, probe
+from waldelta.reconcile.fingerprint import Fingerprint, Sums, hash_as
+from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import Rows, Valued
 from waldelta.snapshot import Chunk, reader_name
 from waldelta.types.target import printed
@@ -47,6 +48,15 @@ KEYS_PER_READ = 5_000
 LOCK_TIMEOUT_MS = 60_000
 # Of a table without a key: rows are told by what stands in their columns.
 _COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
+# With a letter that isn't ASCII's, where chr() makes one: of the encodings with more than a byte a letter only UTF-8's.
+_PROBE = """
+select text, {hashed}
+from (
+    select 'waldelta ' || pg_catalog.chr(case when name = 'UTF8' or bytes = 1 then 233 else 97 end) as text
+    from (select pg_catalog.getdatabaseencoding()::text) as e (name),
+         lateral (select pg_catalog.pg_encoding_max_length(pg_catalog.pg_char_to_encoding(name))) as l (bytes)
+) as probe
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,12 @@ class SourceSide:
         return sql.SQL("{} as k, {} as h").format(self._hash(keys, self.plan.key_seed), row)
 
     def _hash(self, columns: Sequence[tuple[sql.Composable, Any]], seed: int) -> sql.Composable:
-        text = source_text(columns, self.plan.marks, raw=self.plan.raw)
+        return self._hash_of(source_text(columns, self.plan.marks, raw=self.plan.raw), seed)
+
+    def _hash_of(self, text: sql.Composable, seed: int) -> sql.Composable:
+        """As ``hash_as`` hashes the text."""
+        if self.plan.in_hex:
+            text = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')").format(text)
         return sql.SQL('pg_catalog.hashtextextended({} collate "C", {})').format(text, sql.Literal(seed))
 
     def _from(self, chunk: Chunk) -> sql.Composable:
@@ -183,9 +198,9 @@ class SourceSide:
             yield connection
 
     def _check_hash(self, connection: Connection) -> None:
-        query = 'select pg_catalog.hashtextextended(%s collate "C", %s::bigint)'
-        ((found,),) = connection.execute(query, (PROBE, self.plan.seed)).fetchall()
-        if found != probe(self.plan.seed):
+        query = sql.SQL(_PROBE).format(hashed=self._hash_of(sql.SQL("text"), self.plan.seed))
+        ((text, found),) = connection.execute(query).fetchall()
+        if found != int(hash_as(pa.array([text]), self.plan, self.plan.seed)[0]):
             raise ConfigError(
                 f"{describe(self.conninfo)} hashes texts in another way than this machine (another byte order?): its tables can't "
                 "be reconciled"

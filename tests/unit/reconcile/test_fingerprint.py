@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -95,6 +97,19 @@ def test_sums_tell_any_row_apart_and_let_rows_be_taken_out():
     assert len(whole.differing(changed)) == 1
     assert whole.differing(twice.without(*hash_rows(batch([rows[3]]), plan()))).tolist() == []
     assert (whole.count, twice.count) == (100, 101)
+
+
+def test_of_a_source_in_another_encoding_the_bytes_of_utf8_are_hashed_in_hexadecimal():
+    """Which are the same in all of them: keys and rows."""
+    rows = [(1, "é", None), (2, "", "€x")]
+    in_hex = replace(plan(key=("a",)), in_hex=True)
+    keys, whole = hash_rows(batch(rows), in_hex)
+    assert keys.tolist() == [hash_of(text.encode().hex(), in_hex.key_seed) for text in ("é", "")]
+    assert whole.tolist() == [hash_of(text.encode().hex(), in_hex.seed) for text in texts(rows)]
+
+
+def hash_of(text, seed):
+    return hash_texts(pa.array([text]), seed).tolist()[0]
 
 
 def test_without_a_key_a_rows_bucket_is_its_own():

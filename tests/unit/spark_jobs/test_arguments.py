@@ -46,5 +46,15 @@ def test_what_a_verb_does_not_know_is_refused(arguments, capsys):
     assert "usage: python -m spark_jobs" in capsys.readouterr().err
 
 
-def test_lists_may_have_blanks():
-    assert parse(["sync", "f.yml", "--tables", "public.a, public.b,"]).tables == ["public.a", "public.b"]
+LISTS = {
+    "blanks": ("public.a, public.b,", ["public.a", "public.b"]),
+    "a comma of a name": ('public."a,b",public.c', ['public."a,b"', "public.c"]),
+    "quotes of a name": ('"x, ""y"", z"."a,b" , public.c', ['"x, ""y"", z"."a,b"', "public.c"]),
+    "a quote that isn't closed": ('public.a,"b,c', ["public.a", '"b,c']),
+    "nothing": (" , ,", []),
+}
+
+
+@pytest.mark.parametrize("text, expected", LISTS.values(), ids=LISTS)
+def test_lists_are_split_at_commas_that_no_name_has(text, expected):
+    assert parse(["sync", "f.yml", f"--tables={text}"]).tables == expected
