@@ -36,13 +36,14 @@ from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
-from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
+from spark_jobs.own_suites import OwnSuites, read_own_suites
 from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile
 from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
-from spark_jobs.verdict import QualityReport, TableVerdict
-from waldelta.errors import StateError
+from spark_jobs.task_error import unexpected_error
+from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.fault import fault_point
 from waldelta.lake import target_uri
@@ -123,22 +124,22 @@ def check(
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. Raises ConfigError for
-    expectation files that are refused, before anything else is judged.
+    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. A target that can't be
+    judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
     """
     left = left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
-    own, unused = assign_suites(read_own_suites(_suites(pipeline)), states)
+    own = read_own_suites(_suites(pipeline), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
-        return QualityReport(run_id, (), notes=tuple(unused))
+        return QualityReport(run_id, (), notes=tuple(own.unused))
     left = replace(left, before=_before(pipeline, profiles, wanted, run_id))
-    kinds = {item.type for file in own.values() for item in file.suite.expectations}
+    kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
-        targets = _targets(ledger, [states[name] for name in wanted], left.versions)
+        targets, lost = _targets(ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
             _ask_ahead(background, spark, target, ledger.storage_options, _references(left, target))
@@ -153,8 +154,8 @@ def check(
             import_great_expectations(kinds)
             planned = list(zip(targets, plans, asked, strict=True))
             verdicts, index = _run(pool, folder, pipeline, run_id, planned)
-        both = sorted([*met, *verdicts], key=lambda verdict: verdict.table)
-        report = QualityReport(run_id, tuple(both), index, tuple(unused))
+        both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
+        report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
     _record(ledger, report)
     _keep_profiles(profiles, report)
@@ -167,27 +168,36 @@ def _quick(
     background: ThreadPoolExecutor,
     ledger: Ledger,
     targets: Sequence[_Target],
-    suites: tuple[Mapping[str, OwnSuiteFile], Left],
+    suites: tuple[OwnSuites, Left],
 ) -> tuple[list[TableVerdict], list[_Target]]:
     """The verdicts on those of the quick targets that meet everything, and the targets that are left."""
     options, (own, left) = ledger.storage_options, suites
 
     def look(session: SparkSession, target: _Target) -> TableVerdict | None:
+        try:
+            return judge(session, target)
+        except Exception as err:  # the check without haste tells what it is
+            log.info("table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__)
+            return None
+
+    def judge(session: SparkSession, target: _Target) -> TableVerdict | None:
         started = time.monotonic()
         name = target.state.table_name
         rules = affordable(left.rules.get(name, SourceRules()), options)
         table = target.open(options)
         columns = [field.name for field in table.schema().fields]
-        plan = plan_suite(target.state, columns, own.get(name), rules, left.before.get(name))
-        measured, is_as_before = quick_profile(table, plan)
-        if not is_as_before:
+        plan = _suite(target.state, columns, own, rules, left.before.get(name))
+        profiled = quick_profile(table, plan)
+        if profiled is None:
             return None
+        measured, plan = profiled
         found = outcomes_here(table, plan, rules.references, options)
         if found is None:
             frame = target.frame(session)
             found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options, rules.references))
         if found is None:
             return None
+        found = (*found, *_refused(plan.refused))
         seconds = time.monotonic() - started
         return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured)
 
@@ -245,19 +255,24 @@ def _ask_ahead(
     return asked | {columns: background.submit(ask)}
 
 
-def _targets(ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]) -> list[_Target]:
-    """The targets at the versions given, else at the latest cut's, else as they are."""
+def _targets(
+    ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
+) -> tuple[list[_Target], list[TableVerdict]]:
+    """The targets at the versions given, else at the latest cut's, else as they are; and verdicts on those that aren't there."""
     cuts: dict[tuple[str, int], int] = {}
     if any(state.table_name not in versions for state in states):
         cuts = {(cut.table_name, cut.generation): cut.version for batch in ledger.batches() for cut in batch.targets}
-    targets = []
+    targets, lost = [], []
     for state in states:
         uri = target_uri(ledger.root, *split_table_name(state.table_name))
         version = versions.get(state.table_name, cuts.get((state.table_name, state.generation)))
-        if version is None:
-            version = _latest_version(ledger, state.table_name, uri)
-        targets.append(_Target(state, version, uri))
-    return targets
+        try:
+            version = _latest_version(ledger, state.table_name, uri) if version is None else version
+        except StateError as err:
+            lost.append(_failed(state.table_name, None, err))
+        else:
+            targets.append(_Target(state, version, uri))
+    return targets, lost
 
 
 def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
@@ -268,10 +283,31 @@ def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
         raise StateError(f"the target of {table} isn't at {uri}: run the initial sync again") from err
 
 
-def _plan(spark: SparkSession, target: _Target, own: Mapping[str, OwnSuiteFile], left: Left) -> SuitePlan:
+def _failed(table: str, version: int | None, err: Exception) -> TableVerdict:
+    """The verdict on a target that couldn't be judged at all."""
+    named = err if isinstance(err, WaldeltaError) else unexpected_error(table, err)
+    log.error("table=%s couldn't be checked: %s", table, named)
+    return TableVerdict(table, version, (unchecked(named),), (), None, 0.0)
+
+
+def _refused(err: ConfigError | None) -> list[Outcome]:
+    return [] if err is None else [unchecked(err)]
+
+
+def _plan(spark: SparkSession, target: _Target, own: OwnSuites, left: Left) -> SuitePlan | Exception:
+    """The suite of a target, or why there is none."""
     name = target.state.table_name
-    rules, before = left.rules.get(name), left.before.get(name)
-    return plan_suite(target.state, target.frame(spark).columns, own.get(name), rules, before)
+    try:
+        return _suite(target.state, target.frame(spark).columns, own, left.rules.get(name), left.before.get(name))
+    except Exception as err:
+        return err
+
+
+def _suite(
+    state: TableState, columns: Sequence[str], own: OwnSuites, rules: SourceRules | None, before: Before | None
+) -> SuitePlan:
+    plan = plan_suite(state, columns, own.by_table.get(state.table_name), rules, before)
+    return replace(plan, refused=own.refused.get(state.table_name))
 
 
 def _run(
@@ -279,32 +315,44 @@ def _run(
     folder: Path,
     pipeline: PipelineFile,
     run_id: str,
-    planned: list[tuple[_Target, SuitePlan, _Asked]],
+    planned: Sequence[tuple[_Target, SuitePlan | Exception, _Asked]],
 ) -> tuple[list[TableVerdict], Path]:
-    from spark_jobs.build_expectations import build_suite
+    from spark_jobs.build_expectations import build_known
     from spark_jobs.validate import SuiteCheck, measured, outcomes
 
     at = now()
     context = open_context(folder)
     run = run_identifier(pipeline.pipeline, run_id, at)
-    # All suites are built first, so that a mistake in a file is told before any table is scanned.
-    suites = [build_suite(page_name(plan.table), plan) for _, plan, _ in planned]
-    ready = [(*item, SuiteCheck(context, suite)) for item, suite in zip(planned, suites, strict=True)]
+    verdicts: list[TableVerdict] = []
+    ready: list[tuple[_Target, SuitePlan, _Asked, SuiteCheck]] = []
+    for target, plan, asked in planned:
+        if isinstance(plan, Exception):
+            verdicts.append(_failed(target.state.table_name, target.version, plan))
+            continue
+        suite, refused = build_known(page_name(plan.table), plan)
+        ready.append((target, replace(plan, refused=plan.refused or refused), asked, SuiteCheck(context, suite)))
 
-    def validate(session: SparkSession, item: tuple[_Target, SuitePlan, _Asked, SuiteCheck]) -> _Validated:
+    def validate(
+        session: SparkSession, item: tuple[_Target, SuitePlan, _Asked, SuiteCheck]
+    ) -> _Validated | TableVerdict:
         started = time.monotonic()
         target, plan, asked, suite_check = item
-        result = suite_check.run(target.frame(session), asked)
+        try:
+            result = suite_check.run(target.frame(session), asked)
+        except Exception as err:
+            return _failed(plan.table, target.version, err)
         result.meta["run_id"] = run
         result.meta["batch_parameters"] = _about(pipeline, run_id, target, plan)
         return _Validated(target, plan, result, time.monotonic() - started, measured(result))
 
-    verdicts: list[TableVerdict] = []
     identifiers = []
     for done in pool.map(validate, ready):
+        if isinstance(done, TableVerdict):
+            verdicts.append(done)
+            continue
         identifier = keep_result(context, page_name(done.plan.table), done.result, run)
         identifiers.append(identifier)
-        found = outcomes(done.result, done.plan)
+        found = (*outcomes(done.result, done.plan), *_refused(done.plan.refused))
         page = page_path(folder, identifier)
         verdicts.append(
             TableVerdict(
@@ -332,8 +380,8 @@ def _about(pipeline: PipelineFile, run_id: str, target: _Target, plan: SuitePlan
         "Delta version": str(target.version),
         "location": target.uri,
     }
-    if plan.left_out:
-        about["not checked"] = "; ".join(plan.left_out)
+    if told := [*plan.left_out, *([str(plan.refused)] if plan.refused is not None else [])]:
+        about["not checked"] = "; ".join(told)
     return about
 
 
@@ -373,7 +421,7 @@ def _keep_profiles(profiles: Profiles, report: QualityReport) -> None:
     profiles.append([
         Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
         for verdict in report.tables
-        if verdict.measured is not None
+        if verdict.measured is not None and verdict.version is not None
     ])  # fmt: skip
 
 

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 # A foreign key is judged after few changes where both of its targets together have so many rows.
 _MOST_ROWS_REFERRED = 1_000_000
+_NOT_MEASURED = "drift: left to the next full check, since the target's log doesn't tell how many rows there are"
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
 _LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
@@ -78,17 +79,21 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     return replace(rules, references=kept, left_out=left_out)
 
 
-def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, bool]:
-    """What is known of a mirror without Spark, where that is asked, and whether it is as before."""
+def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
+    """What is known of a mirror without Spark, where that is asked, and what of the plan is left to judge; None when it isn't as before."""
     asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
     if not asked:
-        return None, True
+        return None, plan
     try:
         found = profile_here(table, asked[0].kwargs["columns"])
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
-        return None, True
-    return found, found is None or not any(departures(planned, found) for planned in asked)
+        found = None
+    if found is not None:
+        return None if any(departures(planned, found) for planned in asked) else (found, plan)
+    kept = tuple(planned for planned in plan.expectations if planned.type != AS_BEFORE)
+    told = [_NOT_MEASURED] if any(is_judged(planned) for planned in asked) else []
+    return None, replace(plan, expectations=kept, left_out=(*plan.left_out, *told))
 
 
 def quick_outcomes(
