@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ from spark_jobs.departures import Before, bounds_of
 from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
+from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, rest_of, suite_of
+from spark_jobs.keep_report import keep_report
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
@@ -43,15 +46,16 @@ from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.delta_log import DeltaLog
 from waldelta.errors import ConfigError, StateError, WaldeltaError
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.fault import fault_point
+from waldelta.judged import JudgedSuites
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
-from waldelta.profiles import Profile, Profiles
+from waldelta.profiles import Profiles
 from waldelta.standing import SYNCED
 from waldelta.target_mode import MIRROR
 
@@ -76,6 +80,10 @@ class _Target:
         """The same without Spark."""
         return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
 
+    @property
+    def at(self) -> At:
+        return At(self.state, self.version)
+
     def frame(self, spark: SparkSession) -> DataFrame:
         return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
 
@@ -97,6 +105,10 @@ class Left:
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # What earlier runs measured of them, by target.
     before: Mapping[str, Before] = field(default_factory=dict)
+    # What earlier checks know of them.
+    known: Known = field(default_factory=Known)
+    # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
+    is_upkeep: bool = False
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -135,7 +147,10 @@ def check(
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(own.unused))
-    left = replace(left, before=_before(pipeline, profiles, wanted, run_id))
+    known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
+    left = replace(left, before=_before(pipeline, profiles, wanted, run_id), known=known)
+    if left.is_upkeep:
+        left = replace(left, quick=frozenset(wanted))
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
@@ -157,9 +172,7 @@ def check(
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    _record(ledger, report)
-    _keep_profiles(profiles, report)
-    _log(report)
+    keep_report(ledger, report, left.known, states)
     return report
 
 
@@ -171,7 +184,8 @@ def _quick(
     suites: tuple[OwnSuites, Left],
 ) -> tuple[list[TableVerdict], list[_Target]]:
     """The verdicts on those of the quick targets that meet everything, and the targets that are left."""
-    options, (own, left) = ledger.storage_options, suites
+    options, left = ledger.storage_options, suites[1]
+    judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites)
 
     def look(session: SparkSession, target: _Target) -> TableVerdict | None:
         try:
@@ -180,31 +194,67 @@ def _quick(
             log.info("table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__)
             return None
 
-    def judge(session: SparkSession, target: _Target) -> TableVerdict | None:
-        started = time.monotonic()
-        name = target.state.table_name
-        rules = affordable(left.rules.get(name, SourceRules()), options)
-        table = target.open(options)
-        columns = [field.name for field in table.schema().fields]
-        plan = _suite(target.state, columns, own, rules, left.before.get(name))
-        profiled = quick_profile(table, plan)
-        if profiled is None:
-            return None
-        measured, plan = profiled
-        found = outcomes_here(table, plan, rules.references, options)
-        if found is None:
-            frame = target.frame(session)
-            found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options, rules.references))
-        if found is None:
-            return None
-        found = (*found, *_refused(plan.refused))
-        seconds = time.monotonic() - started
-        return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured)
-
-    chosen = [t for t in targets if t.state.table_name in left.quick and t.state.kept_as == MIRROR]
+    chosen = [t for t in targets if _is_quick(t.state, left)]
     met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
     done = {verdict.table for verdict in met}
     return met, [target for target in targets if target.state.table_name not in done]
+
+
+def _quick_verdict(
+    background: ThreadPoolExecutor,
+    options: dict[str, str] | None,
+    suites: tuple[OwnSuites, Left],
+    session: SparkSession,
+    target: _Target,
+) -> TableVerdict | None:
+    """The verdict on a target that few changes left as its suite asks for; None when Great Expectations has to look."""
+    started = time.monotonic()
+    state, (own, left) = target.state, suites
+    rules = affordable(left.rules.get(state.table_name, SourceRules()), options)
+    table = target.open(options)
+    columns = [field.name for field in table.schema().fields]
+    suite = _suite(state, columns, own, rules, left.before.get(state.table_name))
+    profiled = quick_profile(table, suite)
+    if profiled is None:
+        return None
+    measured, plan = profiled
+    found = outcomes_here(table, plan, rules.references, options)
+    if found is None:
+        asked = _ask_ahead(background, session, target, options, rules.references)
+        since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
+        found = quick_outcomes(target.frame(session), plan, asked, since)
+    if found is None:
+        return None
+    digest = suite_of(suite) if plan.refused is None else None
+    found, seconds = (*found, *_refused(plan.refused)), time.monotonic() - started
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured, digest)
+
+
+def _rest_verdict(
+    background: ThreadPoolExecutor,
+    options: dict[str, str] | None,
+    suites: tuple[OwnSuites, Left],
+    session: SparkSession,
+    target: _Target,
+) -> TableVerdict | None:
+    """Likewise on a target that is settled, of what depends on others; None when it isn't settled."""
+    started = time.monotonic()
+    state, (own, left) = target.state, suites
+    rules = left.rules.get(state.table_name, SourceRules())
+    columns = [field.name for field in target.open(options).schema().fields]
+    suite = _suite(state, columns, own, rules, left.before.get(state.table_name))
+    if not is_settled(left.known, target.at, suite, DeltaLog(target.uri, options)):
+        return None
+    plan = rest_of(suite)
+    asked = _ask_references(background, session, options, rules.references)
+    found = quick_outcomes(target.frame(session), plan, asked) if plan.expectations else ()
+    if found is None:
+        return None
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
+
+
+def _is_quick(state: TableState, left: Left) -> bool:
+    return state.table_name in left.quick and (left.is_upkeep or state.kept_as == MIRROR)
 
 
 def _references(left: Left, target: _Target) -> Sequence[Reference]:
@@ -230,15 +280,31 @@ def _ask_ahead(
     background: ThreadPoolExecutor,
     spark: SparkSession,
     target: _Target,
-    storage_options: Mapping[str, str] | None,
+    storage_options: dict[str, str] | None,
     references: Sequence[Reference],
-) -> _Asked:
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
     """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here."""
-    columns, mode = tuple(target.state.key_columns), target.state.kept_as
-    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {
+    asked = _ask_references(background, spark, storage_options, references)
+    return asked | _ask_keys(background, spark, target, storage_options)
+
+
+def _ask_references(
+    background: ThreadPoolExecutor,
+    spark: SparkSession,
+    storage_options: dict[str, str] | None,
+    references: Sequence[Reference],
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+    return {
         reference.asked_by: background.submit(ask_reference, spark, reference, storage_options)
         for reference in references
     }
+
+
+def _ask_keys(
+    background: ThreadPoolExecutor, spark: SparkSession, target: _Target, storage_options: dict[str, str] | None
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+    columns, mode = tuple(target.state.key_columns), target.state.kept_as
+    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
     if mode != MIRROR:
         asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
     if not columns:
@@ -354,9 +420,11 @@ def _run(
         identifiers.append(identifier)
         found = (*outcomes(done.result, done.plan), *_refused(done.plan.refused))
         page = page_path(folder, identifier)
+        digest = suite_of(done.plan) if are_met(found) else None
         verdicts.append(
             TableVerdict(
-                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured
+                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured,
+                digest, whole=True,
             )
         )  # fmt: skip
     drop_old_results(context, folder, pipeline.quality.keep_reports)
@@ -385,28 +453,6 @@ def _about(pipeline: PipelineFile, run_id: str, target: _Target, plan: SuitePlan
     return about
 
 
-def _record(ledger: Ledger, report: QualityReport) -> None:
-    at = now()
-    rows = [
-        ExpectationResult(
-            at,
-            report.run_id,
-            verdict.table,
-            outcome.planned.type,
-            outcome.planned.meaning,
-            outcome.planned.severity,
-            outcome.planned.origin,
-            outcome.success,
-            outcome.observed,
-            outcome.unexpected_count,
-            verdict.version,
-        )
-        for verdict in report.tables
-        for outcome in verdict.outcomes
-    ]
-    append_expectation_results(ledger.root, rows, ledger.storage_options)
-
-
 def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str) -> dict[str, Before]:
     """What earlier runs measured of these targets; of none where drift isn't looked for."""
     wanted = pipeline.quality.drift
@@ -414,27 +460,3 @@ def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], r
         return {}
     found = profiles.latest(tables, wanted.of_runs, but=run_id)
     return {name: bounds_of(found.get(name, []), wanted) for name in tables}
-
-
-def _keep_profiles(profiles: Profiles, report: QualityReport) -> None:
-    at = now()
-    profiles.append([
-        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
-        for verdict in report.tables
-        if verdict.measured is not None and verdict.version is not None
-    ])  # fmt: skip
-
-
-def _log(report: QualityReport) -> None:
-    for verdict in report.tables:
-        failed = len(verdict.failed("critical")) + len(verdict.failed("warning"))
-        log.info(
-            "checked table=%s version=%s expectations=%s failed=%s seconds=%.1f",
-            verdict.table, verdict.version, len(verdict.outcomes), failed, verdict.seconds,
-        )  # fmt: skip
-        for reason in verdict.left_out:
-            log.warning("not checked table=%s: %s", verdict.table, reason)
-    for note in report.notes:
-        log.warning("%s", note)
-    for warning in report.warnings:
-        log.warning("expectation not met (warning): %s", warning)

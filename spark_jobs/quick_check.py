@@ -39,6 +39,7 @@ from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
+from waldelta.column_names import LSN
 from waldelta.lake import SPARKS_TIMESTAMPS
 
 if TYPE_CHECKING:
@@ -97,16 +98,22 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
 
 
 def quick_outcomes(
-    frame: DataFrame, plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+    frame: DataFrame,
+    plan: SuitePlan,
+    asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+    since: int | None = None,
 ) -> tuple[Outcome, ...] | None:
-    """What each expectation found, when all are met; None when Great Expectations has to look."""
+    """What each expectation found, when all are met; None when Great Expectations has to look.
+
+    ``since``: all rows that haven't changed from that position on are known to meet the suite (``judged_before``).
+    """
     conditions = _conditions(plan)
     if conditions is None:
         return None
     if not _columns_match(frame, plan):
         return None
     try:
-        if conditions and not _are_met(frame, conditions):
+        if not _all_are_met(frame, conditions, since):
             return None
         if any(asked.result().rows for asked in asked_ahead.values()):
             return None
@@ -225,6 +232,17 @@ def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
     held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
     recorded = [planned.kwargs["columns"] for planned in plan.expectations if planned.type == COLUMNS_MATCH]
     return not any(column_differences(columns, held) for columns in recorded)
+
+
+def _all_are_met(frame: DataFrame, conditions: Mapping[int, RowCondition], since: int | None) -> bool:
+    """Judge rows that changed since then, and shares of rows by all of them."""
+    if since is None:
+        return not conditions or _are_met(frame, conditions)
+    shares = {n: c for n, c in conditions.items() if c.mostly < 1}
+    of_changed = {n: c for n, c in conditions.items() if n not in shares}
+    if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
+        return False
+    return not shares or _are_met(frame, shares)
 
 
 def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:

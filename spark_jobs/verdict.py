@@ -54,6 +54,9 @@ class TableVerdict:
     page: Path | None
     seconds: float
     measured: Measured | None = None
+    # The suite's digest, when all rows meet what they decide on alone, and whether all were looked at (``judged_before``).
+    suite: str | None = None
+    whole: bool = False
 
     def failed(self, severity: str) -> list[Outcome]:
         """The outcomes of one severity that weren't met."""
