@@ -115,7 +115,7 @@ def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[T
                     lacking = {name: _age(at, then) for name, then in oldest_unapplied(job, states).items()}
                     unread = oldest_unread(slot_connection, job, position.flush_lsn)
                     seconds = 0.0 if unread is None else _age(at, unread)
-    except WaldeltaError as err:
+    except (WaldeltaError, psycopg.Error) as err:  # the rest can be judged all the same
         unknown = str(err)
     return _Lag(Lag(seconds, behind), lacking, unknown)
 
