@@ -22,6 +22,14 @@ META = "waldelta"  # under this key an expectation carries its number in the pla
 
 def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
     """The suite of a plan; raises ConfigError that lists every own expectation that is refused."""
+    suite, refused = build_known(name, plan)
+    if refused is not None:
+        raise refused
+    return suite
+
+
+def build_known(name: str, plan: SuitePlan) -> tuple[gx.ExpectationSuite, ConfigError | None]:
+    """The suite without the own expectations that are refused, and the error that lists these."""
     known = {
         key: impl
         for type_name in list_registered_expectation_implementations()
@@ -35,9 +43,8 @@ def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
             built.append(_build(number, planned, known))
         except ValueError as err:
             problems.append(f"{planned.place or planned.type}: {err}")
-    if problems:
-        raise ConfigError("expectations are refused:\n" + "\n".join(f"  - {p}" for p in problems))
-    return gx.ExpectationSuite(name=name, expectations=built)
+    refused = ConfigError("expectations are refused:\n" + "\n".join(f"  - {p}" for p in problems)) if problems else None
+    return gx.ExpectationSuite(name=name, expectations=built), refused
 
 
 def _build(number: int, planned: PlannedExpectation, known: Mapping[str, type[Expectation]]) -> Expectation:

@@ -24,7 +24,7 @@ from waldelta.check_constraints import CheckConstraint
 from waldelta.column_names import RAW
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
-from waldelta.errors import FilterNotTranslatable
+from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
@@ -76,11 +76,12 @@ class SourceRules:
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """A target's expectations, and what could not be made one."""
+    """A target's expectations, what could not be made one, and why the engineer's own were refused."""
 
     table: str
     expectations: tuple[PlannedExpectation, ...]
     left_out: tuple[str, ...] = ()
+    refused: ConfigError | None = None
 
 
 def plan_suite(

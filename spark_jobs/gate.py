@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
-from spark_jobs.own_suites import OwnExpectation, OwnSuiteFile, assign_suites, read_each
+from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_conditions import ROW_KINDS, RowCondition, row_condition
 from spark_jobs.set_aside import Judged, set_aside
@@ -103,31 +103,19 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
     folder = job.pipeline.quality.suites
     if folder is None:
         return {}
-    files = read_each(Path(folder))
-    broken = {path.stem: err for path, err in files.items() if isinstance(err, ConfigError)}
-    suites = {path.stem: file for path, file in files.items() if isinstance(file, OwnSuiteFile)}
     generations = {state.table_name: state.generation for state in states}
-    try:
-        assigned, _ = assign_suites(suites, generations)
-    except ConfigError as err:
-        return {name: TableGate(name, problem=err) for name in generations}
-    gates = {}
-    for name, suite in assigned.items():
+    suites = assign_suites(read_each(Path(folder)), generations)
+    gates = {name: TableGate(name, problem=err) for name, err in suites.refused.items()}
+    released: dict[tuple[str, int], int] | None = None
+    for name, suite in suites.by_table.items():
         items = tuple(
             Gated(item, suite.place(number))
             for number, item in enumerate(suite.suite.expectations)
             if item.gate != "warn"
         )
         if items:
-            gates[name] = TableGate(name, items)
-    if gates:
-        released = released_upto(job)
-        for name, gate in gates.items():
-            gates[name] = TableGate(name, gate.expectations, None, released.get((name, generations[name]), 0))
-    for stem, err in broken.items():
-        for name in generations:
-            if stem in (name, name.rpartition(".")[2]):
-                gates[name] = TableGate(name, problem=err)
+            released = released_upto(job) if released is None else released
+            gates[name] = TableGate(name, items, None, released.get((name, generations[name]), 0))
     return gates
 
 

@@ -50,14 +50,16 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
     A target that another run holds is left for the next time. Only when all of them are held has nothing been done,
-    and the run fails with LockHeld. One that can't be maintained fails the run once all others are done.
+    and the run fails with LockHeld. One that can't be maintained fails the run once all others are done. Targets that have
+    changed since they were last judged by all of their rows are checked; a critical expectation that fails turns the run red
+    once all else is done.
     """
     stages: dict[str, Stage] = {
         "targets": _targets,
         "leftovers": _leftovers,
         "change_log": _change_log,
         "ledger": _ledger,
-        "references": _references,
+        "check": _check,
         "reports": _reports,
     }
     return run_stages(spark, job, RunResult("maintain", job.run_id), stages, None)
@@ -204,10 +206,25 @@ def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult
     stage.detail = f"{removed} rows removed, {expired} cuts expired"
 
 
-def _references(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    from spark_jobs.maintain_references import check_references
+def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Judge by all of their rows what runs with few changes leave to it: targets that have changed since that was last done.
 
-    check_references(spark, job, result, stage)
+    Of the others what depends on more than their rows. Raises QualityFailed when a critical expectation failed.
+    """
+    if not job.pipeline.quality.enabled:
+        stage.detail = "switched off"
+        return
+    from spark_jobs.quality import Left, check
+    from spark_jobs.source_rules import read_rules
+
+    tables = [state.table_name for state in synced_states(job)]
+    left = Left(rules=read_rules(job, result, tables), is_upkeep=True)
+    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
+    result.report, result.failed_expectations = report.location, list(report.failures)
+    result.warnings += report.warnings
+    full = sum(verdict.whole for verdict in report.tables)
+    stage.detail = f"{report.summary}, {full} of them in full"
+    report.raise_if_critical()
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

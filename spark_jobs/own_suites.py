@@ -15,8 +15,8 @@ Reading a file checks its shape; names and arguments are checked by Great Expect
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,33 +65,28 @@ class OwnSuiteFile:
         return f"{self.path}: expectations[{number}]"
 
 
-def read_own_suites(folder: Path | None) -> dict[str, OwnSuiteFile]:
-    """Read all suites of a folder by file stem; raises ConfigError that lists every problem with its place."""
+@dataclass(frozen=True, slots=True)
+class OwnSuites:
+    """The suites of tables, why those of others are refused, and what is to be said of files that fit no table."""
+
+    by_table: Mapping[str, OwnSuiteFile] = field(default_factory=dict)
+    refused: Mapping[str, ConfigError] = field(default_factory=dict)
+    unused: Sequence[str] = ()
+
+
+def read_own_suites(folder: Path | None, tables: Iterable[str]) -> OwnSuites:
+    """Read the suites of these tables; raises ConfigError when there is no folder. A file that is refused is that of its table alone."""
     if folder is None:
-        return {}
+        return OwnSuites()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} for own expectations (quality.suites): create it")
-    found: dict[str, OwnSuiteFile] = {}
-    problems: list[str] = []
-    for path, file in read_each(folder).items():
-        if isinstance(file, ConfigError):
-            problems.append(str(file))
-        else:
-            found[path.stem] = file
-    if problems:
-        raise ConfigError("expectation files are refused:\n" + "\n".join(f"  - {p}" for p in problems))
-    return found
+    return assign_suites(read_each(folder), tables)
 
 
 def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
     """Each file of a folder, or why it is refused."""
     found: dict[Path, OwnSuiteFile | ConfigError] = {}
-    stems: dict[str, Path] = {}
     for path in sorted(p for p in folder.glob("*") if p.suffix in _SUFFIXES):
-        first = stems.setdefault(path.stem, path)
-        if first != path:
-            found[path] = ConfigError(f"{path}: a second file for the same table: merge it into {first.name}")
-            continue
         try:
             found[path] = OwnSuiteFile(path, _read_suite(path))
         except ConfigError as err:
@@ -99,29 +94,34 @@ def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
     return found
 
 
-def assign_suites(
-    suites: Mapping[str, OwnSuiteFile], tables: Iterable[str]
-) -> tuple[dict[str, OwnSuiteFile], list[str]]:
-    """Give each table its suite; the second value names the files that fit no table.
+def assign_suites(files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iterable[str]) -> OwnSuites:
+    """Give each table its suite, or why it is refused.
 
     A stem is ``schema.table`` or, where only one schema has it, the table's name alone.
     """
     known = {name: split_table_name(name) for name in tables}
-    assigned: dict[str, OwnSuiteFile] = {}
+    fitting: dict[str, list[Path]] = {}
+    refused: dict[str, ConfigError] = {}
     unused: list[str] = []
-    for stem, suite in suites.items():
-        matches = [name for name, parts in known.items() if stem in (name, ".".join(parts))]
-        matches = matches or [name for name, parts in known.items() if stem == parts[1]]
-        if len(matches) > 1:
-            raise ConfigError(f"{suite.path} fits {' and '.join(sorted(matches))}: name it schema.table.yml")
+    for path, file in files.items():
+        matches = [name for name, parts in known.items() if path.stem in (name, ".".join(parts))]
+        matches = matches or [name for name, parts in known.items() if path.stem == parts[1]]
         if not matches:
-            unused.append(f"{suite.path} fits no table that has been synced")
-        elif matches[0] in assigned:
-            first = assigned[matches[0]].path
-            raise ConfigError(f"{first} and {suite.path} both hold the suite of {matches[0]}: merge them")
+            told = f": {file}" if isinstance(file, ConfigError) else ""
+            unused.append(f"{path} fits no table that has been synced{told}")
+        elif len(matches) > 1:
+            several = f"{path} fits {' and '.join(sorted(matches))}: name it schema.table.yml"
+            refused |= dict.fromkeys(matches, ConfigError(several))
         else:
-            assigned[matches[0]] = suite
-    return assigned, unused
+            fitting.setdefault(matches[0], []).append(path)
+    for name, paths in fitting.items():
+        if len(paths) > 1:
+            several = f"{' and '.join(map(str, paths))} both hold the suite of {name}: merge them"
+            refused.setdefault(name, ConfigError(several))
+        elif isinstance(file := files[paths[0]], ConfigError):
+            refused.setdefault(name, file)
+    by_table = {name: file for name, (path, *_) in fitting.items() if isinstance(file := files[path], OwnSuiteFile)}
+    return OwnSuites({name: file for name, file in by_table.items() if name not in refused}, refused, unused)
 
 
 def _read_suite(path: Path) -> OwnSuite:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,24 +34,28 @@ from spark_jobs.departures import Before, bounds_of
 from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
+from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, rest_of, suite_of
+from spark_jobs.keep_report import keep_report
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
-from spark_jobs.own_suites import OwnSuiteFile, assign_suites, read_own_suites
+from spark_jobs.own_suites import OwnSuites, read_own_suites
 from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile
 from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
-from spark_jobs.verdict import QualityReport, TableVerdict
-from waldelta.errors import StateError
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from spark_jobs.task_error import unexpected_error
+from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.delta_log import DeltaLog
+from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.fault import fault_point
+from waldelta.judged import JudgedSuites
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
-from waldelta.profiles import Profile, Profiles
+from waldelta.profiles import Profiles
 from waldelta.standing import SYNCED
 from waldelta.target_mode import MIRROR
 
@@ -75,6 +80,10 @@ class _Target:
         """The same without Spark."""
         return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
 
+    @property
+    def at(self) -> At:
+        return At(self.state, self.version)
+
     def frame(self, spark: SparkSession) -> DataFrame:
         return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
 
@@ -96,6 +105,10 @@ class Left:
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # What earlier runs measured of them, by target.
     before: Mapping[str, Before] = field(default_factory=dict)
+    # What earlier checks know of them.
+    known: Known = field(default_factory=Known)
+    # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
+    is_upkeep: bool = False
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -123,22 +136,25 @@ def check(
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. Raises ConfigError for
-    expectation files that are refused, before anything else is judged.
+    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. A target that can't be
+    judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
     """
     left = left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
-    own, unused = assign_suites(read_own_suites(_suites(pipeline)), states)
+    own = read_own_suites(_suites(pipeline), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
-        return QualityReport(run_id, (), notes=tuple(unused))
-    left = replace(left, before=_before(pipeline, profiles, wanted, run_id))
-    kinds = {item.type for file in own.values() for item in file.suite.expectations}
+        return QualityReport(run_id, (), notes=tuple(own.unused))
+    known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
+    left = replace(left, before=_before(pipeline, profiles, wanted, run_id), known=known)
+    if left.is_upkeep:
+        left = replace(left, quick=frozenset(wanted))
+    kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
-        targets = _targets(ledger, [states[name] for name in wanted], left.versions)
+        targets, lost = _targets(ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
             _ask_ahead(background, spark, target, ledger.storage_options, _references(left, target))
@@ -153,12 +169,10 @@ def check(
             import_great_expectations(kinds)
             planned = list(zip(targets, plans, asked, strict=True))
             verdicts, index = _run(pool, folder, pipeline, run_id, planned)
-        both = sorted([*met, *verdicts], key=lambda verdict: verdict.table)
-        report = QualityReport(run_id, tuple(both), index, tuple(unused))
+        both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
+        report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    _record(ledger, report)
-    _keep_profiles(profiles, report)
-    _log(report)
+    keep_report(ledger, report, left.known, states)
     return report
 
 
@@ -167,34 +181,80 @@ def _quick(
     background: ThreadPoolExecutor,
     ledger: Ledger,
     targets: Sequence[_Target],
-    suites: tuple[Mapping[str, OwnSuiteFile], Left],
+    suites: tuple[OwnSuites, Left],
 ) -> tuple[list[TableVerdict], list[_Target]]:
     """The verdicts on those of the quick targets that meet everything, and the targets that are left."""
-    options, (own, left) = ledger.storage_options, suites
+    options, left = ledger.storage_options, suites[1]
+    judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites)
 
     def look(session: SparkSession, target: _Target) -> TableVerdict | None:
-        started = time.monotonic()
-        name = target.state.table_name
-        rules = affordable(left.rules.get(name, SourceRules()), options)
-        table = target.open(options)
-        columns = [field.name for field in table.schema().fields]
-        plan = plan_suite(target.state, columns, own.get(name), rules, left.before.get(name))
-        measured, is_as_before = quick_profile(table, plan)
-        if not is_as_before:
+        try:
+            return judge(session, target)
+        except Exception as err:  # the check without haste tells what it is
+            log.info("table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__)
             return None
-        found = outcomes_here(table, plan, rules.references, options)
-        if found is None:
-            frame = target.frame(session)
-            found = quick_outcomes(frame, plan, _ask_ahead(background, session, target, options, rules.references))
-        if found is None:
-            return None
-        seconds = time.monotonic() - started
-        return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured)
 
-    chosen = [t for t in targets if t.state.table_name in left.quick and t.state.kept_as == MIRROR]
+    chosen = [t for t in targets if _is_quick(t.state, left)]
     met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
     done = {verdict.table for verdict in met}
     return met, [target for target in targets if target.state.table_name not in done]
+
+
+def _quick_verdict(
+    background: ThreadPoolExecutor,
+    options: dict[str, str] | None,
+    suites: tuple[OwnSuites, Left],
+    session: SparkSession,
+    target: _Target,
+) -> TableVerdict | None:
+    """The verdict on a target that few changes left as its suite asks for; None when Great Expectations has to look."""
+    started = time.monotonic()
+    state, (own, left) = target.state, suites
+    rules = affordable(left.rules.get(state.table_name, SourceRules()), options)
+    table = target.open(options)
+    columns = [field.name for field in table.schema().fields]
+    suite = _suite(state, columns, own, rules, left.before.get(state.table_name))
+    profiled = quick_profile(table, suite)
+    if profiled is None:
+        return None
+    measured, plan = profiled
+    found = outcomes_here(table, plan, rules.references, options)
+    if found is None:
+        asked = _ask_ahead(background, session, target, options, rules.references)
+        since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
+        found = quick_outcomes(target.frame(session), plan, asked, since)
+    if found is None:
+        return None
+    digest = suite_of(suite) if plan.refused is None else None
+    found, seconds = (*found, *_refused(plan.refused)), time.monotonic() - started
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured, digest)
+
+
+def _rest_verdict(
+    background: ThreadPoolExecutor,
+    options: dict[str, str] | None,
+    suites: tuple[OwnSuites, Left],
+    session: SparkSession,
+    target: _Target,
+) -> TableVerdict | None:
+    """Likewise on a target that is settled, of what depends on others; None when it isn't settled."""
+    started = time.monotonic()
+    state, (own, left) = target.state, suites
+    rules = left.rules.get(state.table_name, SourceRules())
+    columns = [field.name for field in target.open(options).schema().fields]
+    suite = _suite(state, columns, own, rules, left.before.get(state.table_name))
+    if not is_settled(left.known, target.at, suite, DeltaLog(target.uri, options)):
+        return None
+    plan = rest_of(suite)
+    asked = _ask_references(background, session, options, rules.references)
+    found = quick_outcomes(target.frame(session), plan, asked) if plan.expectations else ()
+    if found is None:
+        return None
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
+
+
+def _is_quick(state: TableState, left: Left) -> bool:
+    return state.table_name in left.quick and (left.is_upkeep or state.kept_as == MIRROR)
 
 
 def _references(left: Left, target: _Target) -> Sequence[Reference]:
@@ -220,15 +280,31 @@ def _ask_ahead(
     background: ThreadPoolExecutor,
     spark: SparkSession,
     target: _Target,
-    storage_options: Mapping[str, str] | None,
+    storage_options: dict[str, str] | None,
     references: Sequence[Reference],
-) -> _Asked:
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
     """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here."""
-    columns, mode = tuple(target.state.key_columns), target.state.kept_as
-    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {
+    asked = _ask_references(background, spark, storage_options, references)
+    return asked | _ask_keys(background, spark, target, storage_options)
+
+
+def _ask_references(
+    background: ThreadPoolExecutor,
+    spark: SparkSession,
+    storage_options: dict[str, str] | None,
+    references: Sequence[Reference],
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+    return {
         reference.asked_by: background.submit(ask_reference, spark, reference, storage_options)
         for reference in references
     }
+
+
+def _ask_keys(
+    background: ThreadPoolExecutor, spark: SparkSession, target: _Target, storage_options: dict[str, str] | None
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+    columns, mode = tuple(target.state.key_columns), target.state.kept_as
+    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
     if mode != MIRROR:
         asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
     if not columns:
@@ -245,19 +321,24 @@ def _ask_ahead(
     return asked | {columns: background.submit(ask)}
 
 
-def _targets(ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]) -> list[_Target]:
-    """The targets at the versions given, else at the latest cut's, else as they are."""
+def _targets(
+    ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
+) -> tuple[list[_Target], list[TableVerdict]]:
+    """The targets at the versions given, else at the latest cut's, else as they are; and verdicts on those that aren't there."""
     cuts: dict[tuple[str, int], int] = {}
     if any(state.table_name not in versions for state in states):
         cuts = {(cut.table_name, cut.generation): cut.version for batch in ledger.batches() for cut in batch.targets}
-    targets = []
+    targets, lost = [], []
     for state in states:
         uri = target_uri(ledger.root, *split_table_name(state.table_name))
         version = versions.get(state.table_name, cuts.get((state.table_name, state.generation)))
-        if version is None:
-            version = _latest_version(ledger, state.table_name, uri)
-        targets.append(_Target(state, version, uri))
-    return targets
+        try:
+            version = _latest_version(ledger, state.table_name, uri) if version is None else version
+        except StateError as err:
+            lost.append(_failed(state.table_name, None, err))
+        else:
+            targets.append(_Target(state, version, uri))
+    return targets, lost
 
 
 def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
@@ -268,10 +349,31 @@ def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
         raise StateError(f"the target of {table} isn't at {uri}: run the initial sync again") from err
 
 
-def _plan(spark: SparkSession, target: _Target, own: Mapping[str, OwnSuiteFile], left: Left) -> SuitePlan:
+def _failed(table: str, version: int | None, err: Exception) -> TableVerdict:
+    """The verdict on a target that couldn't be judged at all."""
+    named = err if isinstance(err, WaldeltaError) else unexpected_error(table, err)
+    log.error("table=%s couldn't be checked: %s", table, named)
+    return TableVerdict(table, version, (unchecked(named),), (), None, 0.0)
+
+
+def _refused(err: ConfigError | None) -> list[Outcome]:
+    return [] if err is None else [unchecked(err)]
+
+
+def _plan(spark: SparkSession, target: _Target, own: OwnSuites, left: Left) -> SuitePlan | Exception:
+    """The suite of a target, or why there is none."""
     name = target.state.table_name
-    rules, before = left.rules.get(name), left.before.get(name)
-    return plan_suite(target.state, target.frame(spark).columns, own.get(name), rules, before)
+    try:
+        return _suite(target.state, target.frame(spark).columns, own, left.rules.get(name), left.before.get(name))
+    except Exception as err:
+        return err
+
+
+def _suite(
+    state: TableState, columns: Sequence[str], own: OwnSuites, rules: SourceRules | None, before: Before | None
+) -> SuitePlan:
+    plan = plan_suite(state, columns, own.by_table.get(state.table_name), rules, before)
+    return replace(plan, refused=own.refused.get(state.table_name))
 
 
 def _run(
@@ -279,36 +381,50 @@ def _run(
     folder: Path,
     pipeline: PipelineFile,
     run_id: str,
-    planned: list[tuple[_Target, SuitePlan, _Asked]],
+    planned: Sequence[tuple[_Target, SuitePlan | Exception, _Asked]],
 ) -> tuple[list[TableVerdict], Path]:
-    from spark_jobs.build_expectations import build_suite
+    from spark_jobs.build_expectations import build_known
     from spark_jobs.validate import SuiteCheck, measured, outcomes
 
     at = now()
     context = open_context(folder)
     run = run_identifier(pipeline.pipeline, run_id, at)
-    # All suites are built first, so that a mistake in a file is told before any table is scanned.
-    suites = [build_suite(page_name(plan.table), plan) for _, plan, _ in planned]
-    ready = [(*item, SuiteCheck(context, suite)) for item, suite in zip(planned, suites, strict=True)]
+    verdicts: list[TableVerdict] = []
+    ready: list[tuple[_Target, SuitePlan, _Asked, SuiteCheck]] = []
+    for target, plan, asked in planned:
+        if isinstance(plan, Exception):
+            verdicts.append(_failed(target.state.table_name, target.version, plan))
+            continue
+        suite, refused = build_known(page_name(plan.table), plan)
+        ready.append((target, replace(plan, refused=plan.refused or refused), asked, SuiteCheck(context, suite)))
 
-    def validate(session: SparkSession, item: tuple[_Target, SuitePlan, _Asked, SuiteCheck]) -> _Validated:
+    def validate(
+        session: SparkSession, item: tuple[_Target, SuitePlan, _Asked, SuiteCheck]
+    ) -> _Validated | TableVerdict:
         started = time.monotonic()
         target, plan, asked, suite_check = item
-        result = suite_check.run(target.frame(session), asked)
+        try:
+            result = suite_check.run(target.frame(session), asked)
+        except Exception as err:
+            return _failed(plan.table, target.version, err)
         result.meta["run_id"] = run
         result.meta["batch_parameters"] = _about(pipeline, run_id, target, plan)
         return _Validated(target, plan, result, time.monotonic() - started, measured(result))
 
-    verdicts: list[TableVerdict] = []
     identifiers = []
     for done in pool.map(validate, ready):
+        if isinstance(done, TableVerdict):
+            verdicts.append(done)
+            continue
         identifier = keep_result(context, page_name(done.plan.table), done.result, run)
         identifiers.append(identifier)
-        found = outcomes(done.result, done.plan)
+        found = (*outcomes(done.result, done.plan), *_refused(done.plan.refused))
         page = page_path(folder, identifier)
+        digest = suite_of(done.plan) if are_met(found) else None
         verdicts.append(
             TableVerdict(
-                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured
+                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured,
+                digest, whole=True,
             )
         )  # fmt: skip
     drop_old_results(context, folder, pipeline.quality.keep_reports)
@@ -332,31 +448,9 @@ def _about(pipeline: PipelineFile, run_id: str, target: _Target, plan: SuitePlan
         "Delta version": str(target.version),
         "location": target.uri,
     }
-    if plan.left_out:
-        about["not checked"] = "; ".join(plan.left_out)
+    if told := [*plan.left_out, *([str(plan.refused)] if plan.refused is not None else [])]:
+        about["not checked"] = "; ".join(told)
     return about
-
-
-def _record(ledger: Ledger, report: QualityReport) -> None:
-    at = now()
-    rows = [
-        ExpectationResult(
-            at,
-            report.run_id,
-            verdict.table,
-            outcome.planned.type,
-            outcome.planned.meaning,
-            outcome.planned.severity,
-            outcome.planned.origin,
-            outcome.success,
-            outcome.observed,
-            outcome.unexpected_count,
-            verdict.version,
-        )
-        for verdict in report.tables
-        for outcome in verdict.outcomes
-    ]
-    append_expectation_results(ledger.root, rows, ledger.storage_options)
 
 
 def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str) -> dict[str, Before]:
@@ -366,27 +460,3 @@ def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], r
         return {}
     found = profiles.latest(tables, wanted.of_runs, but=run_id)
     return {name: bounds_of(found.get(name, []), wanted) for name in tables}
-
-
-def _keep_profiles(profiles: Profiles, report: QualityReport) -> None:
-    at = now()
-    profiles.append([
-        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
-        for verdict in report.tables
-        if verdict.measured is not None
-    ])  # fmt: skip
-
-
-def _log(report: QualityReport) -> None:
-    for verdict in report.tables:
-        failed = len(verdict.failed("critical")) + len(verdict.failed("warning"))
-        log.info(
-            "checked table=%s version=%s expectations=%s failed=%s seconds=%.1f",
-            verdict.table, verdict.version, len(verdict.outcomes), failed, verdict.seconds,
-        )  # fmt: skip
-        for reason in verdict.left_out:
-            log.warning("not checked table=%s: %s", verdict.table, reason)
-    for note in report.notes:
-        log.warning("%s", note)
-    for warning in report.warnings:
-        log.warning("expectation not met (warning): %s", warning)

@@ -39,6 +39,7 @@ from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
+from waldelta.column_names import LSN
 from waldelta.lake import SPARKS_TIMESTAMPS
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 # A foreign key is judged after few changes where both of its targets together have so many rows.
 _MOST_ROWS_REFERRED = 1_000_000
+_NOT_MEASURED = "drift: left to the next full check, since the target's log doesn't tell how many rows there are"
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
 _LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
@@ -78,30 +80,40 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     return replace(rules, references=kept, left_out=left_out)
 
 
-def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, bool]:
-    """What is known of a mirror without Spark, where that is asked, and whether it is as before."""
+def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
+    """What is known of a mirror without Spark, where that is asked, and what of the plan is left to judge; None when it isn't as before."""
     asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
     if not asked:
-        return None, True
+        return None, plan
     try:
         found = profile_here(table, asked[0].kwargs["columns"])
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
-        return None, True
-    return found, found is None or not any(departures(planned, found) for planned in asked)
+        found = None
+    if found is not None:
+        return None if any(departures(planned, found) for planned in asked) else (found, plan)
+    kept = tuple(planned for planned in plan.expectations if planned.type != AS_BEFORE)
+    told = [_NOT_MEASURED] if any(is_judged(planned) for planned in asked) else []
+    return None, replace(plan, expectations=kept, left_out=(*plan.left_out, *told))
 
 
 def quick_outcomes(
-    frame: DataFrame, plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+    frame: DataFrame,
+    plan: SuitePlan,
+    asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+    since: int | None = None,
 ) -> tuple[Outcome, ...] | None:
-    """What each expectation found, when all are met; None when Great Expectations has to look."""
+    """What each expectation found, when all are met; None when Great Expectations has to look.
+
+    ``since``: all rows that haven't changed from that position on are known to meet the suite (``judged_before``).
+    """
     conditions = _conditions(plan)
     if conditions is None:
         return None
     if not _columns_match(frame, plan):
         return None
     try:
-        if conditions and not _are_met(frame, conditions):
+        if not _all_are_met(frame, conditions, since):
             return None
         if any(asked.result().rows for asked in asked_ahead.values()):
             return None
@@ -220,6 +232,17 @@ def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
     held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
     recorded = [planned.kwargs["columns"] for planned in plan.expectations if planned.type == COLUMNS_MATCH]
     return not any(column_differences(columns, held) for columns in recorded)
+
+
+def _all_are_met(frame: DataFrame, conditions: Mapping[int, RowCondition], since: int | None) -> bool:
+    """Judge rows that changed since then, and shares of rows by all of them."""
+    if since is None:
+        return not conditions or _are_met(frame, conditions)
+    shares = {n: c for n, c in conditions.items() if c.mostly < 1}
+    of_changed = {n: c for n, c in conditions.items() if n not in shares}
+    if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
+        return False
+    return not shares or _are_met(frame, shares)
 
 
 def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_jobs.expectation_suite import SourceRules
-from spark_jobs.freshness import FreshnessLimit, Lag, freshness_limits
+from spark_jobs.freshness import Lag, freshness_limits
 from spark_jobs.references import Changed, Lake, plan_references, touched
 from spark_jobs.result import RunResult
 from waldelta.check_constraints import read_check_constraints
 from waldelta.consume import confirmed_lsn
 from waldelta.declared_types import read_declared_types
 from waldelta.enum_labels import read_enum_labels
-from waldelta.errors import SourceError
+from waldelta.errors import SourceError, WaldeltaError
 from waldelta.foreign_keys import ForeignKey, read_foreign_keys
 from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.patience import read_around
+from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.quarantine import Quarantine
 from waldelta.standby import slot_position
 from waldelta.standing import SYNCED
@@ -37,6 +38,8 @@ Connection = psycopg.Connection[Any]
 LOCK_TIMEOUT_S = 10.0
 # So many cuts back at most is a run looked for that tells up to which transaction all had landed.
 _MOST_CUTS = 20
+# The verbs that judge all targets, whatever runs do.
+_LOOK_AT_ALL = ("validate", "maintain")
 
 
 def read_rules(
@@ -58,7 +61,7 @@ def read_rules(
             labels = read_enum_labels(connection, wanted)
             declared = read_declared_types(connection, wanted, landed_as_of)
             keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
-            limits = _freshness(job, result, connection)
+            lag = _lag(job, result, connection, wanted)
     except (SourceError, psycopg.Error) as err:
         result.warnings.append(
             f"constraints, enum labels, declared types and foreign keys weren't checked, since the source couldn't be asked: {err}"
@@ -75,37 +78,65 @@ def read_rules(
         )
         for s in wanted
     }
-    rules = {name: _with_freshness(result, name, of, limits) for name, of in rules.items()}
+    rules = {name: _with_freshness(job, result, name, of, lag) for name, of in rules.items()}
     return _with_references(job, result, rules, (keys, states), quick) if keys else rules
 
 
-def _freshness(job: Job, result: RunResult, connection: Connection) -> tuple[FreshnessLimit, ...]:
-    """How fresh the targets that hold all that has landed are; of a run that lands, or looks at all targets.
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """How far behind all targets are, those that lack more, by name, and why that isn't known in seconds."""
 
-    Only a run that has landed knows up to which moment it has: after idle ones nobody wrote it down.
-    """
+    common: Lag
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    unknown: str | None = None
+
+
+def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]) -> _Lag | None:
+    """Of a run that lands, by when it looked: only it knows; of one that looks at all targets, by the oldest commit that they lack."""
     wanted = job.pipeline.quality.freshness
-    if result.verb not in ("consume", "validate"):
-        return ()
+    looks = result.verb in _LOOK_AT_ALL
+    if result.verb != "consume" and not looks:
+        return None
+    at = now()
+    by_time = wanted.warn_seconds is not None or wanted.critical_seconds is not None
+    by_size = wanted.warn_mb is not None or wanted.critical_mb is not None
     seconds = None
     if result.as_of is not None:
-        seconds = (now() - datetime.fromisoformat(result.as_of)).total_seconds()
-    behind = None
-    if wanted.warn_mb is not None or wanted.critical_mb is not None:
-        with job.connect_slot("check", connection) as slot_connection:
-            position = slot_position(slot_connection, job, connection)
-            read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
-        behind = position.lag_of(max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read)
-    return tuple(freshness_limits(Lag(seconds, behind), wanted))
+        seconds = (at - datetime.fromisoformat(result.as_of)).total_seconds()
+    behind, lacking, unknown = None, {}, None
+    try:
+        if by_size or (looks and by_time):
+            with job.connect_slot("check", connection) as slot_connection:
+                position = slot_position(slot_connection, job, connection)
+                if by_size:
+                    read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
+                    behind = position.lag_of(max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read)
+                if looks and by_time:
+                    lacking = {name: _age(at, then) for name, then in oldest_unapplied(job, states).items()}
+                    unread = oldest_unread(slot_connection, job, position.flush_lsn)
+                    seconds = 0.0 if unread is None else _age(at, unread)
+    except (WaldeltaError, psycopg.Error) as err:  # the rest can be judged all the same
+        unknown = str(err)
+    return _Lag(Lag(seconds, behind), lacking, unknown)
 
 
-def _with_freshness(
-    result: RunResult, name: str, rules: SourceRules, limits: tuple[FreshnessLimit, ...]
-) -> SourceRules:
+def _age(at: datetime, then: datetime) -> float:
+    return max(0.0, (at - then).total_seconds())
+
+
+def _with_freshness(job: Job, result: RunResult, name: str, rules: SourceRules, lag: _Lag | None) -> SourceRules:
+    if lag is None:
+        return rules
+    told = [f"freshness: not judged as a whole, since {lag.unknown}"] if lag.unknown is not None else []
+    found = lag.common
+    if name in lag.seconds:
+        found = replace(found, seconds=max(found.seconds or 0.0, lag.seconds[name]))
+    limits = tuple(freshness_limits(found, job.pipeline.quality.freshness))
+    if lag.common.seconds is None:  # it may be behind by more than what it is known to lack
+        limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
     if limits and name in result.not_applied:
-        told = "freshness: not judged, since the target stays behind with this run"
-        return replace(rules, left_out=(*rules.left_out, told))
-    return replace(rules, freshness=limits)
+        limits, told = (), ["freshness: not judged, since the target stays behind with this run"]
+    return replace(rules, freshness=limits, left_out=(*rules.left_out, *told))
 
 
 def _landed_as_of(job: Job) -> int:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from spark_jobs.expectation_suite import PlannedExpectation
 from spark_jobs.table_profile import Measured
-from waldelta.errors import QualityFailed
+from waldelta.errors import QualityFailed, WaldeltaError
+
+CAN_BE_JUDGED = "expect_target_to_be_judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,11 @@ class Outcome:
     success: bool | None
     observed: str | None
     unexpected_count: int | None
+    error: WaldeltaError | None = None
 
     def __str__(self) -> str:
+        if self.error is not None:
+            return f"couldn't be checked: {self.error}"
         found = "could not be evaluated" if self.success is None else ""
         if self.unexpected_count:
             found = f"{self.unexpected_count} rows"
@@ -29,17 +34,29 @@ class Outcome:
         return f"{kind}{self.planned.meaning}{subject}" + (f" ({found})" if found else "")
 
 
+def unchecked(err: WaldeltaError) -> Outcome:
+    """What keeps a target, or a part of its suite, from being judged; as bad as a critical expectation that isn't met."""
+    planned = PlannedExpectation(CAN_BE_JUDGED, {}, "critical", "pipeline", "all its expectations can be judged")
+    return Outcome(planned, None, str(err)[:200], None, err)
+
+
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met."""
+    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met.
+
+    ``version`` is None of a target that isn't there.
+    """
 
     table: str
-    version: int
+    version: int | None
     outcomes: tuple[Outcome, ...]
     left_out: tuple[str, ...]
     page: Path | None
     seconds: float
     measured: Measured | None = None
+    # The suite's digest, when all rows meet what they decide on alone, and whether all were looked at (``judged_before``).
+    suite: str | None = None
+    whole: bool = False
 
     def failed(self, severity: str) -> list[Outcome]:
         """The outcomes of one severity that weren't met."""
@@ -91,10 +108,13 @@ class QualityReport:
         if not self.failures:
             return
         listed = "\n".join(f"  - {failure}" for failure in self.failures)
-        raise QualityFailed(
+        failed = QualityFailed(
             f"{len(self.failures)} critical expectations failed (the changes are applied and safe):\n{listed}\n"
             f"report: {self.location}"
         )
+        failed.causes = tuple(o.error for v in self.tables for o in v.outcomes if o.error is not None)
+        failed.retryable = any(cause.retryable for cause in failed.causes)
+        raise failed
 
     def _failed(self, severity: str) -> tuple[str, ...]:
         return tuple(f"{v.table}: {outcome}" for v in self.tables for outcome in v.failed(severity))

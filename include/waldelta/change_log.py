@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -324,6 +325,14 @@ class ChangeLog:
             if unseen.any():
                 return True
         return False
+
+    def oldest_commit(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> datetime | None:
+        """When the first of such row messages was committed; of streamed ones that isn't known."""
+        found = []
+        for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", "commit_ts"]):
+            unseen = part.filter(pa.array(~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))))
+            found.append(pc.min(unseen["commit_ts"]).as_py())
+        return min(filter(None, found), default=None)
 
     def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
         """The top-level transactions that brought row messages of these relations."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from waldelta.expectation_results import prune_expectation_results
+from waldelta.judged import JudgedSuites
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
 from waldelta.profiles import Profiles
@@ -34,6 +35,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
         + Profiles(ledger.root, ledger.storage_options).prune()
+        + JudgedSuites(ledger.root, ledger.storage_options).prune()
     )
 
 

@@ -11,6 +11,7 @@ from spark_jobs.flow import consume, run_validate
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.expectation_results import read_expectation_results
+from waldelta.locks import slot_lock
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
@@ -43,9 +44,26 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
         result = consume(spark, replace(job, run_id="late"))
     assert result.passed == ["public.t"]
     assert of_run(lake, "late") == fresh | {seconds: (False, "warning")}
-    # 20 MB of WAL that nobody has read.
+    # Asked for, all targets are judged, also with checks after runs switched off; while nothing is missing none is behind.
+    off = job.pipeline.quality.model_copy(update={"enabled": False})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": off}))
+
+    def validated(run_id, later_by=4000):
+        with monkeypatch.context() as later:
+            later.setattr(source_rules, "now", lambda: clock() + timedelta(seconds=later_by))
+            run_validate(spark, replace(job, run_id=run_id))
+        return of_run(lake, run_id)
+
+    assert validated("idle") == fresh
+    database.execute("insert into t values (3)")
+    assert validated("unread") == fresh | {seconds: (False, "warning")}
+    consume(spark, replace(job, run_id="lands"), only=["land"])
+    assert validated("unapplied") == fresh | {seconds: (False, "warning")}
+    with slot_lock(job):
+        assert validated("being read") == {size: (True, "warning"), seconds: (False, "warning")}
+    consume(spark, replace(job, run_id="applies"))
+    # 20 MB of WAL that nobody has read, and that hold nothing for the target.
     database.execute(
         "insert into other select repeat(md5(g::text), 60) from generate_series(1, 20000) g; select pg_switch_wal()"
     )
-    run_validate(spark, replace(job, run_id="all"))
-    assert of_run(lake, "all") == {size: (False, "warning")}
+    assert validated("all") == fresh | {size: (False, "warning")}

@@ -43,6 +43,18 @@ def read_control(data: bytes) -> Control:
     return found
 
 
+def begun_at(data: bytes) -> int | None:
+    """When the transaction was committed, or prepared, whose first message this is, in microseconds since 1970; None of another message."""
+    if data[:1] != b"B":
+        return read_control(data).at_us or None if data and chr(data[0]) in NAMES else None
+    reader = Reader(data, "Begin", "B")
+    reader.integer(8, "final_lsn")
+    at = _time(reader, "commit_ts")
+    reader.integer(4, "xid")
+    reader.finish()
+    return at
+
+
 def _stream_start(reader: Reader) -> Control:
     xid, first = reader.integer(4, "xid"), reader.integer(1, "first_segment")
     if first > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.own_suites import assign_suites, read_own_suites
+from spark_jobs.own_suites import read_own_suites
 from waldelta.errors import ConfigError
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
@@ -24,25 +24,28 @@ REFUSED = [
 def test_refused(tmp_path, text, message):
     """A wrong file is named with the place in it."""
     (tmp_path / "public.t.yml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        read_own_suites(tmp_path)
-    assert message in str(caught.value)
-    assert "public.t.yml" in str(caught.value)
+    told = str(read_own_suites(tmp_path, ["public.t"]).refused["public.t"])
+    assert message in told
+    assert "public.t.yml" in told
 
 
-def test_all_problems_at_once(tmp_path):
-    """Every refused file is listed."""
-    (tmp_path / "a.yml").write_text("x: 1")
-    (tmp_path / "b.yml").write_text("y: 1")
-    with pytest.raises(ConfigError, match=r"(?s)a\.yml.*b\.yml"):
-        read_own_suites(tmp_path)
+def test_a_refused_file_is_of_its_table_alone(tmp_path):
+    """The others have their suites; one that fits no table is told with what is wrong."""
+    for name in ("a.yml", "b.yml", "x.yml"):
+        (tmp_path / name).write_text("x: 1")
+    (tmp_path / "c.yml").write_text(GOOD)
+    found = read_own_suites(tmp_path, ["public.a", "public.b", "public.c", "public.d"])
+    assert (set(found.refused), set(found.by_table)) == ({"public.a", "public.b"}, {"public.c"})
+    (told,) = found.unused
+    assert "x.yml fits no table" in told
+    assert "unknown key" in told
 
 
 def test_no_folder_no_suites(tmp_path):
     """A pipeline without own suites has no folder for them."""
-    assert read_own_suites(None) == {}
+    assert read_own_suites(None, ["public.t"]).by_table == {}
     with pytest.raises(ConfigError, match="there is no folder"):
-        read_own_suites(tmp_path / "absent")
+        read_own_suites(tmp_path / "absent", ["public.t"])
 
 
 @pytest.mark.parametrize(
@@ -57,15 +60,30 @@ def test_no_folder_no_suites(tmp_path):
 def test_assign_suites(tmp_path, stem, tables, expected):
     """A file belongs to the table its name says, with the schema or without."""
     (tmp_path / f"{stem}.yml").write_text(GOOD)
-    assigned, unused = assign_suites(read_own_suites(tmp_path), tables)
-    assert list(assigned) == [expected]
-    assert unused == []
+    found = read_own_suites(tmp_path, tables)
+    assert (list(found.by_table), found.unused) == ([expected], [])
 
 
-def test_ambiguous_and_unused(tmp_path):
-    """A bare name that two schemas have is refused; one that none has is reported."""
+@pytest.mark.parametrize(
+    ("names", "refused", "told"),
+    [
+        (["t.yml"], {"a.t", "b.t"}, "name it schema.table.yml"),
+        (["t.yml", "a.t.yml"], {"a.t", "b.t"}, "name it schema.table.yml"),
+        (["u.yml", "a.u.yaml"], {"a.u"}, "both hold the suite of a.u: merge them"),
+        (["u.yml", "u.yaml"], {"a.u"}, "both hold the suite of a.u: merge them"),
+    ],
+)
+def test_ambiguous(tmp_path, names, refused, told):
+    """A bare name that two schemas have, and two files for one table: what they could mean isn't judged, the rest is."""
+    for name in (*names, "v.yml"):
+        (tmp_path / name).write_text(GOOD)
+    found = read_own_suites(tmp_path, ["a.t", "b.t", "a.u", "a.v"])
+    assert (set(found.refused), set(found.by_table)) == (refused, {"a.v"})
+    assert all(told in str(err) for err in found.refused.values())
+
+
+def test_unused(tmp_path):
+    """A file that fits no table is reported."""
     (tmp_path / "t.yml").write_text(GOOD)
-    suites = read_own_suites(tmp_path)
-    with pytest.raises(ConfigError, match=r"name it schema\.table\.yml"):
-        assign_suites(suites, ["a.t", "b.t"])
-    assert assign_suites(suites, ["a.u"]) == ({}, [f"{tmp_path / 't.yml'} fits no table that has been synced"])
+    found = read_own_suites(tmp_path, ["a.u"])
+    assert (found.by_table, found.unused) == ({}, [f"{tmp_path / 't.yml'} fits no table that has been synced"])

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.expectation_suite import SourceRules, plan_suite
+from spark_jobs.departures import Before
+from spark_jobs.expectation_suite import AS_BEFORE, SourceRules, plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
-from spark_jobs.quick_check import outcomes_here
+from spark_jobs.quick_check import outcomes_here, quick_profile
 from tests.unit.spark_jobs.test_expectation_suite import HELD, state
 from waldelta.check_constraints import CheckConstraint
 from waldelta.declared_types import DeclaredType
@@ -81,6 +82,25 @@ def test_own_expectations_are_sparks(tmp_path):
     item = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "mood", "mostly": 0.1}}
     own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
     assert looked(tmp_path, FINE, own=own) is None
+
+
+@pytest.mark.parametrize("rows", [2, 5, None])
+def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
+    """It is neither as before nor otherwise, which is told; measured, it is one of both."""
+    write_deltalake(uri := str(tmp_path), pa.table({"id": range(rows or 2), "n": range(rows or 2)}))
+    if rows is None:
+        next(tmp_path.glob("*.parquet")).unlink()
+    columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
+    before = Before(10, {"rows": (2, 4)}, {})
+    plan = plan_suite(state(columns), ["id", "n"], None, None, before)
+    found = quick_profile(DeltaTable(uri), plan)
+    if rows == 5:
+        assert found is None
+        return
+    measured, left = found
+    assert (measured is None) is (rows is None)
+    assert [planned.type for planned in left.expectations].count(AS_BEFORE) == (0 if rows is None else 2)
+    assert [reason.split(":")[0] for reason in left.left_out] == (["drift"] if rows is None else [])
 
 
 def test_a_table_that_is_not_small(tmp_path, monkeypatch):

@@ -1,0 +1,69 @@
+"""Pending: when the oldest commit was made that targets lack, by the slot and by the change log. A source on which nothing happens
+has none, however long ago the last run was.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from waldelta.errors import PeekTimeout, StateError
+from waldelta.job import Job
+from waldelta.ledger_rows import TableState
+from waldelta.locks import slot_lock
+from waldelta.lsn import Lsn
+from waldelta.patience import limited
+from waldelta.peek import call, peek_error, whole
+from waldelta.pgoutput.control import begun_at
+from waldelta.visibility import Snapshot
+from waldelta.watermark import Watermarks
+
+# A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as that goes.
+BUDGET_S = 30.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
+    """When the first transaction was committed that the slot still has for us up to a position; None when there is none.
+
+    Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout when there is too much WAL to say.
+    """
+    source = job.pipeline.source
+    statement = call("peek", whole(source), upto, 1, "data")
+    try:
+        with slot_lock(job), limited(connection, "statement_timeout", BUDGET_S):
+            row = connection.execute(f"{statement} limit 1".encode()).fetchone()
+    except psycopg.errors.QueryCanceled as err:
+        raise PeekTimeout(f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s") from err
+    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
+        raise peek_error(source.slot, str(err)) from None
+    if row is None:
+        return None
+    at = begun_at(bytes(row[0]))
+    if at is None:
+        raise StateError(f"what waits first in slot {source.slot!r} is of no transaction, and has no time")
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, datetime]:
+    """The same of what has landed, by target that hasn't applied it; a target that can't be read is left out."""
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    last = change_log.last_batch()
+    if last is None:
+        return {}
+    watermarks, found = Watermarks(job, identity), {}
+    for state in states:
+        try:
+            applied = watermarks.of(state)
+        except StateError:
+            continue
+        if applied >= last:
+            continue
+        stream, snapshot = change_log.stream(applied, last), Snapshot.parse(state.snapshot)
+        if (at := change_log.oldest_commit(stream, state.relation_ids, snapshot)) is not None:
+            found[state.table_name] = at
+    return found

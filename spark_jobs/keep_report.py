@@ -1,0 +1,82 @@
+"""What a check found goes into the lake's bookkeeping: results, profiles, and which suites all rows of a target meet; and into the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from spark_jobs.judged_before import Known
+from spark_jobs.verdict import QualityReport
+from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.judged import Judged, JudgedSuites
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import TableState, now
+from waldelta.profiles import Profile, Profiles
+
+log = logging.getLogger(__name__)
+
+
+def keep_report(ledger: Ledger, report: QualityReport, known: Known, states: Mapping[str, TableState]) -> None:
+    """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'."""
+    _record(ledger, report)
+    _keep_profiles(ledger, report)
+    _keep_suites(ledger, report, known, states)
+    _log(report)
+
+
+def _record(ledger: Ledger, report: QualityReport) -> None:
+    at = now()
+    rows = [
+        ExpectationResult(
+            at,
+            report.run_id,
+            verdict.table,
+            outcome.planned.type,
+            outcome.planned.meaning,
+            outcome.planned.severity,
+            outcome.planned.origin,
+            outcome.success,
+            outcome.observed,
+            outcome.unexpected_count,
+            verdict.version,
+        )
+        for verdict in report.tables
+        for outcome in verdict.outcomes
+    ]
+    append_expectation_results(ledger.root, rows, ledger.storage_options)
+
+
+def _keep_profiles(ledger: Ledger, report: QualityReport) -> None:
+    at = now()
+    Profiles(ledger.root, ledger.storage_options).append([
+        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
+        for verdict in report.tables
+        if verdict.measured is not None and verdict.version is not None
+    ])  # fmt: skip
+
+
+def _keep_suites(ledger: Ledger, report: QualityReport, known: Known, states: Mapping[str, TableState]) -> None:
+    at = now()
+    JudgedSuites(ledger.root, ledger.storage_options).append([
+        Judged(
+            at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
+            known.end_of(states[v.table], v.version),
+        )
+        for v in report.tables
+        if v.suite is not None and v.version is not None
+    ])  # fmt: skip
+
+
+def _log(report: QualityReport) -> None:
+    for verdict in report.tables:
+        failed = len(verdict.failed("critical")) + len(verdict.failed("warning"))
+        log.info(
+            "checked table=%s version=%s expectations=%s failed=%s seconds=%.1f",
+            verdict.table, verdict.version, len(verdict.outcomes), failed, verdict.seconds,
+        )  # fmt: skip
+        for reason in verdict.left_out:
+            log.warning("not checked table=%s: %s", verdict.table, reason)
+    for note in report.notes:
+        log.warning("%s", note)
+    for warning in report.warnings:
+        log.warning("expectation not met (warning): %s", warning)

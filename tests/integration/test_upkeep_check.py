@@ -1,0 +1,74 @@
+"""What checks after few changes leave to maintenance: rows that no change touched, judged once a target has changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs.flow import consume
+from spark_jobs.maintain import run_maintain
+from spark_jobs.merge import session_settings
+from spark_jobs.result import RunFailed
+from spark_jobs.sync import sync
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.expectation_results import read_expectation_results
+from waldelta.judged import JudgedSuites
+from waldelta.watermark import uri_of
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+
+
+def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, monkeypatch):
+    """A run with few changes judges the rows that it touched; a wrong one besides is found at night, when all else is done."""
+    monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 1)  # else all rows are looked at, by Arrow
+    database.execute("create table t(id int primary key, v int check (v > 0)); create table u(id int primary key)")
+    database.execute("insert into t select g, g from generate_series(1, 9) g; insert into u values (1)")
+    file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})
+    job = bare_slot(database, file)
+    sync(spark, job)
+
+    def run(run_id, statement):
+        database.execute(statement)
+        return consume(spark, replace(job, run_id=run_id)).passed
+
+    def night(run_id):
+        return run_maintain(spark, replace(job, run_id=run_id)).stages["check"].detail
+
+    def judged():
+        (*_, latest) = JudgedSuites(lake).latest(["public.t"])["public.t"]
+        return latest.run_id, latest.whole, latest.end_lsn is not None
+
+    assert run("first", "insert into t values (10, 1)") == ["public.t", "public.u"]
+    assert judged() == ("first", False, True)
+    # As if a merge had written it.
+    with session_settings(
+        spark, {"spark.databricks.delta.commitInfo.userMetadata": json.dumps({"waldelta": {"verb": "apply"}})}
+    ):
+        spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set v = -1 where id = 3").collect()
+    assert run("second", "insert into t values (11, 1)") == ["public.t", "public.u"]
+    assert judged() == ("second", False, True)
+    with pytest.raises(RunFailed) as failed:
+        night("night")
+    result = failed.value.result
+    assert {name: stage.status for name, stage in result.stages.items()} == {
+        "targets": "succeeded", "leftovers": "succeeded", "change_log": "succeeded", "ledger": "succeeded", "check": "failed",
+        "reports": "succeeded",
+    }  # fmt: skip
+    assert result.error["class"] == "QualityFailed"
+    assert [text.split(" (")[0] for text in result.failed_expectations] == [
+        "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds:"
+    ]
+    assert job.ledger.last_run().run_id == "night"
+    told = [r for r in read_expectation_results(lake) if r.run_id == "night"]
+    assert ("public.t", False) in {(r.table_name, r.success) for r in told}
+    assert {r.success for r in told if r.table_name == "public.u"} == {True}
+    with pytest.raises(RunFailed):  # until it is met
+        night("again")
+    run("third", "update t set v = 4 where id = 3")
+    assert "1 of them in full" in night("mended")
+    assert judged() == ("mended", True, True)
+    assert "0 of them in full" in night("idle")
+    assert run("fourth", "insert into t values (12, 1)") == ["public.t", "public.u"]
+    assert judged() == ("fourth", False, True)

@@ -1,0 +1,101 @@
+"""What earlier checks know: from which position on rows are to be judged, and which targets haven't changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+from spark_jobs.expectation_suite import PlannedExpectation, SuitePlan
+from spark_jobs.judged_before import At, Known, changed_since, is_settled, suite_of
+from tests.unit.spark_jobs.test_expectation_suite import state
+from waldelta.delta_log import DeltaLog
+from waldelta.errors import ConfigError
+from waldelta.judged import Judged, JudgedSuites
+from waldelta.ledger_rows import BatchCut, TargetCut, now
+
+PLAN = SuitePlan("public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),))
+FRESH = PlannedExpectation("expect_target_to_be_fresh", {"is_met": True}, "warning", "pipeline", "n")
+COLUMNS = ["id", "_wd_lsn"]
+
+
+def commit(uri, verb=None):
+    metadata = {"userMetadata": json.dumps({"waldelta": {"verb": verb}})} if verb else {}
+    write_deltalake(
+        uri, pa.table({"id": [1]}), mode="append", commit_properties=CommitProperties(custom_metadata=metadata)
+    )
+
+
+def known(target, version=0, plan=PLAN, end_lsn=7, whole=False, generation=1):
+    row = Judged(now(), "r", target.table_name, generation, version, suite_of(plan), whole, end_lsn)
+    return Known({target.table_name: [row]})
+
+
+CASES = [
+    ("as it was", [], {}, 7),
+    ("changes applied", ["apply", "apply"], {}, 7),
+    ("rows mended", ["apply", "repair"], {}, None),
+    ("somebody else's rows", [None], {}, None),
+    ("never judged", [], None, None),
+    ("judged where no cut was", [], {"end_lsn": None}, None),
+    ("another suite", [], {"plan": SuitePlan("public.t", ())}, None),
+    ("another copy", [], {"generation": 2}, None),
+    ("a suite with freshness", [], {"plan": replace(PLAN, expectations=(*PLAN.expectations, FRESH))}, 7),
+    ("a later version was judged", [], {"version": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("verbs", "row", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_changed_since(tmp_path, verbs, row, expected):
+    """Only where nothing but applied changes came since, and the suite is the same."""
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    for verb in ["sync", *verbs]:
+        commit(uri, verb)
+    at = At(target, len(verbs))
+    before = Known() if row is None else known(target, **row)
+    assert changed_since(before, at, PLAN, COLUMNS, DeltaLog(uri)) == expected
+    assert changed_since(before, at, PLAN, ["id"], DeltaLog(uri)) is None
+    history = replace(at, state=replace(target, mode="history"))
+    assert changed_since(before, history, PLAN, COLUMNS, DeltaLog(uri)) is None
+
+
+def test_settled(tmp_path):
+    """By a full check of the same rows; a compaction changes none."""
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    commit(uri, "sync")
+    commit(uri, "apply")
+    DeltaTable(uri).optimize.compact()
+
+    def settled(at, plan=PLAN, **row):
+        return is_settled(known(target, whole=True, **row), At(target, at), plan, DeltaLog(uri))
+
+    assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (True, True, True)
+    assert (settled(2, version=0), settled(0, version=1)) == (False, False)
+    assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
+    assert not is_settled(known(target, version=1), At(target, 1), PLAN, DeltaLog(uri))
+
+
+def test_the_position_is_of_the_newest_cut_alone(tmp_path):
+    """Of a target that stands elsewhere nobody knows which changes it holds."""
+    target = state([("id", "bigint", "bigint", True)])
+    cut = BatchCut(now(), "r", 1, 99, None, [TargetCut(target.table_name, target.generation, 4)])
+    found = Known(cut=cut)
+    assert (found.end_of(target, 4), found.end_of(target, 5), Known().end_of(target, 4)) == (99, None, None)
+    assert found.end_of(replace(target, generation=9), 4) is None
+
+
+def test_kept_rows(tmp_path):
+    """The latest of each table, and the latest of a whole target, outlive maintenance."""
+    suites = JudgedSuites(f"file://{tmp_path}")
+    assert suites.latest(["t"]) == {}
+    for version, whole in enumerate([True, True, False, False]):
+        suites.append([Judged(now(), "r", name, 1, version, "s", whole) for name in ("t", "u")])
+    for dropped in (4, 0):
+        assert suites.prune() == dropped
+        latest = suites.latest(["t"])
+        assert {name: [(row.version, row.whole) for row in rows] for name, rows in latest.items()} == {
+            "t": [(1, True), (3, False)]
+        }
