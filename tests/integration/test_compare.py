@@ -110,10 +110,11 @@ def test_a_fresh_copy_equals_its_source(spark, job):
     assert (found.source_rows, found.target_rows, found.rows) == (43, 43, 0)
 
 
+SOUTH = "station = 'south' and day = '2024-02-01'"
 TAMPERING = {
-    "one value": (lambda t: t.update({"note": "'y'"}, "station = 'south' and day = '2024-02-01'"), 1, 1),
-    "one value for null": (lambda t: t.update({"note": "null"}, "station = 'south' and day = '2024-02-01'"), 1, 1),
-    "the exact text": (lambda t: t.update({"_wd_raw": "null"}, "day = '2024-01-08'"), 1, 1),
+    "one value": (lambda t: t.update({"note": "'y'"}, predicate=SOUTH), 1, 1),
+    "one value for null": (lambda t: t.update({"note": "null"}, predicate=SOUTH), 1, 1),
+    "the exact text": (lambda t: t.update({"_wd_raw": "null"}, predicate="day = '2024-01-08'"), 1, 1),
     "one row less": (lambda t: t.delete("day = '2024-01-02'"), 1, 0),
     "one row twice": (lambda t: write_deltalake(t, _rows_of(t, date(2024, 1, 2)), mode="append"), 0, 1),
 }
