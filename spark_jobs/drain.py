@@ -21,7 +21,7 @@ from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, PeekTimes, most_changes
+from waldelta.peek import PeekBound, PeekTimes, most_messages
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
@@ -161,7 +161,7 @@ def _was_cut_off(job: Job, landed: Landed) -> bool:
 
 
 def _limit(job: Job) -> int | None:
-    return most_changes(job.pipeline.source, job.pipeline.batch.max_changes)
+    return most_messages(job.pipeline.source, job.pipeline.batch.max_changes)
 
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:

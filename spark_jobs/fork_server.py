@@ -41,7 +41,10 @@ KILL_AFTER_S = 3.0
 # Shorter than the other side's patience: whoever has given up starts a process itself.
 _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
-_NEEDED = ("pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "spark_jobs.quality")
+_NEEDED = (
+    "pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "spark_jobs.quality", "spark_jobs.drain",
+    "spark_jobs.apply", "spark_jobs.sync", "spark_jobs.merge_here", "spark_jobs.merge_files", "spark_jobs.result",
+)  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.errors import ConfigError
@@ -15,6 +17,7 @@ from waldelta.private import private_files
 from waldelta.spark_settings import LOCAL_MASTER, SETTINGS, driver_memory, driver_settings, jars, local_settings
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from waldelta.job import Job
@@ -147,6 +150,7 @@ def _is_connect(spark: SparkSession) -> bool:
 
 
 def _classic_session(master: str, name: str) -> SparkSession:
+    import pyspark
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -156,5 +160,20 @@ def _classic_session(master: str, name: str) -> SparkSession:
     builder = builder.master(master)
     for key, value in (driver_settings() | local_settings() | own).items():
         builder = builder.config(key, value)
+    # Else spark-submit starts one more Python only to find it.
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     with private_files():  # the JVM starts the tasks' Python processes
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+    if master.startswith("local"):
+        threading.Thread(target=_start_workers, args=(spark,), name="start workers", daemon=True).start()
+    return spark
+
+
+def _start_workers(spark: SparkSession) -> None:
+    """Have the tasks' Python import what it needs while the driver is still reading catalogs and the ledger."""
+    with suppress(Exception):  # the job has ended already, or its first task tells what is wrong
+        spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id bigint").collect()
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches

@@ -135,12 +135,14 @@ def protocol_version(options: Options) -> int:
     return 2 if options.streaming == "on" else 1
 
 
-def most_changes(source: Source, limit: int) -> int | None:
-    """How many changes one call may bring at the most: no limit while open transactions are streamed.
+def most_messages(source: Source, max_changes: int) -> int | None:
+    """How many messages one call may bring at the most: no limit while open transactions are streamed.
 
-    A call that ends within a streamed transaction would end at the same place again and again.
+    A call that ends within a streamed transaction would end at the same place again and again. The server counts Begin, Commit
+    and Relation too; without room for them a backlog of one full batch would cost a second call, and all that goes with it, for
+    its last hundredth.
     """
-    return limit if source.options.streaming == "off" else None
+    return max_changes + max_changes // 4 if source.options.streaming == "off" else None
 
 
 def plugin_options(source: Source) -> list[str]:

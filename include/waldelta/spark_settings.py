@@ -47,7 +47,8 @@ WORKERS_HERE = {"spark.python.daemon.module": "spark_jobs.python_daemon"}
 
 # A batch job's JVM lives for seconds and does without the second compiler; without it there would be room for 48 MB of compiled
 # code only, and a session that lives longer than that would compile the same methods again and again.
-JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
+# Left to itself the JVM collects its whole heap at 21 MB of classes, and again until it has found out how large both have to be.
+JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:MetaspaceSize=256m -Xms768m"
 
 
 def driver_settings() -> dict[str, str]:
@@ -89,7 +90,7 @@ def jars() -> list[Path]:
 def class_archive() -> Path | None:
     """Where `make setup` archives the classes of the installed Spark; None when a JVM couldn't be told.
 
-    A JVM takes an archive only for the very jars it was made of, so that its name stands for these.
+    A JVM takes an archive only for the very jars it was made of, and flags that go with it, so that its name stands for these.
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
@@ -97,7 +98,7 @@ def class_archive() -> Path | None:
     folder = Path(spec.origin).parent / "jars"
     if not folder.is_dir():
         return None
-    made_of = f"{folder} {folder.stat().st_mtime_ns}"
+    made_of = f"{folder} {folder.stat().st_mtime_ns} {JVM_FLAGS}"
     name = f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.jsa"
     archive = Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS).parent / name
     return None if " " in str(archive) else archive

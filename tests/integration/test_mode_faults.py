@@ -66,8 +66,8 @@ class Meeting(Listener):
             return self._kill if not self._expected.total() else self._wait
 
     def _kill(self, pid: int) -> None:
+        self.met = True  # before the process's end can be seen
         kill_driver(None, pid)
-        self.met = True
         self._dead.set()
 
     def _wait(self, _: int) -> None:

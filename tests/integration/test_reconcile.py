@@ -17,6 +17,7 @@ from spark_jobs.result import RunFailed
 from tests.fix_postgres import new_database
 from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
+from tests.seeds import is_long
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
@@ -142,7 +143,7 @@ def test_the_run_fails_while_a_target_differs(spark, pipeline):
 def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     """What the stream has yet to bring is in flight on both sides; what was planted is still found beside it."""
     pipeline.consume(spark)
-    ended, errors = threading.Event(), []
+    ended, errors, count = threading.Event(), [], 4 if is_long() else 2
 
     def write():
         try:
@@ -163,7 +164,7 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     thread.start()
     try:
         rounds = []
-        for number in range(4):
+        for number in range(count):
             row = reconcile(spark, pipeline, f"busy {number}")["t"]
             rounds.append((row.status, row.in_flight > 0, row.reason))
             pipeline.consume(spark)
@@ -173,7 +174,7 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
         ended.set()
         thread.join()
     assert errors == []
-    assert rounds == [("equal", True, None)] * 4
+    assert rounds == [("equal", True, None)] * count
     assert (row.status, row.different, row.differing) == ("different", 1, 1)
     pipeline.consume(spark)
     assert reconcile(spark, pipeline, "mended", repair=True)["t"].status == "repaired"

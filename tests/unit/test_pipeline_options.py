@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from waldelta.errors import ConfigError
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, now
-from waldelta.peek import most_changes, plugin_options, protocol_version, whole
+from waldelta.peek import most_messages, plugin_options, protocol_version, whole
 from waldelta.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -47,7 +47,7 @@ def test_the_lowest_version_that_serves(options, version, sent):
     expected = {"proto_version": str(version), "publication_names": '"p"'} | sent
     assert dict(zip(names[::2], names[1::2], strict=True)) == expected
     assert protocol_version(whole(chosen).options) == (3 if options.get("two_phase") else 1)
-    assert most_changes(chosen, 5) == (None if "streaming" in sent else 5)
+    assert most_messages(chosen, 8) == (None if "streaming" in sent else 10)
 
 
 @pytest.mark.parametrize(
