@@ -68,6 +68,10 @@ def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | 
             if ours.baseline and not _is_raw(beside, measurements):
                 continue
             yield ratio(f"{ours.name} ÷ {beside.contender}", _figures(ours, _SECONDS), _figures(beside, _SECONDS))
+            if ours.workload == "sync" and not ours.baseline:
+                yield ratio(
+                    f"{ours.name}, unchecked ÷ {beside.contender}", _figures(ours, _unchecked), _figures(beside, _SECONDS)
+                )
             if not ours.baseline and beside.contender == PEEK:
                 name = f"{ours.name}, CPU of the source ÷ {beside.contender}"
                 yield ratio(name, _figures(ours, _SOURCE_CPU), _figures(beside, _SOURCE_CPU))
@@ -100,13 +104,20 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
     for one in ours:
         if one.workload == "idle":
             yield Score(f"{one.name}: seconds", "s", _figures(one, _SECONDS))
-        for part in ("apply", "applied"):
+        if one.workload.startswith("backlog") and all("check" in measured.notes for measured in one.rounds):
+            yield Score(f"{one.name}: check's share", "", [m.notes["check"] / m.seconds for m in one.rounds])
+        for part in ("apply", "applied", "check"):
             if all(part in measured.notes for measured in one.rounds):
                 yield Score(f"{one.name}: {part}", "s", [measured.notes[part] for measured in one.rounds])
     for name, role in (("reader's memory", "reader"), ("JVM's memory", "jvm")):
         peaks = [max(peak) for one in ours if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])]
         if peaks:
             yield Score(name, "MB", [max(peaks)])
+
+
+def _unchecked(one: Round) -> float:
+    """Seconds without what comes behind the copy: nobody else checks anything."""
+    return one.seconds - one.notes.get("check", 0.0) - one.notes.get("report", 0.0)
 
 
 def _figures(measurement: Measurement, read: Callable[[Round], float]) -> list[float]:
