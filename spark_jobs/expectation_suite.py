@@ -25,6 +25,7 @@ from waldelta.column_names import RAW
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import FilterNotTranslatable
+from waldelta.expectation_results import REFERENCES_HOLD
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
@@ -38,7 +39,6 @@ KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
 IS_FRESH = "expect_target_to_be_fresh"
 AS_BEFORE = "expect_target_to_be_as_before"
-REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 

@@ -6,14 +6,14 @@ They judge the rows that they touched, and none of large targets (``quick_check.
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from spark_jobs.expectation_suite import REFERENCES_HOLD
 from spark_jobs.orphans import ask_reference
 from spark_jobs.references import Reference
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.source_rules import read_rules
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.expectation_results import REFERENCES_HOLD, ExpectationResult, append_expectation_results
 from waldelta.ledger_rows import now
 from waldelta.watermark import synced_states
 
@@ -47,16 +47,17 @@ def check_references(spark: SparkSession, job: Job, result: RunResult, stage: St
 
     with SessionPool(spark, len(references)) as pool:
         found = pool.map(ask, references)
-    results = [_result(job, reference, orphans) for reference, orphans in zip(references, found, strict=True)]
+    at = now()  # one, by which the pages know a table's foreign keys as one maintenance found them
+    results = [_result(job, at, reference, orphans) for reference, orphans in zip(references, found, strict=True)]
     append_expectation_results(job.pipeline.target.root, results, job.storage_options)
     result.warnings += [f"{r.table_name}: {r.meaning} ({r.observed})" for r in results if not r.success]
     stage.detail = f"{len(references)} foreign keys checked, {sum(not r.success for r in results)} not met"
 
 
-def _result(job: Job, reference: Reference, orphans: DuplicateKeys | None) -> ExpectationResult:
+def _result(job: Job, at: datetime, reference: Reference, orphans: DuplicateKeys | None) -> ExpectationResult:
     count = None if orphans is None else orphans.rows
     return ExpectationResult(
-        now(), job.run_id, reference.told_of, REFERENCES_HOLD, reference.meaning, "warning", "catalog",
+        at, job.run_id, reference.told_of, REFERENCES_HOLD, reference.meaning, "warning", "catalog",
         None if count is None else not count,
         "could not be evaluated" if count is None else f"{count} rows refer to none", count, reference.referring.version,
     )  # fmt: skip

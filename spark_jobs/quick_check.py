@@ -25,7 +25,6 @@ from spark_jobs.expectation_suite import (
     COLUMNS_MATCH,
     IS_FRESH,
     KEY_UNIQUE,
-    REFERENCES_HOLD,
     PlannedExpectation,
     SourceRules,
     SuitePlan,
@@ -34,6 +33,7 @@ from spark_jobs.expectation_suite import (
 )
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
+from waldelta.expectation_results import REFERENCES_HOLD
 from spark_jobs.row_conditions import RowCondition, row_condition
 from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here

@@ -73,6 +73,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
         f"public.person: foreign key person_{name}_fkey" for name in ("city", "code")
     ]
+    assert len({r.at for r in read_expectation_results(lake) if r.run_id == "night"}) == 1
     shown = [r.observed for r in read_expectation_results(lake) if r.run_id == "all" and r.expectation == KIND]
     assert "1 rows refer to none" in shown
 
