@@ -33,12 +33,12 @@ from spark_jobs.expectation_suite import (
 )
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
-from waldelta.expectation_results import REFERENCES_HOLD
 from spark_jobs.row_conditions import RowCondition, row_condition
 from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
+from waldelta.expectation_results import REFERENCES_HOLD
 from waldelta.lake import SPARKS_TIMESTAMPS
 
 if TYPE_CHECKING:

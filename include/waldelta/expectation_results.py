@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -85,5 +85,15 @@ def expectations_table(root: str, storage_options: dict[str, str] | None = None)
 
 
 def prune_expectation_results(root: str, oldest: datetime, storage_options: dict[str, str] | None = None) -> int:
-    """Drop results older than ``oldest``, and leave one file; returns how many were dropped."""
-    return expectations_table(root, storage_options).prune(lambda rows: [row["at"] >= oldest for row in rows])
+    """Drop results older than ``oldest`` but each table's last check, and leave one file; returns how many were dropped."""
+    return expectations_table(root, storage_options).prune(lambda rows: _keep(rows, oldest))
+
+
+def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
+    """A table that nothing has changed since isn't checked again: what failed of it then still does."""
+    checked = {row["table_name"]: row["at"] for row in rows if row["version"] is not None and not _is_reference(row)}
+    return [row["at"] >= min(oldest, checked.get(row["table_name"], oldest)) for row in rows]
+
+
+def _is_reference(row: Mapping[str, Any]) -> bool:
+    return bool(row["expectation"] == REFERENCES_HOLD)

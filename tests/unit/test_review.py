@@ -17,6 +17,7 @@ from waldelta.ledger_rows import BatchCut, Gap, Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
 from waldelta.review.glance import read_glance
@@ -360,6 +361,39 @@ def test_what_deserves_attention(book):
     ):
         assert part in texts
     assert glance.verdicts == {"failed": 1}
+
+
+def test_what_only_warns_is_told_behind_what_fails(book):
+    """Drift, freshness, rows without partners; runs of the night that failed; attempts that couldn't compare."""
+    for name in "abcd":
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+    append_expectation_results(book.root, [result(minutes(-5000), "r", "public.a", False, "warning")])
+    why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
+    night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
+    for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
+        book.ledger.append(event)
+    found = [(-200, "a", "different"), (-150, "b", "failed"), (-100, "a", "not compared"), (-100, "c", "equal")]
+    found += [(-90, "d", "different"), (-80, "d", "failed"), (-70, "d", "repaired")]
+    for at, name, status in found:
+        row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
+        Reconciliations(book.root).add([row])
+    glance = read_glance(pipeline(book.root), book, minutes(5), 24, reach=timedelta(days=2))
+    assert [(item.severity, item.text, item.page) for item in glance.attention] == [
+        (
+            "failed",
+            "public.a: other rows than the source has; the latest attempt couldn't compare them again",
+            ("reconciliation",),
+        ),
+        ("warning", "public.a: expectations not met that only warn", ("expectations",)),
+        ("warning", "public.b: comparing with the source failed", ("reconciliation",)),
+        ("warning", "the latest maintenance failed: LockHeld: busy", ("run", "maintain", "night")),
+        ("warning", "the latest reconciliation failed: LockHeld: busy", ("run", "reconcile", "compared")),
+    ]
+    for verb in ("maintain", "reconcile"):
+        book.ledger.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
+    Reconciliations(book.root).add([Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"])
+    (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
+    assert left.page == ("expectations",)
 
 
 def test_a_run_that_was_killed_is_told_by_its_silence(book):

@@ -294,6 +294,18 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
     assert "public.orders: other rows than the source has" in client.get("/").text
 
 
+def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(shop, open_pages, decided):
+    """With its rows and its button; and the attempt is told beside it."""
+    locked = Reconciliation(now(), "later", "public.orders", "not compared", "it is locked just now")
+    Reconciliations(shop.target.root).add([locked])
+    client = open_pages("op")
+    text = client.get("/p/shop/reconciliation").text
+    for part in ("12,345", "fine", "Repair the table that differs", "not compared since", "it is locked just now"):
+        assert part in text, part
+    client.post("/p/shop/repair", headers=OWN)
+    assert [conf["tables"] for _, conf, _ in decided] == [["public.orders"]]
+
+
 def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
     """Of one table or of all that differ; who pressed it is who asks for the run."""
     client = open_pages("op")
