@@ -70,7 +70,9 @@ def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | 
             yield ratio(f"{ours.name} ÷ {beside.contender}", _figures(ours, _SECONDS), _figures(beside, _SECONDS))
             if ours.workload == "sync" and not ours.baseline:
                 yield ratio(
-                    f"{ours.name}, unchecked ÷ {beside.contender}", _figures(ours, _unchecked), _figures(beside, _SECONDS)
+                    f"{ours.name}, unchecked ÷ {beside.contender}",
+                    _figures(ours, _unchecked),
+                    _figures(beside, _SECONDS),
                 )
             if not ours.baseline and beside.contender == PEEK:
                 name = f"{ours.name}, CPU of the source ÷ {beside.contender}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from waldelta.errors import ConfigError
 from waldelta.replay import REPLAY
 
 # A quoted name may have commas of its own.
@@ -70,7 +71,7 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
             "--release": _FLAG | {"help": "what has landed for --tables passes their stop gates"},
             "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be discarded; repeat it, or write commas, for several"},
             "--by": {"help": "who asks for it; by default the user of this process"},
-            "--reason": {"help": "why they are discarded, or released"},
+            "--reason": {"help": "why, for the ledger"},
         }),
         "teardown": ("drop the slot and the publications that this pipeline made", {
             "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
@@ -104,11 +105,22 @@ def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespa
     asked = [name for name in ("retry", "discard", "release") if getattr(options, name)]
     if len(asked) > 1:
         parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
-    if options.row and not options.discard:
-        parser.error("--row is --discard's")
-    if options.reason and not (options.discard or options.release):
-        parser.error("--reason is --discard's and --release's")
-    if options.by and not asked:
-        parser.error("--by is --retry's, --discard's and --release's")
+    for name in ("row", "reason", "by"):
+        if getattr(options, name) and not asked:
+            parser.error(f"--{name} needs --retry, --discard or --release")
+
+
+def check_decision(options: argparse.Namespace) -> None:
+    """Raise ConfigError for a decision that can't be: Airflow's form lets people ask for it, and what it meets has to be told there."""
+    if options.verb != "quarantine":
+        return
+    if options.row and options.retry:
+        raise ConfigError(
+            "single rows can't be read again: whoever reads a table's rows reads all that it lacks: name the table (--tables)"
+        )
+    if options.row and options.release:
+        raise ConfigError(
+            "rows aren't released but tables are, with all that has landed for them: name these (--tables)"
+        )
     if options.release and not options.tables:
-        parser.error("--release needs --tables")
+        raise ConfigError("name the tables whose changes are to pass (--tables)")

@@ -17,7 +17,7 @@ from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from spark_jobs.arguments import parse
+from spark_jobs.arguments import check_decision, parse
 from spark_jobs.pipeline import Pipeline
 from waldelta.errors import WaldeltaError
 from waldelta.pipeline_file import load_pipeline_file
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions are given back.
     signal.signal(signal.SIGTERM, _leave)
     try:
+        check_decision(options)
         pipeline = Pipeline.load(options.file)
         _verb(options)(pipeline, options)
     except WaldeltaError as err:
@@ -209,7 +210,7 @@ def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:
     if options.verb == "quarantine":
         from spark_jobs.retry import run_retry
 
-        return lambda spark, job: run_retry(spark, job, options.tables, options.by)
+        return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
     from spark_jobs.reconcile import Order, run_reconcile
 
     order = Order.of(options.tables, repair=options.repair, by=options.by, reason=options.reason)

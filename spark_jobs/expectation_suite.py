@@ -25,6 +25,7 @@ from waldelta.column_names import RAW
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
+from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
@@ -36,9 +37,7 @@ KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
 KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
 ROWS_SATISFY = "expect_target_rows_to_satisfy"
-IS_FRESH = "expect_target_to_be_fresh"
 AS_BEFORE = "expect_target_to_be_as_before"
-REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 

@@ -173,6 +173,7 @@ def _check(
     left = Left(versions, frozenset(quick), read_rules(job, result, tables, quick))
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.report, result.failed_expectations = report.location, list(report.failures)
+    result.warned_expectations = list(report.warnings)
     result.passed = sorted(fine - set(report.failed_tables))
     stage.detail = report.summary
     fault_point("check.ended")

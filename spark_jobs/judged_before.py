@@ -7,17 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from spark_jobs.expectation_suite import AS_BEFORE, IS_FRESH, REFERENCES_HOLD, SuitePlan
+from spark_jobs.expectation_suite import AS_BEFORE, SuitePlan
 from spark_jobs.verdict import CAN_BE_JUDGED, Outcome
 from waldelta.column_names import LSN
 from waldelta.delta_log import DeltaLog
+from waldelta.expectation_results import ON_OTHERS
 from waldelta.judged import Judged
 from waldelta.ledger_rows import BatchCut, TableState
 from waldelta.target_mode import MIRROR
 
 # These depend on more than the target's rows, and are judged anew by each check.
-_ON_OTHERS = (REFERENCES_HOLD, IS_FRESH)
-_NOT_OF_ROWS = (*_ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)
+_NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ def suite_of(plan: SuitePlan) -> str:
 
 def are_met(outcomes: Sequence[Outcome]) -> bool:
     """Whether all of these are met, and none of the suite was refused."""
-    return all(o.success for o in outcomes if o.planned.type not in (*_ON_OTHERS, AS_BEFORE))
+    return all(o.success for o in outcomes if o.planned.type not in (*ON_OTHERS, AS_BEFORE))
 
 
 def rest_of(plan: SuitePlan) -> SuitePlan:
     """What is left to judge of a target that hasn't changed since all of it was."""
-    return replace(plan, expectations=tuple(p for p in plan.expectations if p.type in _ON_OTHERS))
+    return replace(plan, expectations=tuple(p for p in plan.expectations if p.type in ON_OTHERS))
 
 
 def is_settled(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:

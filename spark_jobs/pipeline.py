@@ -162,11 +162,12 @@ class Pipeline:
         tables: Collection[str] | None = None,
         by: str | None = None,
         run_id: str | None = None,
+        reason: str | None = None,
     ) -> RunResult:
         """Read these rows from the source again and put them right; ``by``: who asks, else the user of this process."""
         from spark_jobs.retry import run_retry
 
-        return run_retry(spark, self.job(run_id), tables, by)
+        return run_retry(spark, self.job(run_id), tables, by, reason)
 
     def discard_quarantined(
         self,

@@ -23,9 +23,7 @@ from spark_jobs.collapse import codes_of
 from spark_jobs.expectation_suite import (
     AS_BEFORE,
     COLUMNS_MATCH,
-    IS_FRESH,
     KEY_UNIQUE,
-    REFERENCES_HOLD,
     PlannedExpectation,
     SourceRules,
     SuitePlan,
@@ -40,6 +38,7 @@ from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
 from waldelta.column_names import LSN
+from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD
 from waldelta.lake import SPARKS_TIMESTAMPS
 
 if TYPE_CHECKING:

@@ -104,6 +104,7 @@ class RunResult:
     landed_as_of: int = 0  # all transactions below this one (xid8) have landed; 0: that isn't known
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
+    warned_expectations: list[str] = field(default_factory=list)  # unmet, and told only
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
     needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync

@@ -31,13 +31,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = None, by: str | None = None) -> RunResult:
+def run_retry(
+    spark: SparkSession,
+    job: Job,
+    tables: Collection[str] | None = None,
+    by: str | None = None,
+    reason: str | None = None,
+) -> RunResult:
     """Read the quarantined rows of all targets, or of these, again; a table that can't be mended doesn't stop the others.
 
     The rows of a table that can't be read again stay in quarantine, and the failure names it. ``by`` is who asked for it, by
-    default the user of this process; the ledger and the rows that were put right say so. Raises RunFailed.
+    default the user of this process; the ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
     """
     by = by or current_user()
+    again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
 
     def retry(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
@@ -58,7 +65,7 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
                 if name in targets and targets[name].is_unread:
                     raise barred.busy(name)
                 there = of_partition(fed[name], present[name], feeds.get(name))
-                _retry(spark, job, result, (*there, targets.get(name)), by)
+                _retry(spark, job, result, (*there, targets.get(name)), again)
             except WaldeltaError as err:
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)
@@ -72,7 +79,11 @@ def run_retry(spark: SparkSession, job: Job, tables: Collection[str] | None = No
 
 
 def _retry(
-    spark: SparkSession, job: Job, result: RunResult, table: tuple[TableState, PresentTable, Target | None], by: str
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    table: tuple[TableState, PresentTable, Target | None],
+    again: Again,
 ) -> None:
     state, present, target = table
     name = state.table_name
@@ -82,7 +93,7 @@ def _retry(
         )
     fed = fed_as_copied(job.pipeline, state, present, target)
     try:
-        done = reread_rows(spark, job, fed, Again(f"quarantine --retry by {by}", by))
+        done = reread_rows(spark, job, fed, again)
     except NeedsSync as err:
         raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
     cut = done.cut

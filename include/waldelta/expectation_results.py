@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -13,6 +13,11 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.lake import NO_HOOKS, bookkeeping_uri, checkpoint, sync_commit
 from waldelta.ledger_table import CHECKPOINT_INTERVAL, LedgerTable
+
+REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
+IS_FRESH = "expect_target_to_be_fresh"
+# What else than a target's own rows decides on: of one that hasn't changed since its check, maintenance judges these alone.
+ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH})
 
 # A check leaves hundreds of short rows, which are read by days.
 _GROUP_ROWS = 20_000
@@ -84,5 +89,15 @@ def expectations_table(root: str, storage_options: dict[str, str] | None = None)
 
 
 def prune_expectation_results(root: str, oldest: datetime, storage_options: dict[str, str] | None = None) -> int:
-    """Drop results older than ``oldest``, and leave one file; returns how many were dropped."""
-    return expectations_table(root, storage_options).prune(lambda rows: [row["at"] >= oldest for row in rows])
+    """Drop results older than ``oldest`` but each table's last check, and leave one file; returns how many were dropped."""
+    return expectations_table(root, storage_options).prune(lambda rows: _keep(rows, oldest))
+
+
+def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
+    """A table that nothing has changed since isn't checked again: what failed of it then still does."""
+    checked = {row["table_name"]: row["at"] for row in rows if row["version"] is not None and not _is_judged_alone(row)}
+    return [row["at"] >= min(oldest, checked.get(row["table_name"], oldest)) for row in rows]
+
+
+def _is_judged_alone(row: Mapping[str, Any]) -> bool:
+    return bool(row["expectation"] in ON_OTHERS)

@@ -91,13 +91,18 @@ class IncompleteRow:
     @property
     def id(self) -> str:
         """What people name it by: the same for as long as it is open, another one when its key is quarantined anew."""
-        told = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
-        return hashlib.sha256(told.encode()).hexdigest()[:_ID_LETTERS]
+        return row_id_of(self.table_name, self.generation, self.batch, self.lsn, self.key)
 
     @property
     def is_kept_out(self) -> bool:
         """Whether it isn't in the target, or not as the source has it, because a gate or somebody has said so."""
         return self.status == DISCARDED or (self.status == QUARANTINED and (self.reason or "").startswith(FAILS))
+
+
+def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
+    """An IncompleteRow's ``id``."""
+    told = f"{table_name}\n{generation}\n{batch}\n{lsn}\n{key}"
+    return hashlib.sha256(told.encode()).hexdigest()[:_ID_LETTERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class Quarantine:
         found = self._table.scan(
             IncompleteRow.schema.names, chosen=chosen & pc.field("key").isin(list(keys)), kept=False
         )
-        return [_row(values) for values in found.to_pylist()]
+        return [as_row(values) for values in found.to_pylist()]
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
         """What the rows of one copy of a table say, in short, oldest first.
@@ -176,13 +181,13 @@ class Quarantine:
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest`` but those of keys that targets lack, and leave one file; returns how many were dropped."""
-        return self._table.prune(lambda rows: _keep([_row(row) for row in rows], oldest))
+        return self._table.prune(lambda rows: _keep([as_row(row) for row in rows], oldest))
 
     def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
-        return [_row(values) for values in self._table.read(chosen)]
+        return [as_row(values) for values in self._table.read(chosen)]
 
 
-def _row(values: dict[str, Any]) -> IncompleteRow:
+def as_row(values: dict[str, Any]) -> IncompleteRow:
     """As it was read; of an older version's table it lacks what came later."""
     messages = values.get("messages")
     return IncompleteRow(**values | {"messages": messages and [SentMessage(**message) for message in messages]})

@@ -49,7 +49,7 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
             name = f"{base}.{verb}.rows.{_part(table)}.{operation}"
             of = {**tags, "table": table, "operation": operation}
             yield Metric(name, int(counts.get(operation) or 0), "counter", of)
-    for what in ("failed_expectations", "not_applied"):
+    for what in ("failed_expectations", "warned_expectations", "not_applied"):
         yield Metric(f"{base}.{verb}.{what}", len(document.get(what) or ()), "gauge", tags)
 
 

@@ -62,8 +62,8 @@ back. Who triggered the run is recorded with it.
 - **action**: `retry` reads quarantined rows from the source again and writes them as they are now; `discard` leaves them out (or as
   they were) for good; `release` lets everything that has landed for the tables pass their `stop` gates, with the next run of `{name}_cdc`.
 - **tables**: which ones; `release` needs them.
-- **rows**: ids of single rows, for `discard`.
-- **reason**: kept with what `discard` and `release` did.
+- **rows**: ids of single rows, for `discard`; with another action the run fails at once, and nothing is tried again.
+- **reason**: kept in the ledger, with who.
 - *If it fails*: nothing was decided, or the tables that are named couldn't be read; run it again.
 """,
     "reconcile": """\

@@ -54,8 +54,8 @@ _ACTION = Param(
     description="retry: read the rows from the source again; discard: leave them as they are; release: let what a gate stopped pass",
 )
 _QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (discard)")
-_ROWS = _listed("discard: the rows' ids, as the page of the quarantine shows them", r"^[0-9a-f]{16}$")
-_WHY = _text("discard and release: why; kept with who")
+_ROWS = _listed("discard alone: the rows' ids, as the page of the quarantine shows them", r"^[0-9a-f]{16}$")
+_WHY = _text("why; kept with who")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 

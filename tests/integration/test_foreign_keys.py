@@ -62,6 +62,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     result = consume(spark, replace(job, run_id="wrong"))
     assert result.status == "succeeded"
     assert "public.person" in result.passed
+    assert [told.startswith("public.person: ") for told in result.warned_expectations] == [True]
     assert results(lake, "wrong")["public.person", "person_city_fkey"] == (False, 1, "warning")
     assert results(lake, "wrong")["public.person", "person_boss_fkey"] == HELD
     result = run_validate(spark, replace(job, run_id="all"))
@@ -73,6 +74,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
         f"public.person: {KIND}: foreign key person_{name}_fkey" for name in ("city", "code")
     ]
+    assert len({r.at for r in read_expectation_results(lake) if r.run_id == "night"}) == 1
     # What hasn't changed since isn't judged again, but for what depends on other targets.
     result = run_maintain(spark, replace(job, run_id="next night"))
     assert results(lake, "next night") == found

@@ -348,9 +348,10 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
     with pytest.raises(ConfigError, match=r"no target is fed by public\.other"):
         list_quarantined(job, ["public.other"])
-    done = run_retry(spark, replace(job, run_id="retry"), ["public.t"], by="Ann")
+    done = run_retry(spark, replace(job, run_id="retry"), ["public.t"], by="Ann", reason="back")
     last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
+    assert last.reason.endswith("quarantine --retry by Ann: back")
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
     assert target_rows(spark, job) == source_rows(database)
     assert len(target_rows(spark, job)) == 3

@@ -68,11 +68,14 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
 
 
 def test_old_results_of_expectations_go(lake):
-    def result(at, run_id):
-        return ExpectationResult(at, run_id, "public.t", "e", "m", "critical", "derived", True, None, None, 1)
+    """But a table's last check, which says what fails for as long as nothing changes it."""
+
+    def result(at, run_id, table="public.t"):
+        return ExpectationResult(at, run_id, table, "e", "m", "critical", "derived", True, None, None, 1)
 
     assert prune_expectation_results(lake, NOON) == 0
     append_expectation_results(lake, [result(OLD, "old"), result(OLD, "old")])
+    append_expectation_results(lake, [result(OLD, "idle", "public.u")])
     append_expectation_results(lake, [result(NOON, "new")])
     assert prune_expectation_results(lake, NOON - DAY) == 2
-    assert [r.run_id for r in read_expectation_results(lake)] == ["new"]
+    assert [r.run_id for r in read_expectation_results(lake)] == ["idle", "new"]

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.result import RunResult, StageResult, TableResult
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD, ExpectationResult, append_expectation_results
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Gap, Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
 from waldelta.review.glance import read_glance
@@ -213,6 +214,67 @@ def test_heat_maps(book):
     assert read_latest_checks(book, None)["public.b"].run_id == "two"
 
 
+def reference(at, success, meaning="a row of b is there", run_id="night"):
+    return replace(result(at, run_id, "public.a", success, "warning", meaning), expectation=REFERENCES_HOLD)
+
+
+def gate(at, success, meaning="gate stop: amounts are positive"):
+    return replace(result(at, "reread", "public.a", success, meaning=meaning), version=None)
+
+
+KEY, CHECKED = result(minutes(1), "day", "public.a"), result(minutes(1), "day", "public.a", False, meaning="CHECK c")
+LATEST_CHECKS = [
+    ("a maintenance hides no failed check", [KEY, CHECKED, reference(minutes(2), True)], (3, 1, 0)),
+    ("nor one of its references another", [KEY, reference(minutes(2), False), reference(minutes(2), True, "of c")], (3, 0, 1)),
+    ("nor the freshness that it judges", [KEY, CHECKED, replace(reference(minutes(2), True, "fresh"), expectation=IS_FRESH)], (3, 1, 0)),
+    ("nor a gate that rows passed again", [KEY, CHECKED, gate(minutes(2), True)], (3, 1, 0)),
+    ("what a gate stops counts", [KEY, gate(minutes(2), False)], (2, 1, 0)),
+    ("until the table is checked again", [gate(minutes(0), False), KEY], (1, 0, 0)),
+    ("an expectation that isn't there any more is no matter", [replace(CHECKED, at=minutes(0)), KEY], (1, 0, 0)),
+    ("what was found again counts once", [reference(minutes(0), False), KEY, reference(minutes(2), True)], (2, 0, 0)),
+    ("a check leaves out what maintenance judges", [reference(minutes(0), False), KEY], (2, 0, 1)),
+    ("a foreign key that a later maintenance didn't find is gone", [reference(minutes(0), False), reference(minutes(1.5), True, "of c"), KEY], (2, 0, 0)),
+    ("nor is one counted that a later check didn't find", [replace(reference(minutes(0), False), run_id="r"), result(minutes(0), "r", "public.a"), KEY], (1, 0, 0)),
+    ("one that couldn't be evaluated counts as that", [CHECKED, replace(CHECKED, at=minutes(2), success=None)], (1, 0, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows, counts", [case[1:] for case in LATEST_CHECKS], ids=[case[0] for case in LATEST_CHECKS])
+def test_the_last_word_on_each_expectation_counts(book, rows, counts):
+    """Checks, maintenance and gates each judge a part of what is expected of a table."""
+    for row in rows:
+        append_expectation_results(book.root, [row])
+    check = read_latest_checks(book, None)["public.a"]
+    assert (check.expectations, check.failed, check.warnings) == counts
+
+
+def test_a_table_that_nothing_changes_keeps_its_verdict(book):
+    """However long ago it was checked: a page that forgets what failed says that all is well."""
+    append_expectation_results(book.root, [CHECKED, replace(KEY, table_name="public.b")])
+    append_expectation_results(book.root, [result(minutes(9), "later", "public.b"), reference(minutes(9), True)])
+    found = read_latest_checks(book, minutes(5), ["public.a", "public.b", "public.c"])
+    assert {name: check.verdict for name, check in found.items()} == {"public.a": "failed", "public.b": "passed"}
+
+
+def test_a_check_that_is_tried_again_counts_as_it_ended(book):
+    """Its task was cleared: the run has the same id; and so has another DAG's run of that moment."""
+    append_expectation_results(book.root, [KEY, CHECKED])
+    append_expectation_results(book.root, [replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)])
+    append_expectation_results(book.root, [reference(minutes(4), None, run_id="day")])
+    (check,) = read_checks(book, None, "day")
+    assert (check.expectations, check.failed, check.unknown, check.verdict) == (3, 0, 1, "unknown")
+
+
+def test_own_expectations_may_be_of_one_meaning(book):
+    """That of their type, when they have no notes: none hides another."""
+    rows = [result(minutes(1), "r", "public.a", success, meaning="expect_x") for success in (True, False, True)]
+    append_expectation_results(book.root, rows)
+    (check,) = read_checks(book, None)
+    assert (check, check.expectations, check.failed) == (read_latest_checks(book, None)["public.a"], 3, 1)
+    ((_, (cell,)),) = expectations_map(book, "public.a", minutes(2), 10).rows
+    assert cell.verdict == "failed"
+
+
 def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     """Through the result that runs write: stages, tables, the slot, the error; and what it left in other tables."""
     done = RunResult("consume", "r", "failed", start_lsn="0/10", end_lsn="0/20", changes=3, lag_bytes=5)
@@ -300,6 +362,39 @@ def test_what_deserves_attention(book):
     ):
         assert part in texts
     assert glance.verdicts == {"failed": 1}
+
+
+def test_what_only_warns_is_told_behind_what_fails(book):
+    """Drift, freshness, rows without partners; runs of the night that failed; attempts that couldn't compare."""
+    for name in "abcd":
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+    append_expectation_results(book.root, [result(minutes(-5000), "r", "public.a", False, "warning")])
+    why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
+    night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
+    for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
+        book.ledger.append(event)
+    found = [(-200, "a", "different"), (-150, "b", "failed"), (-100, "a", "not compared"), (-100, "c", "equal")]
+    found += [(-90, "d", "different"), (-80, "d", "failed"), (-70, "d", "repaired")]
+    for at, name, status in found:
+        row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
+        Reconciliations(book.root).add([row])
+    glance = read_glance(pipeline(book.root), book, minutes(5), 24, reach=timedelta(days=2))
+    assert [(item.severity, item.text, item.page) for item in glance.attention] == [
+        (
+            "failed",
+            "public.a: other rows than the source has; the latest attempt couldn't compare them again",
+            ("reconciliation",),
+        ),
+        ("warning", "public.a: expectations not met that only warn", ("expectations",)),
+        ("warning", "public.b: comparing with the source failed", ("reconciliation",)),
+        ("warning", "the latest maintenance failed: LockHeld: busy", ("run", "maintain", "night")),
+        ("warning", "the latest reconciliation failed: LockHeld: busy", ("run", "reconcile", "compared")),
+    ]
+    for verb in ("maintain", "reconcile"):
+        book.ledger.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
+    Reconciliations(book.root).add([Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"])
+    (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
+    assert left.page == ("expectations",)
 
 
 def test_a_run_that_was_killed_is_told_by_its_silence(book):

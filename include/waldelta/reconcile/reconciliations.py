@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -15,6 +15,8 @@ from waldelta.ledger_table import LedgerTable
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
+
+_ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 
 # Rows that differ which are kept of one table, those with their values, and the length of a value.
 ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
@@ -90,7 +92,7 @@ class Reconciliation:
     @property
     def compared(self) -> bool:
         """Whether an answer was found."""
-        return self.status in (EQUAL, DIFFERENT, REPAIRED)
+        return self.status in _ANSWERS
 
 
 class Reconciliations:
@@ -111,11 +113,9 @@ class Reconciliations:
         return [found[name] for name in sorted(found)]
 
     def latest(self, tables: Collection[str] | None = None) -> dict[str, Reconciliation]:
-        """What was found last of each table, or of these, with the rows that differ."""
-        newest: dict[str, tuple[datetime, str]] = {}
-        for row in self.history().to_pylist():
-            newest[row["table_name"]] = (row["at"], row["run_id"])
-        wanted = {name: found for name, found in newest.items() if tables is None or name in tables}
+        """The last answer that was found of each table, or of these, with the rows that differ; where there is none, why not."""
+        found, _ = last_answers(self.history().to_pylist())
+        wanted = {name: (row["at"], row["run_id"]) for name, row in found.items() if tables is None or name in tables}
         if not wanted:
             return {}
         rows = self._read(pc.field("at").isin(pa.array([at for at, _ in wanted.values()], _UTC)))
@@ -131,6 +131,27 @@ class Reconciliations:
 
     def _read(self, chosen: pc.Expression) -> list[Reconciliation]:
         return [_built(row) for row in self._table.read(chosen)]
+
+
+def last_answers(
+    rows: Iterable[Mapping[str, Any]],
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+    """Of rows in their order, by table: the last answer (where there is none, the last row), and the last attempt since that found none.
+
+    A target that differed does so still when it couldn't be compared once more.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    attempts: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        name = row["table_name"]
+        if row["status"] in _ANSWERS:
+            found[name] = row
+            attempts.pop(name, None)
+        elif name in found and found[name]["status"] in _ANSWERS:
+            attempts[name] = row
+        else:
+            found[name] = row
+    return found, attempts
 
 
 def _built(row: dict[str, Any]) -> Reconciliation:

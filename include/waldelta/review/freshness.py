@@ -159,7 +159,8 @@ def _rank(line: TableLine) -> int:
         return 0
     if line.check is not None and line.check.verdict in ("failed", "unknown"):
         return 1
-    return 2 if line.in_quarantine else 3
+    is_warned = line.check is not None and line.check.verdict == "warning"
+    return 2 if line.in_quarantine or is_warned else 3
 
 
 def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopyState]:

@@ -11,22 +11,24 @@ from waldelta.finding import size
 from waldelta.gap import describe, open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
-from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation
+from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, last_answers
+from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import (
     LastCut,
     Operations,
     TableLine,
+    latest_states,
     read_changed,
     read_last_cut,
     read_tables,
     total,
 )
-from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, read_runs
+from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED
 
 Severity = Literal["failed", "warning"]
 
@@ -97,7 +99,7 @@ def read_glance(
 ) -> Glance:
     """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises what the store raises.
 
-    For the latest run, and tables' latest changes and checks, it looks back as far as ``reach``.
+    For the latest run, and tables' latest changes, it looks back as far as ``reach``.
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
@@ -106,12 +108,19 @@ def read_glance(
     shown = [point for point in lag_points(runs) if point.at >= since]
     recent = read_changed(lake, since)
     latest_changes = recent if start == since else read_changed(lake, start)
-    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach), looked)
+    fed = [state.table_name for state in latest_states(lake) if state.status != REMOVED]
+    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
+    latest = landing[0] if landing else None
+    attention = [
+        *_silent(latest, now),
+        *_attention(pipeline, lake, latest, tables, gaps),
+        *_reconciled(lake, now, {line.table_name for line in tables}),
+        *_failed_otherwise(lake, now),
+    ]
     upto = brought_up_to(landing)
     if looked is not None and (not landing or landing[0].applied):
         upto = max(filter(None, (upto, looked)))
-    latest = landing[0] if landing else None
     return Glance(
         is_set_up=bool(tables or runs),
         upto=upto,
@@ -123,11 +132,7 @@ def read_glance(
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
-        attention=(
-            *_silent(latest, now),
-            *_attention(pipeline, lake, latest, tables, gaps),
-            *_reconciled(lake, now, {line.table_name for line in tables}),
-        ),
+        attention=tuple(sorted(attention, key=lambda item: item.severity != "failed")),
     )
 
 
@@ -157,6 +162,8 @@ def _attention(
     failed = [line.table_name for line in tables if line.check is not None and line.check.failed]
     if failed:
         yield Attention("failed", f"{_names(failed)}: expectations not met", ("expectations",))
+    if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
+        yield Attention("warning", f"{_names(warned)}: expectations not met that only warn", ("expectations",))
     if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
         yield Attention("warning", f"{_names(unknown)}: expectations couldn't be evaluated", ("expectations",))
     yield from _slot_attention(pipeline, latest)
@@ -167,20 +174,37 @@ def _attention(
 
 
 def _reconciled(lake: Bookkeeping, now: datetime, tables: Collection[str]) -> Iterator[Attention]:
-    """Targets that were found to hold other rows than their source, and what was found last says so still."""
+    """Targets that were found to hold other rows than their source, whatever attempts since then couldn't say; and these."""
     rows = lake.scan(Reconciliation, ("table_name", "status"), now - _RECONCILED).to_pylist()
-    latest = {row["table_name"]: row["status"] for row in rows}
-    different = sorted(name for name, status in latest.items() if status == DIFFERENT and name in tables)
-    if different:
-        yield Attention("failed", f"{_names(different)}: other rows than the source has", ("reconciliation",))
+    found, attempts = last_answers(row for row in rows if row["table_name"] in tables)
+    if different := sorted(name for name, row in found.items() if row["status"] == DIFFERENT):
+        told = "other rows than the source has"
+        if again := [name for name in different if name in attempts]:
+            told += f"; the latest attempt {'' if again == different else f'at {_names(again)} '}couldn't compare them again"
+        yield Attention("failed", f"{_names(different)}: {told}", ("reconciliation",))
+    if failed := sorted(name for name, row in (found | attempts).items() if row["status"] == NOT_ANSWERED):
+        yield Attention("warning", f"{_names(failed)}: comparing with the source failed", ("reconciliation",))
+
+
+def _failed_otherwise(lake: Bookkeeping, now: datetime) -> Iterator[Attention]:
+    """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
+    since = now - _RECONCILED
+    told = {row["run_id"] for row in lake.scan(Reconciliation, ("run_id",), since).to_pylist()}
+    for verb, what in (("maintain", "maintenance"), ("reconcile", "reconciliation")):
+        run = latest_run(lake, verb, since)
+        if run is not None and run.status == "failed" and (verb == "maintain" or run.run_id not in told):
+            yield Attention("warning", f"the latest {what} failed{_why(lake, run)}", ("run", verb, run.run_id))
 
 
 def _failure(lake: Bookkeeping, run: RunLine) -> str:
+    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{_why(lake, run)}"
+
+
+def _why(lake: Bookkeeping, run: RunLine) -> str:
     error = (read_result(lake, run.verb, run.run_id, run.at) or {}).get("error") or {}
     lines = str(error.get("message") or "").partition("\n")[0]
     told = f": {error.get('class')}: {lines}" if lines else ""
-    short = told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
-    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{short}"
+    return told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
 
 
 def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[Attention]:

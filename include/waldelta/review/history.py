@@ -84,6 +84,15 @@ def read_runs(lake: Bookkeeping, since: datetime | None = None, run_id: str | No
     return [_line(row) for row in grouped.to_pylist()]
 
 
+def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> RunLine | None:
+    """The run of a verb with the latest event since then."""
+    rows = lake.scan(Run, ("run_id", "at"), since, pc.field("verb") == verb)
+    if not rows.num_rows:
+        return None
+    lines = read_runs(lake, rows["at"][-1].as_py(), rows["run_id"][-1].as_py())
+    return next(line for line in lines if line.verb == verb)
+
+
 def _line(row: dict[str, object]) -> RunLine:
     began, applied = row.pop("began_first"), row.pop("applied")
     if row["as_of"] is None and row["verb"] in LANDING:

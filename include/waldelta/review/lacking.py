@@ -8,18 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.quarantine import QUARANTINED, IncompleteRow
+from waldelta.quarantine import QUARANTINED, IncompleteRow, as_row, row_id_of
 from waldelta.review.bookkeeping import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
-# Not the messages: megabytes for each row, which no page shows.
+_NAMED = ("table_name", "generation", "batch", "lsn", "key")
+_UTC = pa.timestamp("us", tz="UTC")
+# Not the messages: megabytes for each row, which no list shows.
 _SHOWN = tuple(name for name in IncompleteRow.schema.names if name != "messages")
 
 
 def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
-    """The keys whose latest row is quarantined, of these tables' present copies, by table and time: ``_KEY`` and ``at``."""
-    rows = lake.scan(IncompleteRow, (*_KEY, "status", "at"))
-    latest = rows.group_by(list(_KEY), use_threads=False).aggregate([("status", "last"), ("at", "last")])
+    """The keys whose latest row is quarantined, of these tables' present copies, by table and time: ``_KEY``, ``at``, ``reason``."""
+    rows = lake.scan(IncompleteRow, (*_KEY, "status", "at", "reason"))
+    latest = rows.group_by(list(_KEY), use_threads=False).aggregate(
+        [("status", "last"), ("at", "last"), ("reason", "last", pc.ScalarAggregateOptions(skip_nulls=False))]
+    )
     held = pa.table(
         {"table_name": list(generations), "generation": list(generations.values())},
         schema=pa.schema([("table_name", pa.string()), ("generation", pa.int64())]),
@@ -27,7 +31,7 @@ def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
     found = latest.filter(pc.field("status_last") == QUARANTINED).join(
         held, ["table_name", "generation"], join_type="inner"
     )
-    found = found.select([*_KEY, "at_last"]).rename_columns([*_KEY, "at"])
+    found = found.select([*_KEY, "at_last", "reason_last"]).rename_columns([*_KEY, "at", "reason"])
     return found.sort_by([("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")])
 
 
@@ -39,11 +43,21 @@ def count_open(lake: Bookkeeping, generations: Mapping[str, int]) -> dict[str, i
 
 def read_open(lake: Bookkeeping, keys: pa.Table) -> list[IncompleteRow]:
     """What was told of some of these keys, in their order; few, since each becomes an object."""
-    wanted = [tuple(row.values()) for row in keys.to_pylist()]
+    wanted = [tuple(row.values()) for row in keys.select([*_KEY, "at"]).to_pylist()]
     # ``at`` tells the rows of one table apart; another table's of that moment are left out below.
     told = _rows(lake, pc.field("at").isin(keys["at"]) & (pc.field("status") == QUARANTINED))
     by_key = {(row.table_name, row.generation, row.key, row.at): row for row in told}
     return [by_key[key] for key in wanted if key in by_key]
+
+
+def read_by_id(lake: Bookkeeping, row_id: str) -> IncompleteRow | None:
+    """The quarantined row that people name so, with the messages that it came from, also when it has been decided on since."""
+    told = lake.scan(IncompleteRow, (*_NAMED, "at"), None, pc.field("status") == QUARANTINED).to_pylist()
+    found = next((row for row in reversed(told) if row_id_of(*(row[name] for name in _NAMED)) == row_id), None)
+    if found is None:
+        return None
+    chosen = (pc.field("at") == pa.scalar(found["at"], _UTC)) & (pc.field("table_name") == found["table_name"])
+    return next(iter(_rows(lake, chosen & (pc.field("key") == found["key"]), IncompleteRow.schema.names)), None)
 
 
 def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
@@ -53,6 +67,6 @@ def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[Incompl
     return _rows(lake, chosen & pc.field("at").isin(moments.slice(0, most).unique()))[:most], len(moments)
 
 
-def _rows(lake: Bookkeeping, chosen: pc.Expression) -> list[IncompleteRow]:
-    rows: Sequence[dict[str, Any]] = lake.scan(IncompleteRow, _SHOWN, None, chosen).to_pylist()
-    return [IncompleteRow(**{**row, "columns": row["columns"] or []}) for row in rows]
+def _rows(lake: Bookkeeping, chosen: pc.Expression, columns: Sequence[str] = _SHOWN) -> list[IncompleteRow]:
+    rows: Sequence[dict[str, Any]] = lake.scan(IncompleteRow, columns, None, chosen).to_pylist()
+    return [as_row({**row, "columns": row["columns"] or []}) for row in rows]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.expectation_results import ExpectationResult
+from waldelta.expectation_results import ON_OTHERS, ExpectationResult
 from waldelta.review.bookkeeping import Bookkeeping
 
 R = TypeVar("R")
@@ -69,11 +70,13 @@ class HeatMap:
 def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:
     """The checks since then, or of one run, oldest first."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
-    return _checks(_counted(_read(lake, since, ("severity",), chosen)))
+    rows = _read(lake, since, ("severity", "meaning"), chosen)
+    # A check that was tried again told all once more.
+    return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
 
 
-def _counted(rows: pa.Table) -> pa.Table:
-    """A row per table and run, oldest first, with the fields of a Check."""
+def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
+    """One per group of rows, oldest first."""
     missed = pc.fill_null(pc.invert(rows["success"]), False)
     is_warning = pc.fill_null(pc.equal(rows["severity"], "warning"), False)
     counts = {
@@ -83,29 +86,63 @@ def _counted(rows: pa.Table) -> pa.Table:
     }
     for name, values in counts.items():
         rows = rows.append_column(name, pc.cast(values, pa.int64()))
-    grouped = rows.group_by(["run_id", "table_name"], use_threads=False).aggregate(
-        [("at", "last"), ([], "count_all"), *((name, "sum") for name in counts)]
+    lasts = [(name, "last") for name in ("at", "run_id", "table_name") if name not in keys]
+    grouped = rows.group_by(list(keys), use_threads=False).aggregate(
+        [*lasts, ([], "count_all"), *((name, "sum") for name in counts)]
     )
     names = ["expectations" if name == "count_all" else name for name in _without_suffix(grouped)]
-    return grouped.rename_columns(names).sort_by("at")
+    return [Check(**row) for row in grouped.rename_columns(names).sort_by("at").select(list(_CHECK)).to_pylist()]
 
 
 def _without_suffix(table: pa.Table) -> list[str]:
     return [name.removesuffix("_last").removesuffix("_sum") for name in table.column_names]
 
 
-def _checks(rows: pa.Table) -> list[Check]:
-    return [Check(**row) for row in rows.select(list(_CHECK)).to_pylist()]
+def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """What was entered last of each group, in order; own expectations without notes are of one meaning, so that it can be several rows."""
+    numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
+    groups = numbered.group_by(list(keys)).aggregate([("at", "max"), ("n", "list")]).combine_chunks()
+    numbers = pc.list_flatten(groups["n_list"])
+    ends = groups["at_max"].take(pc.list_parent_indices(groups["n_list"]))
+    return rows.take(numbers.filter(pc.equal(rows["at"].take(numbers), ends)).combine_chunks().sort())
 
 
-def read_latest_checks(lake: Bookkeeping, since: datetime | None) -> dict[str, Check]:
-    """The last check of each table since then, by table."""
-    rows = _read(lake, since, ("severity",))
-    # A check enters all that it found of a table with one time.
-    latest = rows.group_by("table_name").aggregate([("at", "max")])
-    ends = latest["at_max"].take(pc.index_in(rows["table_name"], value_set=latest["table_name"].combine_chunks()))
-    found = _checks(_counted(rows.filter(pc.equal(rows["at"], ends))))
-    return {check.table_name: check for check in found}
+def read_latest_checks(lake: Bookkeeping, since: datetime | None, tables: Collection[str] = ()) -> dict[str, Check]:
+    """What is known of each table's expectations, by table; of these ``tables`` also when it is older than ``since``.
+
+    That is the last word on each expectation of its last check, on foreign keys and freshness also maintenance's, and what gates have said
+    since then.
+    """
+    more = ("severity", "meaning", "expectation", "version")
+    rows = _known(_read(lake, since, more))
+    if since is not None and (unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))):
+        old = _known(_read(lake, None, more, pc.field("table_name").isin(unknown)))
+        others = rows.filter(pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string()))))
+        rows = pa.concat_tables([others, old])
+    return {check.table_name: check for check in _checks(_last_of(rows, ("table_name", "meaning")), ("table_name",))}
+
+
+def _checked(rows: pa.Table) -> pa.Table:
+    """Rows of checks: a gate knows no version, and maintenance judges some kinds alone."""
+    return rows.filter(pc.is_valid(pc.field("version")) & ~pc.field("expectation").isin(sorted(ON_OTHERS)))
+
+
+def _known(rows: pa.Table) -> pa.Table:
+    """The rows that say how things stand: from each table's last check on, and what the last maintenance judged alone."""
+    # Whoever enters what was found does it with one time.
+    checks = _checked(rows)
+    of_maintenance = pc.and_(
+        pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS))),
+        pc.invert(pc.is_in(rows["at"], value_set=checks["at"].unique())),
+    )
+    begins = pc.if_else(of_maintenance, _newest(rows.filter(of_maintenance), rows), _newest(checks, rows))
+    return rows.filter(pc.fill_null(pc.greater_equal(rows["at"], begins), True))
+
+
+def _newest(found: pa.Table, rows: pa.Table) -> pa.ChunkedArray:
+    """For each row, when its table was last found there; null where it wasn't."""
+    newest = found.group_by("table_name").aggregate([("at", "max")])
+    return newest["at_max"].take(pc.index_in(rows["table_name"], value_set=newest["table_name"].combine_chunks()))
 
 
 def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
@@ -126,7 +163,13 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
         return rows
 
     found = _widening(read, now, most)
-    cells = {(str(row["meaning"]), str(row["run_id"])): _cell(row) for row in found}
+    cells: dict[tuple[str, str], Cell] = {}
+    ends: dict[tuple[str, str], object] = {}
+    for row in found:
+        of, cell = (str(row["meaning"]), str(row["run_id"])), _cell(row)
+        if ends.get(of) == row["at"]:  # own expectations without notes are of one meaning
+            cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
+        cells[of], ends[of] = cell, row["at"]
     return _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
 
 

@@ -20,6 +20,7 @@ from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
 from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of, reconcile_dag
+from waldelta_airflow.views.quarantine import Chosen, quarantine_page, row_page
 from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views.render import FORM_HEADERS, HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
 from waldelta_airflow.views.reports import served_report
@@ -56,7 +57,12 @@ def _asked(request: Request, user: GetUserDep) -> Asked:
     return Asked(str(request.scope.get("root_path", "")), Reader(user))
 
 
+def _chosen(page: int = 1, table: str | None = None, reason: str | None = None) -> Chosen:
+    return Chosen(page, table, reason)
+
+
 AskedDep = Annotated[Asked, Depends(_asked)]
+ChosenDep = Annotated[Chosen, Depends(_chosen)]
 FormDep = Annotated[dict[str, list[str]], Depends(read_form)]
 
 
@@ -118,11 +124,19 @@ def _add_pages(app: FastAPI) -> None:
 
 def _add_quarantine(app: FastAPI) -> None:
     @app.get("/p/{name}/quarantine")
-    def quarantine(asked: AskedDep, name: str, page: int = 1, run: str | None = None) -> HTMLResponse:
+    def quarantine(asked: AskedDep, name: str, chosen: ChosenDep, run: str | None = None) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             may_decide = asked.reader.may_trigger(quarantine_dag(name))
-            text = pages.quarantine_page(asked.base, found, lake, page, may_decide=may_decide, asked=run)
+            text = quarantine_page(asked.base, found, lake, chosen, may_decide=may_decide, asked=run)
             return HTMLResponse(text, headers=FORM_HEADERS)
+
+    @app.get("/p/{name}/quarantine/row/{row_id}")
+    def quarantined(asked: AskedDep, name: str, row_id: str) -> HTMLResponse:
+        with _lake(asked, name) as (found, lake):
+            text = row_page(asked.base, found, lake, row_id)
+        if text is None:
+            raise HTTPException(404, "There is no such row in quarantine (any more).")
+        return _page(text)
 
     @app.post("/p/{name}/quarantine")
     def decide(asked: AskedDep, name: str, form: FormDep) -> Response:

@@ -43,7 +43,7 @@ def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         raise HTTPException(400, "Choose the table whose changes are to pass.")
     return {
         "action": action,
-        "tables": tables if action == "release" and tables else None,
+        "tables": tables if action != "discard" and tables else None,
         "rows": rows if action == "discard" else None,
         "reason": reason if action != "retry" and reason else None,
     }

@@ -19,13 +19,11 @@ from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
-from waldelta.review.freshness import latest_states, read_changed, read_states
+from waldelta.review.freshness import read_changed, read_states
 from waldelta.review.glance import Attention, Glance, read_glance
 from waldelta.review.history import LagPoint, lag_points, read_runs
-from waldelta.review.lacking import open_keys, read_open
 from waldelta.review.run_details import read_run, verbs_of
 from waldelta.review.verdicts import expectations_map, tables_map
-from waldelta_airflow.views.decisions import quarantine_dag
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
@@ -40,7 +38,6 @@ HOURS = (24, 168)
 # In addresses, where only the run's id is known.
 ANY = "any"
 _RUNS_PER_PAGE = 50
-_ROWS_PER_PAGE = 100
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 40
 _HISTORY = timedelta(days=30)
@@ -222,29 +219,6 @@ def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str)
         "table.html", base, at, name=name, here="pipeline", table=table, states=states[::-1], changed=changed, heat=heat
     )
     return text, bool(states)
-
-
-def quarantine_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, may_decide: bool, asked: str | None = None
-) -> str:
-    """The rows that targets lack, by key, and what can be decided on them; ``asked`` is the run that was asked for just now."""
-    generations = {state.table_name: state.generation for state in latest_states(lake)}
-    keys = open_keys(lake, generations)
-    turn = Turning.of(number, keys.num_rows, _ROWS_PER_PAGE)
-    shown = read_open(lake, keys.slice(turn.first, _ROWS_PER_PAGE))
-    name = pipeline.pipeline
-    return render(
-        "quarantine.html",
-        base,
-        name=name,
-        here="quarantine",
-        rows=shown,
-        turn=turn,
-        may_decide=may_decide,
-        asked=asked,
-        dag=quarantine_dag(name),
-        tables=sorted(generations),
-    )
 
 
 def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool) -> str:

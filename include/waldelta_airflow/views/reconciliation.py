@@ -8,7 +8,7 @@ from typing import Any
 
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
-from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, Reconciliations
+from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta_airflow.views.pipelines import reconcile_dag
 from waldelta_airflow.views.render import render
@@ -21,10 +21,12 @@ _ROWS_SHOWN = 100
 def reconciliation_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, *, may_repair: bool, asked: str | None = None
 ) -> str:
-    """What was found last of each table, those that differ first, and all that was found in 30 days."""
+    """The last answer of each table, those that differ first, what attempts since then failed by, and all that was found in 30 days."""
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
     latest = sorted(kept.latest().values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
-    history = kept.history(at - _HISTORY).to_pylist()[::-1][:_MOST_TOLD]
+    told = kept.history().to_pylist()
+    _, attempts = last_answers(told)
+    history = [row for row in told[::-1] if row["at"] >= at - _HISTORY][:_MOST_TOLD]
     return render(
         "reconciliation.html",
         base,
@@ -32,6 +34,7 @@ def reconciliation_page(
         name=pipeline.pipeline,
         here="reconciliation",
         latest=latest,
+        attempts=attempts,
         different=[row for row in latest if row.status == DIFFERENT],
         history=history,
         may_repair=may_repair,

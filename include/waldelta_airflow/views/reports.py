@@ -21,14 +21,18 @@ def data_docs_folder(pipeline: PipelineFile) -> Path | None:
 
 
 def report_file(folder: Path, path: str) -> Path | None:
-    """The file of a report; None when it doesn't exist, isn't one, or lies outside the folder."""
+    """The file of a report; None when it doesn't exist, isn't one, or lies outside the folder.
+
+    Nor are the kept results and the list (``.results``, ``.entries``): they tell of all who share the folder.
+    """
     root = folder.resolve()
     try:
         file = (root / path).resolve()
     except (OSError, ValueError):
         return None
-    inside = file.is_relative_to(root)
-    return file if inside and file.suffix.lower() in _SERVED and file.is_file() else None
+    if not file.is_relative_to(root) or any(part.startswith(".") for part in file.relative_to(root).parts):
+        return None
+    return file if file.suffix.lower() in _SERVED and file.is_file() else None
 
 
 def served_report(pipeline: PipelineFile, path: str) -> Path | None:
@@ -53,6 +57,10 @@ def read_reports(pipeline: PipelineFile) -> list[CheckedRun]:
 
 
 def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:
-    """A run's reports by table."""
-    found = (run for run in read_reports(pipeline) if run.run_id == run_id)
-    return {entry.table: entry for run in found for entry in run.entries}
+    """A run's latest report of each table: of a check that was tried again, how it ended."""
+    found: dict[str, ReportEntry] = {}
+    for run in read_reports(pipeline):
+        if run.run_id == run_id:
+            for entry in run.entries:
+                found.setdefault(entry.table, entry)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from waldelta.ledger_rows import now
-from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations, last_answers
 from waldelta.reconcile.report import prune_pages, write_pages
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import checked_runs, read_entries
@@ -35,6 +35,24 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     assert kept.history(now() - timedelta(days=1)).num_rows == 3
     assert kept.prune(now() - timedelta(days=30)) == 1
     assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {"public.t": "repaired"}
+
+
+def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
+    """The table was locked, or its source away: what differed differs still."""
+    kept = Reconciliations(tmp_path.as_uri())
+    odd = RowDifference("missing", '{"id": "1"}')
+    kept.add([row("r1", status="different", missing=1, differences=[odd]), row("r1", "public.u")])
+    kept.add([row("r2", status="not compared", reason="locked"), row("r2", "public.v", "failed")])
+    kept.add([row("r3", status="failed", reason="gone"), row("r3", "public.v", "not compared")])
+    latest = kept.latest()
+    assert {name: (found.run_id, found.status) for name, found in latest.items()} == {
+        "public.t": ("r1", "different"), "public.u": ("r1", "equal"), "public.v": ("r3", "not compared"),
+    }  # fmt: skip
+    assert latest["public.t"].differences == [odd]
+    _, attempts = last_answers(kept.history().to_pylist())
+    assert {name: said["reason"] for name, said in attempts.items()} == {"public.t": "gone"}
+    kept.add([row("r4")])
+    assert (kept.latest()["public.t"].status, last_answers(kept.history().to_pylist())[1]) == ("equal", {})
 
 
 def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.arguments import VERBS, parse
+from spark_jobs.command_line import main
 
 # What Airflow's operator adds to every verb.
 OF_A_RUN = [
@@ -18,10 +19,9 @@ REFUSED = {
     "another verb's option": ["consume", "f.yml", "--tables=public.a"],
     "a retry of a copy": ["sync", "f.yml", "--retry"],
     "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
-    "a row of a retry": ["quarantine", "f.yml", "--retry", "--row=1"],
+    "a row that nothing is to be done with": ["quarantine", "f.yml", "--row=1"],
     "who lists rows": ["quarantine", "f.yml", "--by=me"],
     "changes both released and discarded": ["quarantine", "f.yml", "--release", "--discard", "--tables=a.b"],
-    "every table's changes released": ["quarantine", "f.yml", "--release"],
     "a dry run of a copy": ["sync", "f.yml", "--dry-run"],
     "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
     "an abbreviation": ["sync", "f.yml", "--table=public.a"],
@@ -58,3 +58,24 @@ LISTS = {
 @pytest.mark.parametrize("text, expected", LISTS.values(), ids=LISTS)
 def test_lists_are_split_at_commas_that_no_name_has(text, expected):
     assert parse(["sync", "f.yml", f"--tables={text}"]).tables == expected
+
+
+FORMS = [
+    ("a row read again", ["--retry", "--row=1"], "name the table"),
+    ("a row released", ["--release", "--row=1", "--tables=a.b"], "name these"),
+    ("every table's changes released", ["--release"], "name the tables"),
+]
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize(("asked", "told"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
+def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told, tmp_path):
+    """By a named error in the result, which its task shows, and doesn't try again: with spark-submit too."""
+    from waldelta_airflow.job_result import JobResult, TaskFailedForGood
+
+    path = tmp_path / "result.json"
+    assert main(["quarantine", "f.yml", *asked, f"--result={path}"]) == 1
+    result = JobResult.read(path, 1)
+    assert result.document["error"]["class"] == "ConfigError"
+    with pytest.raises(TaskFailedForGood, match=told):
+        result.require()

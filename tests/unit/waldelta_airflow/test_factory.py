@@ -285,6 +285,7 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
     ("params", "given"),
     [
         ({"action": "retry"}, ["--retry"]),
+        ({"action": "retry", "tables": ["public.a"], "reason": "it is back"}, ["--retry", "--tables=public.a", "--reason=it is back"]),
         ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"}, ["--discard", "--row=0123456789abcdef", "--reason=noise"]),
         ({"action": "release", "tables": ["public.a", "public.b"]}, ["--release", "--tables=public.a,public.b"]),
     ],

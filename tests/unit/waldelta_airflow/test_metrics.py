@@ -18,7 +18,7 @@ DOCUMENT = {
     "verb": "consume", "changes": 12, "lag_bytes": 512, "as_of": (AT - timedelta(seconds=30)).isoformat(),
     "slot_after": {"retained_bytes": 4096}, "stages": {"land": {"seconds": 1.5}, "apply": {"seconds": 3}},
     "tables": {"public.flights": {"inserted": 4, "updated": 2, "deleted": 1, "quarantined": 1}, 'public."odd.n"': {}},
-    "failed_expectations": ["one"], "not_applied": [],
+    "failed_expectations": ["one"], "warned_expectations": ["two", "three"], "not_applied": [],
 }  # fmt: skip
 PAGE = (Path(__file__).parents[3] / "docs/signals.md").read_text()
 
@@ -37,6 +37,7 @@ def test_a_document_becomes_its_metrics():
         "waldelta.shop.consume.rows.public_flights.deleted": 1,
         "waldelta.shop.consume.rows.public_flights.quarantined": 1,
         "waldelta.shop.consume.failed_expectations": 1,
+        "waldelta.shop.consume.warned_expectations": 2,
     }
 
 

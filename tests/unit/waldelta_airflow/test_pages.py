@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 
@@ -11,9 +12,9 @@ import pytest
 
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, Run, TableState, TargetCut, now
+from waldelta.ledger_rows import BatchCut, Release, Run, TableState, TargetCut, now
 from waldelta.pipeline_file import load_pipeline_file
-from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
@@ -75,9 +76,12 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
     found = ExpectationResult(at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3)
     append_expectation_results(root, [found])
     row = IncompleteRow(
-        at, run_id, "quarantined", "public.orders", 1, 1, json.dumps({"id": said}), [said], '{"v": "hidden"}'
-    )
-    Quarantine(root).add([row])
+        at, run_id, "quarantined", "public.orders", 1, 1, json.dumps({"id": said}), [said], json.dumps({said: said, "n": None}),
+        reason=said, messages=[SentMessage(1, 2, 1 << 20, 77, said.encode()), SentMessage(1, 3, None, 77)],
+    )  # fmt: skip
+    gone = replace(row, status="discarded", key=json.dumps({"id": f"{said} 2"}), by=said)
+    Quarantine(root).add([row, gone])
+    ledger.append(Release(at, run_id, "public.orders", 1, "1", 1, 1 << 20, said, said))
     odd = RowDifference("different", json.dumps({"id": said}), 1, [ColumnDifference(said, said, None)])
     gone = RowDifference("missing", json.dumps({"id": "2"}))
     Reconciliations(root).add(
@@ -294,6 +298,18 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
     assert "public.orders: other rows than the source has" in client.get("/").text
 
 
+def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(shop, open_pages, decided):
+    """With its rows and its button; and the attempt is told beside it."""
+    locked = Reconciliation(now(), "later", "public.orders", "not compared", "it is locked just now")
+    Reconciliations(shop.target.root).add([locked])
+    client = open_pages("op")
+    text = client.get("/p/shop/reconciliation").text
+    for part in ("12,345", "fine", "Repair the table that differs", "not compared since", "it is locked just now"):
+        assert part in text, part
+    client.post("/p/shop/repair", headers=OWN)
+    assert [conf["tables"] for _, conf, _ in decided] == [["public.orders"]]
+
+
 def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
     """Of one table or of all that differ; who pressed it is who asks for the run."""
     client = open_pages("op")
@@ -325,6 +341,7 @@ def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_repair_not
 ROW = "0123456789abcdef"
 DECISIONS = [
     ("all rows read again", {"action": "retry", "reason": "x"}, {"action": "retry", "tables": None, "rows": None, "reason": None}),
+    ("a table's rows read again", {"action": "retry", "table": "public.orders"}, {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None}),
     ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "}, {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
     ("a table released", {"action": "release", "table": "public.orders"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": None}),
     ("no rows", {"action": "discard"}, None),
@@ -357,6 +374,81 @@ def test_who_may_decide(shop, open_pages, decided, role, headers, status):
     assert client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code == status
     assert bool(decided) is (status == 200)
     assert ("<button" in client.get("/p/shop/quarantine").text) is (role == "op")
+
+
+def quarantined(n, table="public.orders", reason="fails amount is positive", **more):
+    key, sent = json.dumps({"id": str(n)}), json.dumps({"id": str(n), "amount": "-1", "note": None})
+    return IncompleteRow(now(), "r", "quarantined", table, 1, 1, key, [], sent, 1 << 20, reason=reason, **more)
+
+
+def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_pages, decided):
+    """By links alone; what is read again is the chosen table's, and what is chosen stays while pages are turned."""
+    pipeline = load_pipeline_file(write_pipeline("shop"))
+    for table in ("public.a", "public.b & c"):
+        Ledger(pipeline.target.root).append(TableState(now(), "s", table, 1, "synced"))
+    rows = [quarantined(n, "public.a", "gone" if n else None) for n in range(130)]
+    Quarantine(pipeline.target.root).add([*rows, quarantined(1, "public.b & c", "gone")])
+    client = open_pages("op")
+    page = client.get("/p/shop/quarantine")
+    links = {link for link in Links(page.text).links if "?" in link}
+    of_table, of_reason = "/p/shop/quarantine?table=public.b%20%26%20c", "/p/shop/quarantine?reason=gone"
+    assert links >= {of_table, of_reason, "/p/shop/quarantine?reason="}
+    assert "131 rows" in page.text
+    one = client.get(of_table).text
+    assert (one.count('name="row"'), "1 rows" in one) == (1, True)
+    assert "Read all rows of public.b &amp; c from the source again" in one
+    assert "/p/shop/quarantine?reason=gone&amp;table=public.a" in client.get(of_reason).text
+    assert client.get("/p/shop/quarantine?reason=").text.count('name="row"') == 1
+    older = "/p/shop/quarantine?page=2&table=public.a&reason=gone"
+    assert older.replace("&", "&amp;") in client.get("/p/shop/quarantine?table=public.a&reason=gone").text
+    assert client.get(older).text.count('name="row"') == 29
+    assert "no such rows" in client.get("/p/shop/quarantine?table=x").text
+    client.post("/p/shop/quarantine", data={"action": "retry", "table": "public.b & c"}, headers=OWN)
+    assert [conf["tables"] for _, conf, _ in decided] == [["public.b & c"]]
+
+
+def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_pages):
+    """Values as PostgreSQL's text, cut in the list; the messages as they were sent, cut too; also once it is decided on."""
+    raw = b"U\x00\xff<b>" + b"x" * 5000
+    row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
+    row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
+    Quarantine(shop.target.root).add([row])
+    client, page = open_pages("viewer"), f"/p/shop/quarantine/row/{row.id}"
+    text = client.get("/p/shop/quarantine").text
+    for part in (page, "<summary>3 values</summary>", "-1", '<span class="dim">null</span>', "and 100 more letters"):
+        assert part in text, part
+    text = client.get(page).text
+    for part in (
+        "y" * 300,
+        "5,006 bytes",
+        "55 00 ff 3c 62 3e 78",
+        "U..&lt;b&gt;xxx",
+        "0/100000",
+        "transaction 77",
+        "first 4,096",
+    ):
+        assert part in text, part
+    assert "000ff0 " in text
+    assert "001000 " not in text
+    Quarantine(shop.target.root).add([replace(row, status="discarded", at=now(), by="ann")])
+    assert client.get(page).status_code == 200
+    assert client.get("/p/shop/quarantine/row/0000").status_code == 404
+    assert open_pages(None).get(page).status_code == 404
+
+
+def test_what_was_decided_stays_on_the_page(shop, open_pages):
+    """Who, when and why: rows discarded and read again, one line for all that went at once, and tables released."""
+    rows = [quarantined(n) for n in range(3)]
+    Quarantine(shop.target.root).add(rows)
+    again = [replace(row, status="resolved", by="ben", run_id="retry__1", reason="read again") for row in rows]
+    Quarantine(shop.target.root).add([replace(row, at=now()) for row in again])
+    Quarantine(shop.target.root).add([replace(quarantined(9), status="resolved", reason="a later change")])
+    text = open_pages("viewer").get("/p/shop/quarantine").text
+    decided = text[text.index("What was decided") :]
+    for part in ("ben", "retry__1", "and 2 more", "discarded", "all that had landed by 0/100000", "fine"):
+        assert part in decided, part
+    assert decided.count("read again</td>") == 2  # what, and why
+    assert "a later change" not in decided
 
 
 def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(shop, open_pages, decided, monkeypatch):

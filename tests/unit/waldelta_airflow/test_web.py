@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from waldelta.pipeline_file import load_pipeline_file
 from waldelta.report_list import ReportEntry, add_entry
-from waldelta_airflow.views.reports import data_docs_folder, report_file
+from waldelta_airflow.views.reports import data_docs_folder, report_file, reports_of
 from waldelta_airflow.web import DeferredApp
 
 pytestmark = pytest.mark.airflow
@@ -26,6 +27,9 @@ def docs(write_pipeline, tmp_path):
     (folder / "index.html").write_text("<h1>index</h1>")
     (folder / "validations" / "run.html").write_text("<h1>run</h1>")
     (folder / "notes.txt").write_text("not a report")
+    (folder / ".results" / "other").mkdir(parents=True)
+    for kept in ("other/kept.json", "kept.html"):
+        (folder / ".results" / kept).write_text("values")
     (tmp_path / "secret.html").write_text("secret")
     (folder / "link.html").symlink_to(tmp_path / "secret.html")
     write_pipeline("shop")
@@ -111,6 +115,9 @@ def test_reports_are_served_without_scripts(client, path, text):
         "shop/absent.html",
         "shop/notes.txt",
         "shop/link.html",
+        "shop/.results/other/kept.json",
+        "shop/validations/../.results/other/kept.json",
+        "shop/.results/kept.html",
         "shop/validations",
         "shop/%2e%2e/%2e%2e/%2e%2e/secret.html",
         "shop/..%2f..%2f..%2fsecret.html",
@@ -121,7 +128,7 @@ def test_reports_are_served_without_scripts(client, path, text):
     ],
 )
 def test_nothing_else_is_served(client, path):
-    """Neither other files nor anything outside the folder, by dots, absolute paths or symbolic links."""
+    """Neither other files nor kept results nor anything outside the folder, by dots, absolute paths or symbolic links."""
     assert client.get(f"/docs/{path}").status_code == 404
 
 
@@ -130,8 +137,18 @@ def test_of_a_shared_folder_each_pipeline_shows_its_own_reports(client, docs):
     checked(docs, NOON, "public.mine")
     checked(docs, NOON, "public.theirs", pipeline="other")
     paths = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.html")) if not path.is_symlink()]
+    paths += [path.relative_to(docs).as_posix() for path in docs.glob(".entries/*.json")]
     shown = [path for path in paths if client.get(f"/docs/shop/{path}").status_code == 200]
     assert [path.partition(".")[2].partition("/")[0] for path in shown] == ["mine"], shown
+
+
+def test_a_check_that_is_tried_again_has_the_report_of_how_it_ended(docs, pipelines):
+    """Its task was cleared, so that its run has two."""
+    checked(docs, NOON, "public.a", failures=["no nulls"])
+    checked(docs, NOON + timedelta(minutes=5), "public.a")
+    checked(docs, NOON, "public.b", failures=["no nulls"])
+    found = reports_of(load_pipeline_file(pipelines / "shop.yml"), "scheduled__1")
+    assert {table: entry.verdict for table, entry in found.items()} == {"public.a": "passed", "public.b": "failed"}
 
 
 def test_an_absolute_path_doesnt_leave_the_folder(docs, tmp_path):

@@ -1,0 +1,57 @@
+"""What people have decided on rows and changes that were kept out of targets: what, on which, who, when and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow.compute as pc
+
+from waldelta.ledger_rows import Release
+from waldelta.quarantine import DISCARDED, RESOLVED, IncompleteRow
+from waldelta.review.bookkeeping import Bookkeeping
+
+_WHAT = {DISCARDED: "discarded", RESOLVED: "read again"}
+_OF_ONE = ("run_id", "table_name", "status", "by", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One decision on one table; ``key`` is the first of its ``rows``, ``upto_lsn`` up to where changes were let pass."""
+
+    at: datetime
+    what: str
+    table_name: str
+    by: str | None
+    reason: str | None
+    run_id: str
+    rows: int | None = None
+    key: str | None = None
+    upto_lsn: int | None = None
+
+
+def read_decided(lake: Bookkeeping) -> list[Decided]:
+    """All decisions, newest first; of rows for as long as the ledger keeps them."""
+    return sorted([*_on_rows(lake), *_releases(lake)], key=lambda one: one.at, reverse=True)
+
+
+def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
+    # Rows that a later change has resolved are nobody's decision.
+    chosen = (pc.field("status") == DISCARDED) | ((pc.field("status") == RESOLVED) & pc.field("by").is_valid())
+    rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
+    found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
+        [("at", "last"), ("key", "first"), ([], "count_all")]
+    )
+    for row in found.to_pylist():
+        yield Decided(
+            row["at_last"], _WHAT[row["status"]], row["table_name"], row["by"], row["reason"], row["run_id"],
+            row["count_all"], row["key_first"],
+        )  # fmt: skip
+
+
+def _releases(lake: Bookkeeping) -> Iterator[Decided]:
+    names = ("at", "table_name", "by", "reason", "run_id", "upto_lsn")
+    for row in lake.scan(Release, names).to_pylist():
+        upto = row.pop("upto_lsn")
+        yield Decided(what="released", upto_lsn=upto, **row)

@@ -1,0 +1,151 @@
+"""The pages of the quarantine: the rows that targets lack, with what did come of them, and what was decided on such rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.pipeline_file import PipelineFile
+from waldelta.quarantine import IncompleteRow, SentMessage
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.decided import read_decided
+from waldelta.review.freshness import latest_states
+from waldelta.review.lacking import open_keys, read_by_id, read_open
+from waldelta_airflow.views.decisions import quarantine_dag
+from waldelta_airflow.views.pages import Turning
+from waldelta_airflow.views.render import render
+
+_ROWS_PER_PAGE = 100
+_MOST_CHOICES = 20
+_DECISIONS_SHOWN = 100
+# Of a value in the list, of one on its row's page, and of a message there: the command line tells all.
+_IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
+_BYTES_PER_LINE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which rows somebody wants to see: of a table, set aside for a reason; and which page of them."""
+
+    page: int = 1
+    table: str | None = None
+    reason: str | None = None
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """By what was chosen, as an address has it."""
+        values = {"table": self.table, "reason": self.reason}
+        return {kind: text for kind, text in values.items() if text is not None}
+
+    def but(self, kind: str, value: str | None = None) -> dict[str, str]:
+        """The same with another value of one kind, or without it."""
+        others = {name: text for name, text in self.kinds.items() if name != kind}
+        return others if value is None else others | {kind: value}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A column's text as PostgreSQL sent it, None for null; ``more`` letters of it aren't shown."""
+
+    column: str
+    text: str | None
+    more: int = 0
+
+
+def quarantine_page(
+    base: str,
+    pipeline: PipelineFile,
+    lake: Bookkeeping,
+    chosen: Chosen,
+    *,
+    may_decide: bool,
+    asked: str | None = None,
+) -> str:
+    """The rows that targets lack, by key, and what can be decided on them; ``asked`` is the run that was asked for just now."""
+    generations = {state.table_name: state.generation for state in latest_states(lake)}
+    keys = open_keys(lake, generations)
+    reason = pc.fill_null(keys["reason"], "")
+    keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
+    tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
+    listed = _of(keys, chosen.kinds)
+    turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
+    shown = read_open(lake, listed.slice(turn.first, _ROWS_PER_PAGE))
+    decided = read_decided(lake)
+    name = pipeline.pipeline
+    return render(
+        "quarantine.html",
+        base,
+        name=name,
+        here="quarantine",
+        rows=shown,
+        values={row.id: list(_values(row, _IN_LIST)) for row in shown},
+        turn=turn,
+        chosen=chosen,
+        kept="".join(f"&{kind}={quote(value)}" for kind, value in chosen.kinds.items()),
+        count=keys.num_rows,
+        choices=(("table", "table", tables), ("reason", "why", reasons)),
+        decided=decided[:_DECISIONS_SHOWN],
+        more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
+        may_decide=may_decide,
+        asked=asked,
+        dag=quarantine_dag(name),
+        tables=sorted(generations),
+    )
+
+
+_KINDS = (("table", "table_name"), ("reason", "reason"))
+
+
+def _of(keys: pa.Table, wanted: dict[str, str]) -> pa.Table:
+    for kind, column in _KINDS:
+        if kind in wanted:
+            keys = keys.filter(pc.field(column) == wanted[kind])
+    return keys
+
+
+def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
+    """What there is to choose, the most frequent first."""
+    found = [(item["values"], item["counts"]) for item in keys[column].value_counts().to_pylist()]
+    return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
+
+
+def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) -> str | None:
+    """One quarantined row with all that came of it: values, and the messages as they were sent; None when there is none."""
+    row = read_by_id(lake, row_id)
+    if row is None:
+        return None
+    return render(
+        "quarantined.html",
+        base,
+        name=pipeline.pipeline,
+        here="quarantine",
+        row=row,
+        values=list(_values(row, _ON_PAGE)),
+        messages=[(message, *_dump(message)) for message in row.messages or ()],
+    )
+
+
+def _values(row: IncompleteRow, most: int) -> Iterator[Value]:
+    try:
+        sent = json.loads(row.sent or "{}")
+    except ValueError:
+        sent = {}
+    for column, value in sent.items() if isinstance(sent, dict) else ():
+        text = value if value is None or isinstance(value, str) else json.dumps(value)
+        yield Value(str(column), text and text[:most], max(0, len(text or "") - most))
+
+
+def _dump(message: SentMessage) -> tuple[str, int]:
+    """A message's bytes as hexadecimal with what is plain ASCII of them, and how many there are in all."""
+    raw = message.raw or b""
+    lines = []
+    for first in range(0, min(len(raw), _BYTES_SHOWN), _BYTES_PER_LINE):
+        part = raw[first : first + _BYTES_PER_LINE]
+        plain = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
+        lines.append(f"{first:06x}  {part.hex(' '):<{3 * _BYTES_PER_LINE}} {plain}")
+    return "\n".join(lines), len(raw)
