@@ -62,7 +62,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     result = consume(spark, replace(job, run_id="wrong"))
     assert result.status == "succeeded"
     assert "public.person" in result.passed
-    assert [told.startswith("public.person: ") for told in result.warned_expectations] == [True]
+    assert {told.partition(":")[0] for told in result.warned_expectations} == {"public.person"}
     assert results(lake, "wrong")["public.person", "person_city_fkey"] == (False, 1, "warning")
     assert results(lake, "wrong")["public.person", "person_boss_fkey"] == HELD
     result = run_validate(spark, replace(job, run_id="all"))
