@@ -73,6 +73,19 @@ class _TargetExpectation(BatchExpectation):
         template, params = cls._words(configuration.kwargs)
         return _sentence(template, params, runtime_configuration)
 
+    @classmethod
+    @renderer(renderer_type=LegacyRendererType.DIAGNOSTIC_UNEXPECTED_STATEMENT)
+    def _diagnostic_unexpected_statement_renderer(
+        cls, configuration: Any = None, result: Any = None, runtime_configuration: Any = None
+    ) -> list[Any]:
+        # What is observed says how many rows; Great Expectations would want shares of values, and log that there are none.
+        if result is not None and (result.result or {}).get("unexpected_count"):
+            return []
+        shown: list[Any] = super()._diagnostic_unexpected_statement_renderer(
+            configuration, result, runtime_configuration
+        )
+        return shown
+
     def _validate(
         self,
         metrics: dict[str, Any],
