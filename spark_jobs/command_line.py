@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
-from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,12 +28,6 @@ if TYPE_CHECKING:
     from waldelta.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
-
-# What a verb imports as it comes to it.
-_IMPORTED_LATER = {
-    "sync": ("spark_jobs.sync", "spark_jobs.quality", "spark_jobs.copy_files"),
-    "consume": ("spark_jobs.drain", "spark_jobs.apply", "spark_jobs.quality", "spark_jobs.merge_files"),
-}
 
 
 def run_and_exit() -> NoReturn:
@@ -158,14 +150,10 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.verb == REPLAY:
         job = replace(job, run_type="backfill")
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
-    # A JVM takes seconds to start, while the verb's modules can be imported.
-    importing = Thread(target=_import_for, args=(options,), name="imports", daemon=True)
-    importing.start()
     # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
     key = _session_key(pipeline, options)
     with nullcontext(None) if options.stage == ["report"] else open_session(name, job, key) as spark:
         cause: BaseException | None = None
-        importing.join()
         try:
             result = _runner(options)(spark, job)
         except RunFailed as failed:
@@ -176,14 +164,6 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if cause is not None:
         log.error("%s: %s", type(cause).__name__, cause)
         raise SystemExit(1)
-
-
-def _import_for(options: argparse.Namespace) -> None:
-    # What is wrong with a module, its import by the verb itself tells.
-    with suppress(Exception):
-        _runner(options)
-        for name in _IMPORTED_LATER.get(options.verb, ()):
-            import_module(name)
 
 
 def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:

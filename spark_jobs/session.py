@@ -165,14 +165,20 @@ def _classic_session(master: str, name: str) -> SparkSession:
     with private_files():  # the JVM starts the tasks' Python processes
         spark = builder.getOrCreate()
     if master.startswith("local"):
-        threading.Thread(target=_start_workers, args=(spark,), name="start workers", daemon=True).start()
+        _start_workers(spark)
     return spark
 
 
 def _start_workers(spark: SparkSession) -> None:
     """Have the tasks' Python import what it needs while the driver is still reading catalogs and the ledger."""
-    with suppress(Exception):  # the job has ended already, or its first task tells what is wrong
-        spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id bigint").collect()
+    # The thread calls the JVM alone: imports of two threads can meet modules that the other is in the middle of.
+    job = spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id bigint").write.format("noop").mode("overwrite")
+
+    def run() -> None:
+        with suppress(Exception):  # the session has ended already, or its first task tells what is wrong
+            job.save()
+
+    threading.Thread(target=run, name="start workers", daemon=True).start()
 
 
 def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

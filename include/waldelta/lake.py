@@ -148,6 +148,8 @@ def write_checkpoint(table: DeltaTable) -> bool:
     Readers trust a checkpoint without looking at the commits before it, and fail when the one that they are pointed to is torn.
     """
     uri, version = table.table_uri.rstrip("/"), table.version()
+    if uri.startswith("file:"):  # as delta-rs writes it; a folder's own name has no % (pipeline_file)
+        uri = unquote(uri)
     try:
         if (folder := local_path(uri)) is None:
             table.create_checkpoint()

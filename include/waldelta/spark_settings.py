@@ -47,8 +47,8 @@ WORKERS_HERE = {"spark.python.daemon.module": "spark_jobs.python_daemon"}
 
 # A batch job's JVM lives for seconds and does without the second compiler; without it there would be room for 48 MB of compiled
 # code only, and a session that lives longer than that would compile the same methods again and again.
-# Left to itself the JVM collects its whole heap at 21 MB of classes, and again until it has found out how large both have to be.
-JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:MetaspaceSize=256m -Xms768m"
+# Left to itself the JVM collects its whole heap at 21 MB of classes, and again until it has found out how many there are.
+JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:MetaspaceSize=256m"
 
 
 def driver_settings() -> dict[str, str]:

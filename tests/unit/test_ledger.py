@@ -400,3 +400,12 @@ def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
     assert [m.lsn for m in ledger.slot_moves()] == [0, 1]
     ledger.append(move("intent", 9))
     assert [m.lsn for m in ledger.slot_moves()] == [0, 1, 9]
+
+
+def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
+    """delta-rs tells such a folder in another spelling than it was given."""
+    monkeypatch.setattr(ledger_table, "CHECKPOINT_INTERVAL", 2)
+    root = f"file://{tmp_path}/données"
+    for number in range(3):
+        Ledger(root).append(move("intent", number))
+    assert list(local_path(bookkeeping_uri(root, SlotMove.table)).glob("_delta_log/*2.checkpoint.parquet"))
