@@ -37,8 +37,9 @@ def read_decided(lake: Bookkeeping) -> list[Decided]:
 
 
 def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
-    # Rows that a later change has resolved are nobody's decision; those that a repair took along are the same one again.
-    chosen = (pc.field("status") == DISCARDED) | ((pc.field("status") == RESOLVED) & pc.field("by").is_valid())
+    # Rows that a later change has resolved, or moved to another key, are nobody's decision; those that a repair took along are
+    # the same one again.
+    chosen = pc.field("status").isin([DISCARDED, RESOLVED]) & pc.field("by").is_valid()
     rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
         [("at", "first"), ("key", "first"), ("key", "count_distinct")]
