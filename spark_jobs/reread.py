@@ -51,6 +51,7 @@ from waldelta.job import Job
 from waldelta.lake import open_parquet, write_parquet
 from waldelta.ledger_rows import now
 from waldelta.quarantine import (
+    DISCARDED,
     QUARANTINED,
     REREAD,
     RESOLVED,
@@ -59,6 +60,7 @@ from waldelta.quarantine import (
     Quarantine,
     SentMessage,
     discarded_rows,
+    latest_rows,
     watched_rows,
 )
 
@@ -86,7 +88,7 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
 
     What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
     A quarantined row's later update takes the row out of quarantine, whatever its key is by then; a discarded one's doesn't, but
-    another row at its key does. Raises
+    another row at its key does. It stays discarded at another key that an update gives it. Raises
     TransactionsStillOpen (retryable) while a change isn't visible on the source yet, SourceUnreachable,
     PrivilegeMissing; what ``judge`` raises, and nothing is told then.
     """
@@ -100,10 +102,12 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     applied = [row for row in held if row.batch <= after]
     watched, discarded = watched_rows(applied), discarded_rows(applied).keys()
     emptied = _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
-    taken = _taken(staged, plan, discarded - emptied) if discarded - emptied else set()
+    taken, moved = discarded_since(staged, plan, discarded - emptied)
     work.told += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
     still = {key: row for key, row in watched.items() if key not in emptied}
     work.resolve(still, partial(_messages, quarantine, plan, after))
+    # Behind what is told of rows that made room for them.
+    work.tell_moved(moved, _applied(quarantine, plan, after, moved.keys()) if moved else ())
     for rows in _chunks(staged, plan):
         work.complete(rows)
     judged = Judged(work.completed()) if judge is None else judge(work.completed())
@@ -198,6 +202,15 @@ class _Work:
             return replace(self.staged, counts=counts)
         return replace(self.staged, source=self._source(), counts=counts, net=None)
 
+    def tell_moved(self, moved: Mapping[str, str], rows: Sequence[IncompleteRow]) -> None:
+        """Tell of discarded ``rows`` that they are so at another key: no decision of anybody's, as it has no ``by``."""
+        for key, row in latest_rows(rows).items():
+            why = row.reason if row.by is None else f"discarded at {key} by {row.by}: {row.reason or ''}".rstrip(": ")
+            self.told.append(
+                self.row(DISCARDED, moved[key], columns=row.columns, sent=row.sent, lsn=row.lsn, commit_ts=row.commit_ts,
+                         reason=why, outdated=row.outdated)
+            )  # fmt: skip
+
     def tell_aside(self, rows: Sequence[AsideRow]) -> None:
         """Tell of the rows that the gate set aside."""
         self.told += [
@@ -260,8 +273,13 @@ def _messages(
     quarantine: Quarantine, plan: TargetPlan, after: int, keys: Sequence[str]
 ) -> dict[str, list[SentMessage]]:
     """What these quarantined rows came from, by key."""
+    return {row.key: row.messages or [] for row in _applied(quarantine, plan, after, keys)}
+
+
+def _applied(quarantine: Quarantine, plan: TargetPlan, after: int, keys: Collection[str]) -> list[IncompleteRow]:
+    """What was told of these keys, but by a killed run."""
     rows = quarantine.rows(plan.state.table_name, plan.state.generation, keys)
-    return {row.key: row.messages or [] for row in rows if row.batch <= after}
+    return [row for row in rows if row.batch <= after]
 
 
 def _truncated_keys(quarantine: Quarantine, plan: TargetPlan, watched: Collection[str]) -> set[str]:
@@ -301,23 +319,30 @@ def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Ta
     return found.filter(pa.array([key in opened for key in keys_of(found, plan, "b")], pa.bool_()))
 
 
-def _taken(staged: Staged, plan: TargetPlan, discarded: Collection[str]) -> set[str]:
-    """Keys of discarded rows at which a row of these changes stands from now on, or that the source has no row at any more."""
+def discarded_since(staged: Staged, plan: TargetPlan, discarded: Collection[str]) -> tuple[set[str], dict[str, str]]:
+    """Keys of discarded rows that are so no longer, and the other key that an update of these changes gave some.
+
+    At the others a row of these changes stands from now on, or the source has no row any more.
+    """
     key = plan.decode.shape.key
     names = {plan.decode.names[i] for i in key}
     # One that is named by other columns is of another time.
     named = {text for text in discarded if json.loads(text).keys() == names}
     if not named:
-        return set()
+        return set(), {}
     files = open_parquet(staged.folder)
     values = first_values(named, plan.decode, files.schema.field("b0").type)
     first = pc.field(f"c{key[0]}").isin(values) | pc.field("b0").isin(values)
     rows = as_net(files.to_table(filter=first), plan)
-    actions, moved = rows["action"].to_pylist(), move_keys(rows, plan)
-    left = [action in FRESH or bool(moved[n]) for n, action in enumerate(actions)]
-    present = {text for n, text in enumerate(keys_of(rows, plan, "c")) if left[n]}
-    gone = {text for n, text in enumerate(keys_of(rows, plan, "b")) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
-    return named & (present | gone)
+    actions, moves = rows["action"].to_pylist(), move_keys(rows, plan)
+    before, after = (keys_of(rows, plan, which) for which in "bc")
+    left = [action in FRESH or bool(moves[n]) for n, action in enumerate(actions)]
+    present = {text for n, text in enumerate(after) if left[n]}
+    gone = {text for n, text in enumerate(before) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
+    # Of a target that keeps all states each of them is told: where a row stands at the end isn't.
+    is_mirror = plan.decode.unfolding is None
+    moved = {text: after[n] for n, text in enumerate(before) if is_mirror and moves[n] and text in named}
+    return named & (present | gone | moved.keys()), moved
 
 
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:

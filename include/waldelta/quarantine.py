@@ -3,7 +3,8 @@
 Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had moved on), ``reread``
 (in the target, with some values as they were later than the change), ``resolved`` (was quarantined or discarded; a later
 change has replaced, moved or deleted the row, or it was read again), ``discarded`` (was quarantined; somebody has said that the
-target is to lack it; a repair takes that along into the generation that it begins, a copy doesn't). A batch's rows are written before the target's commit; what a run
+target is to lack it; a repair takes that along into the generation that it begins, and an update to the key that it gives the
+row; a copy doesn't). A batch's rows are written before the target's commit; what a run
 that died in between left is replaced by the next one, whose watermark tells it.
 """
 

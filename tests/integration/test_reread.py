@@ -225,21 +225,25 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
 
 
 def test_a_discarded_row(spark, database, job):
-    """The target lacks it for good: what changes it later finds no row, and a new row at its key is a new row."""
+    """The target lacks it for good, whatever its key is by then: what changes it finds no row, and a new row at its key is a new row."""
     quarantine_rows(spark, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     done = discard_quarantined(replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests")
     assert [(row["key"]["id"], row["by"]) for row in done] == [("1", "Ann"), ("2", "Ann")]
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
     database.execute("update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')")
+    database.execute("update t set id = 21 where id = 1")
     counts = run(spark, job, "second")
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
-    assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 1]
+    assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
     state = job.table_states()["public.t"]
     quarantine = Quarantine(job.pipeline.target.root)
-    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == ["1"]
-    database.execute("delete from t where id = 1")
+    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == ["21"]
+    moved = quarantine.rows("public.t", state.generation)[-1]
+    assert (moved.run_id, moved.by) == ("second", None)
+    assert moved.reason == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
+    database.execute("delete from t where id = 21")
     run(spark, job, "third")
     assert quarantine.lacking("public.t", state.generation) == {}
 

@@ -223,6 +223,7 @@ def gate(at, success, meaning="gate stop: amounts are positive"):
 
 
 KEY, CHECKED = result(minutes(1), "day", "public.a"), result(minutes(1), "day", "public.a", False, meaning="CHECK c")
+OTHERS = result(minutes(2), "night", "public.b")
 LATEST_CHECKS = [
     ("a maintenance hides no failed check", [KEY, CHECKED, reference(minutes(2), True)], (3, 1, 0)),
     ("nor one of its references another", [KEY, reference(minutes(2), False), reference(minutes(2), True, "of c")], (3, 0, 1)),
@@ -235,6 +236,8 @@ LATEST_CHECKS = [
     ("a check leaves out what maintenance judges", [reference(minutes(0), False), KEY], (2, 0, 1)),
     ("a foreign key that a later maintenance didn't find is gone", [reference(minutes(0), False), reference(minutes(1.5), True, "of c"), KEY], (2, 0, 0)),
     ("nor is one counted that a later check didn't find", [replace(reference(minutes(0), False), run_id="r"), result(minutes(0), "r", "public.a"), KEY], (1, 0, 0)),
+    ("nor one of the check that a later maintenance didn't find", [KEY, reference(minutes(1), False, run_id="day"), reference(minutes(2), True, "of c")], (2, 0, 0)),
+    ("also while another table is checked in full", [KEY, reference(minutes(1.5), False), OTHERS, reference(minutes(2), True, "of c")], (2, 0, 0)),
     ("one that couldn't be evaluated counts as that", [CHECKED, replace(CHECKED, at=minutes(2), success=None)], (1, 0, 0)),
 ]  # fmt: skip
 

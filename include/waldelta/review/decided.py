@@ -37,16 +37,17 @@ def read_decided(lake: Bookkeeping) -> list[Decided]:
 
 
 def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
-    # Rows that a later change has resolved are nobody's decision.
-    chosen = (pc.field("status") == DISCARDED) | ((pc.field("status") == RESOLVED) & pc.field("by").is_valid())
+    # Rows that a later change has resolved, or moved to another key, are nobody's decision; those that a repair took along are
+    # the same one again.
+    chosen = pc.field("status").isin([DISCARDED, RESOLVED]) & pc.field("by").is_valid()
     rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
-        [("at", "last"), ("key", "first"), ([], "count_all")]
+        [("at", "first"), ("key", "first"), ("key", "count_distinct")]
     )
     for row in found.to_pylist():
         yield Decided(
-            row["at_last"], _WHAT[row["status"]], row["table_name"], row["by"], row["reason"], row["run_id"],
-            row["count_all"], row["key_first"],
+            row["at_first"], _WHAT[row["status"]], row["table_name"], row["by"], row["reason"], row["run_id"],
+            row["key_count_distinct"], row["key_first"],
         )  # fmt: skip
 
 

@@ -129,14 +129,20 @@ def _checked(rows: pa.Table) -> pa.Table:
 
 def _known(rows: pa.Table) -> pa.Table:
     """The rows that say how things stand: from each table's last check on, and what the last maintenance judged alone."""
-    # Whoever enters what was found does it with one time.
     checks = _checked(rows)
-    of_maintenance = pc.and_(
-        pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS))),
-        pc.invert(pc.is_in(rows["at"], value_set=checks["at"].unique())),
-    )
-    begins = pc.if_else(of_maintenance, _newest(rows.filter(of_maintenance), rows), _newest(checks, rows))
+    on_others = pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS)))
+    # Whoever enters what was found does it with one time, of all tables.
+    of_maintenance = pc.and_(on_others, pc.invert(pc.is_in(_entered(rows), value_set=_entered(checks).unique())))
+    checked, maintained = _newest(checks, rows), _newest(rows.filter(of_maintenance), rows)
+    # Maintenance judges anew what the check before it found of these kinds: what it didn't find is gone.
+    is_later = pc.fill_null(pc.greater(maintained, checked), False)
+    begins = pc.if_else(pc.or_(of_maintenance, pc.and_(on_others, is_later)), maintained, checked)
     return rows.filter(pc.fill_null(pc.greater_equal(rows["at"], begins), True))
+
+
+def _entered(rows: pa.Table) -> pa.ChunkedArray:
+    """Of which table and when each row was entered, as one text."""
+    return pc.binary_join_element_wise(rows["table_name"], rows["at"].cast(pa.int64()).cast(pa.string()), "\n")
 
 
 def _newest(found: pa.Table, rows: pa.Table) -> pa.ChunkedArray:

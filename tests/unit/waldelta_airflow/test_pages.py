@@ -437,14 +437,27 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
 
 
 def test_what_was_decided_stays_on_the_page(shop, open_pages):
-    """Who, when and why: rows discarded and read again, one line for all that went at once, and tables released."""
+    """Who, when and why: rows discarded and read again, one line for all that went at once, and tables released.
+
+    A repair takes what was discarded along into the next generation, and an update to another key: that is no other decision.
+    """
     rows = [quarantined(n) for n in range(3)]
     Quarantine(shop.target.root).add(rows)
     again = [replace(row, status="resolved", by="ben", run_id="retry__1", reason="read again") for row in rows]
     Quarantine(shop.target.root).add([replace(row, at=now()) for row in again])
     Quarantine(shop.target.root).add([replace(quarantined(9), status="resolved", reason="a later change")])
+    dropped = [replace(quarantined(n), status="discarded", by="cid", run_id="discard__1") for n in (20, 21)]
+    Quarantine(shop.target.root).add(dropped)
+    later = now() + timedelta(days=2)
+    for generation in (2, 3):
+        Quarantine(shop.target.root).add([replace(dropped[0], at=later, generation=generation)])
+    elsewhere = replace(quarantined(22), status="discarded", reason="discarded at another key")
+    Quarantine(shop.target.root).add([replace(elsewhere, at=later)])
     text = open_pages("viewer").get("/p/shop/quarantine").text
     decided = text[text.index("What was decided") :]
+    assert "at another key" not in decided
+    (cid,) = re.findall(r"<tr>(?:(?!</tr>).)*cid.*?</tr>", decided, re.DOTALL)
+    assert (f"{later:%Y-%m-%d}" in cid, "and 1 more" in cid) == (False, True)
     for part in ("ben", "retry__1", "and 2 more", "discarded", "all that had landed by 0/100000", "fine"):
         assert part in decided, part
     assert decided.count("read again</td>") == 2  # what, and why
