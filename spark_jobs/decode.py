@@ -23,7 +23,7 @@ from spark_jobs.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
 from spark_jobs.unfold import XID, Unfolding, unfold, unfolded_fields
 from spark_jobs.versions import RelationVersion
 from waldelta.arrow_columns import one_array
-from waldelta.change_log import place_columns
+from waldelta.change_log import commits, place_columns
 from waldelta.copy import RAW_TYPE, raw_map
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lsn import Lsn
@@ -265,18 +265,6 @@ def _identity_value(
 
 def _filled(value: bytes | None, count: int) -> pa.Array:
     return pa.nulls(count, pa.binary()) if value is None else pa.repeat(pa.scalar(value, pa.binary()), count)
-
-
-def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
-    """Commit position and time; those of streamed and prepared transactions were unknown when they were landed."""
-    lsn, at = changes["commit_lsn"], changes["commit_ts"]
-    if segments.is_plain:
-        return lsn, at
-    stretch = segments.find(*place_columns(changes))
-    own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)
-    own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
-    times = pa.array(segments.commit_ts_us(stretch, own_at)).cast(at.type)
-    return pa.array(segments.commit_lsn(stretch, own_lsn)), times
 
 
 def _check_whole_rows(rows: Rows) -> None:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from spark_jobs.expectation_suite import AS_BEFORE, SuitePlan
+from spark_jobs.expectation_suite import AS_BEFORE, PlannedExpectation, SuitePlan
+from spark_jobs.row_conditions import is_of_row_alone, snake
 from spark_jobs.verdict import CAN_BE_JUDGED, Outcome
 from waldelta.column_names import LSN
 from waldelta.delta_log import DeltaLog
@@ -18,6 +19,13 @@ from waldelta.target_mode import MIRROR
 
 # These depend on more than the target's rows, and are judged anew by each check.
 _NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)
+# Great Expectations' kinds that judge the target's rows, together or one by one, and nothing else.
+_OF_ROWS = (
+    "expect_column_", "expect_compound_columns_", "expect_multicolumn_", "expect_select_column_", "expect_table_column",
+    "expect_table_row_count_to_be_between", "expect_table_row_count_to_equal",
+)  # fmt: skip
+# Which begins as one of these.
+_OF_OTHERS = "expect_table_row_count_to_equal_other_table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,8 @@ def is_settled(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
     found = next((row for row in known.judged.get(at.state.table_name, ()) if row.whole), None)
     if found is None or plan.refused is not None or not _fits(found, at, plan):
         return False
+    if not all(_is_of_rows(planned) for planned in plan.expectations):
+        return False
     first, last = sorted((found.version, at.version))
     return first == last or log.same_rows_as(first) >= last
 
@@ -87,6 +97,15 @@ def changed_since(known: Known, at: At, plan: SuitePlan, columns: Sequence[str],
             return None
         seen = commit.version
     return found.end_lsn if seen == at.version else None
+
+
+def _is_of_rows(planned: PlannedExpectation) -> bool:
+    """Whether it says the same of the same rows for ever; of the day, or of other tables, own ones may depend."""
+    kind, kwargs = snake(planned.type), planned.kwargs
+    if planned.origin != "own" or is_of_row_alone(kind, kwargs):
+        return True
+    is_plain = "row_condition" not in kwargs and not any(isinstance(value, Mapping) for value in kwargs.values())
+    return is_plain and kind.startswith(_OF_ROWS) and kind != _OF_OTHERS
 
 
 def _fits(found: Judged, at: At, plan: SuitePlan) -> bool:

@@ -16,11 +16,10 @@ from pyspark.sql import functions as F
 
 from spark_jobs.attempts import once
 from spark_jobs.changes import read_changes
-from spark_jobs.decode import commits
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import CommitTag
 from spark_jobs.task_error import is_conflict, named_error
-from waldelta.change_log import ChangeLog, place_columns
+from waldelta.change_log import ChangeLog, commits, place_columns
 from waldelta.errors import ApplyError, LateWriter
 from waldelta.fault import fault_point
 from waldelta.job import Job

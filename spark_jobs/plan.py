@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.decode import DecodePlan, commits
+from spark_jobs.decode import DecodePlan
 from spark_jobs.route import check_columns, plan_routing
 from spark_jobs.stretch import Stretch
 from spark_jobs.unfold import Truncation, Unfolding
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
-from waldelta.change_log import Stream, Volume
+from waldelta.change_log import Stream, Volume, commits
 from waldelta.column_names import RELID
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, check_key, other_type, plan_evolution, plan_ignoring, unchanged

@@ -32,7 +32,7 @@ from spark_jobs.expectation_suite import (
 )
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
-from spark_jobs.row_conditions import RowCondition, row_condition
+from spark_jobs.row_conditions import RowCondition, is_of_row_alone, row_condition
 from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
@@ -112,7 +112,7 @@ def quick_outcomes(
     if not _columns_match(frame, plan):
         return None
     try:
-        if not _all_are_met(frame, conditions, since):
+        if not _all_are_met(frame, conditions, None if since is None else (since, _of_rows_alone(plan))):
             return None
         if any(asked.result().rows for asked in asked_ahead.values()):
             return None
@@ -233,15 +233,27 @@ def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
     return not any(column_differences(columns, held) for columns in recorded)
 
 
-def _all_are_met(frame: DataFrame, conditions: Mapping[int, RowCondition], since: int | None) -> bool:
-    """Judge rows that changed since then, and shares of rows by all of them."""
-    if since is None:
+def _of_rows_alone(plan: SuitePlan) -> set[int]:
+    """The expectations, by number, that a row which met them meets for ever."""
+    return {
+        number
+        for number, planned in enumerate(plan.expectations)
+        if planned.origin != "own" or is_of_row_alone(planned.type, planned.kwargs)
+    }
+
+
+def _all_are_met(
+    frame: DataFrame, conditions: Mapping[int, RowCondition], changed: tuple[int, set[int]] | None = None
+) -> bool:
+    """Judge rows that changed since then by what depends on them alone; shares of rows, and what the day decides on, by all of them."""
+    if changed is None:
         return not conditions or _are_met(frame, conditions)
-    shares = {n: c for n, c in conditions.items() if c.mostly < 1}
-    of_changed = {n: c for n, c in conditions.items() if n not in shares}
+    since, alone = changed
+    of_changed = {n: c for n, c in conditions.items() if n in alone and c.mostly == 1}
+    of_all = {n: c for n, c in conditions.items() if n not in of_changed}
     if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
         return False
-    return not shares or _are_met(frame, shares)
+    return not of_all or _are_met(frame, of_all)
 
 
 def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:

@@ -34,7 +34,7 @@ class RowCondition:
 
 def row_condition(kind: str, kwargs: Mapping[str, Any]) -> RowCondition | None:
     """The condition of an expectation by its type (or class) and arguments; None for one that isn't translated here."""
-    known = _KNOWN.get(_snake(kind))
+    known = _KNOWN.get(snake(kind))
     if known is None:
         return None
     required, optional, build = known
@@ -49,11 +49,19 @@ def row_condition(kind: str, kwargs: Mapping[str, Any]) -> RowCondition | None:
     return RowCondition(found.unexpected, found.judged, found.columns, float(mostly))
 
 
-def _snake(kind: str) -> str:
+def snake(kind: str) -> str:
     """``ExpectColumnValuesToBeNull`` as ``expect_column_values_to_be_null``."""
     if not kind[:1].isupper():
         return kind
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).lstrip("_")
+
+
+def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an own expectation says the same of a row for ever, whatever the day is and other tables hold."""
+    name = snake(kind)
+    if name not in _KNOWN or any(isinstance(value, Mapping) for value in kwargs.values()):
+        return False
+    return name != _SATISFY or is_fixed(str(kwargs.get("condition")))
 
 
 def _name(column: Any) -> str:
@@ -169,6 +177,99 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     return tuple(sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts}))
 
 
+def is_fixed(condition: str) -> bool:
+    """Whether a condition in Spark SQL is made only of what depends on the row's values, as far as that is known.
+
+    >>> is_fixed("a > 1 and lower(b) like 'x%'")
+    True
+    >>> is_fixed("a > current_date()"), is_fixed("a > localtimestamp"), is_fixed("a > date 'today'"), is_fixed("a in (select b from t)")
+    (False, False, False, False)
+    """
+    import sqlglot
+    from sqlglot import exp
+
+    try:
+        nodes = list(sqlglot.parse_one(condition, read="spark").walk())
+    except sqlglot.errors.SqlglotError:
+        return False
+    # Without parentheses some functions read as columns; words in a literal of a date are the day of the query.
+    moments = {
+        node.name.lower()
+        for node in nodes
+        if isinstance(node, exp.Identifier) or (node.key == "literal" and node.is_string)
+    }
+    return {node.key for node in nodes} <= _FIXED and not moments & _MOMENTS
+
+
+# Of a parsed condition: what gives the same for the same values. Whatever else there is may not.
+_FIXED = frozenset(
+    [
+        "abs",
+        "add",
+        "and",
+        "between",
+        "boolean",
+        "bracket",
+        "case",
+        "cast",
+        "ceil",
+        "coalesce",
+        "column",
+        "concat",
+        "datatype",
+        "div",
+        "dot",
+        "eq",
+        "floor",
+        "greatest",
+        "gt",
+        "gte",
+        "identifier",
+        "if",
+        "in",
+        "intdiv",
+        "is",
+        "least",
+        "length",
+        "like",
+        "literal",
+        "lower",
+        "lt",
+        "lte",
+        "mod",
+        "mul",
+        "neg",
+        "neq",
+        "not",
+        "null",
+        "nullsafeeq",
+        "nullsafeneq",
+        "or",
+        "paren",
+        "regexplike",
+        "round",
+        "sub",
+        "substring",
+        "trim",
+        "trycast",
+        "upper",
+    ]
+)
+_MOMENTS = frozenset(
+    [
+        "current_date",
+        "current_timestamp",
+        "localtimestamp",
+        "current_user",
+        "session_user",
+        "user",
+        "now",
+        "today",
+        "tomorrow",
+        "yesterday",
+    ]
+)
+_SATISFY = "expect_target_rows_to_satisfy"
 _BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})
 _ONE, _NONE = frozenset({"column"}), frozenset[str]()
 _Known = tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], RowCondition | None]]
@@ -192,6 +293,6 @@ _KNOWN: dict[str, _Known] = {
         frozenset({"or_equal"}),
         _pair(_greater),
     ),
-    "expect_target_rows_to_satisfy": (frozenset({"condition"}), frozenset({"meaning"}), _satisfy),
+    _SATISFY: (frozenset({"condition"}), frozenset({"meaning"}), _satisfy),
 }
 ROW_KINDS = tuple(sorted(_KNOWN))

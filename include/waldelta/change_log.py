@@ -53,6 +53,7 @@ _TIMELINE_SCHEMA = pa.schema(
 # Commits that are looked through first.
 _NEWEST = 50
 _PLACE = ["batch", "seq", "streamed_xid"]
+_COMMIT = ["commit_lsn", "commit_ts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,11 +328,12 @@ class ChangeLog:
         return False
 
     def oldest_commit(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> datetime | None:
-        """When the first of such row messages was committed; of streamed ones that isn't known."""
+        """When the first of such row messages was committed."""
         found = []
-        for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", "commit_ts"]):
+        for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", *_COMMIT, *_PLACE]):
             unseen = part.filter(pa.array(~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))))
-            found.append(pc.min(unseen["commit_ts"]).as_py())
+            _, at = commits(unseen, stream.segments)
+            found.append(pc.min(at).as_py())
         return min(filter(None, found), default=None)
 
     def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
@@ -394,6 +396,18 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
     batch, seq = (np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq"))
     streamed = pc.fill_null(rows["streamed_xid"], -1).to_numpy(zero_copy_only=False)
     return batch, seq, np.asarray(streamed, np.int64)
+
+
+def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
+    """Commit position and time; those of streamed and prepared transactions were unknown when they were landed."""
+    lsn, at = changes["commit_lsn"], changes["commit_ts"]
+    if segments.is_plain:
+        return lsn, at
+    stretch = segments.find(*place_columns(changes))
+    own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)
+    own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
+    times = pa.array(segments.commit_ts_us(stretch, own_at)).cast(at.type)
+    return pa.array(segments.commit_lsn(stretch, own_lsn)), times
 
 
 def covering(segments: Segments) -> pc.Expression:

@@ -78,6 +78,30 @@ def test_settled(tmp_path):
     assert not is_settled(known(target, version=1), At(target, 1), PLAN, DeltaLog(uri))
 
 
+OWN = [
+    ("expect_column_values_to_be_between", {"column": "id", "min_value": 1}, True),
+    ("ExpectColumnMaxToBeBetween", {"column": "id", "max_value": 9}, True),
+    ("expect_column_max_to_be_between", {"column": "id", "max_value": {"$PARAMETER": "now()"}}, False),
+    ("expect_column_max_to_be_between", {"column": "id", "row_condition": "d < current_date()"}, False),
+    ("expect_target_rows_to_satisfy", {"condition": "id > 0 and coalesce(v, '') <> 'x'"}, True),
+    ("expect_target_rows_to_satisfy", {"condition": "until > current_date()"}, False),
+    ("expect_target_rows_to_satisfy", {"condition": "until > localtimestamp"}, False),
+    ("expect_target_rows_to_satisfy", {"condition": "rand() < 1"}, False),
+    ("expect_table_row_count_to_equal", {"value": 1}, True),
+    ("expect_table_row_count_to_equal_other_table", {"other_table_name": "u"}, False),
+    ("UnexpectedRowsExpectation", {"unexpected_rows_query": "select * from u"}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "kwargs", "expected"), OWN)
+def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind, kwargs, expected):
+    """Though the target's rows are those that met it."""
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    commit(uri, "sync")
+    plan = SuitePlan("public.t", (PlannedExpectation(kind, kwargs, "critical", "own", "m"),))
+    assert is_settled(known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri)) is expected
+
+
 def test_the_position_is_of_the_newest_cut_alone(tmp_path):
     """Of a target that stands elsewhere nobody knows which changes it holds."""
     target = state([("id", "bigint", "bigint", True)])
