@@ -9,6 +9,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Run, TableState, now
 from waldelta.ledger_table import LedgerTable
+from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
@@ -47,6 +49,24 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
         for first in range(0, runs, _PART):
             chunk = range(first, min(runs, first + _PART))
             table.extend(list(made(names, chunk, end - EVERY * runs)))
+
+
+def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
+    """So many rows in quarantine, of all tables, as gates leave them; half as many were discarded, each table's at once."""
+    held = [_aside(f"public.table_{n % tables:03}", n, end) for n in range(rows)]
+    gone = [
+        replace(row, status=DISCARDED, key=f'{row.key[:-2]}x"}}', by="ann", run_id=row.table_name) for row in held[::2]
+    ]
+    for first in range(0, rows, _PART):
+        Quarantine(root).add([*held[first : first + _PART], *gone[first // 2 : (first + _PART) // 2]])
+
+
+def _aside(table_name: str, n: int, at: datetime) -> IncompleteRow:
+    key, sent = json.dumps({"id": str(n)}), json.dumps({"id": str(n), **{f"column_{k}": "x" * 40 for k in range(10)}})
+    messages = [SentMessage(n, 1, n << 20, n, sent.encode())]
+    return IncompleteRow(
+        at, run_id(at), QUARANTINED, table_name, 1, n, key, [], sent, n << 20, at, f"fails {_KINDS[n % 4]}", messages
+    )
 
 
 def run_id(at: datetime) -> str:
@@ -119,18 +139,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tables", type=int, default=100)
     options.add_argument("--runs", type=int, default=10_000)
+    options.add_argument("--quarantined", type=int, default=10_000)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--uncompacted", action="store_true", help="without the maintenance that runs every night")
     asked = options.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="waldelta-pages-") as folder:
         root = f"file://{folder}/lake"
         write_history(root, asked.tables, asked.runs, now())
+        set_aside(root, asked.tables, asked.quarantined, now())
         if not asked.uncompacted:
             ledger = Ledger(root)
             for kind in (Run, BatchCut):
                 ledger.prune(kind, lambda rows: [True] * len(rows))  # type: ignore[arg-type, misc]
             prune_expectation_results(root, now() - EVERY * asked.runs * 2)
-        table = Table("page", "kB", "CPU ms", "wall ms", title=f"{asked.tables} tables, {asked.runs:,} runs")
+        table = Table(
+            "page",
+            "kB",
+            "CPU ms",
+            "wall ms",
+            title=f"{asked.tables} tables, {asked.runs:,} runs, {asked.quarantined:,} rows in quarantine",
+        )
         client = _client(Path(folder), root)
         for path in _paths(client):
             cpu, wall, size = min(_ask(client, path) for _ in range(asked.rounds))
@@ -160,7 +188,8 @@ def _client(folder: Path, root: str) -> TestClient:
 def _paths(client: TestClient) -> list[str]:
     run = re.search(r'href="(/p/shop/run/consume/[^"]+)"', client.get("/p/shop/runs?page=40").text)
     names = ("", "?hours=168", "/runs", "/expectations", "/table/public.table_003", "/quarantine")
-    return ["/", *(f"/p/shop{name}" for name in names), *([run[1]] if run else [])]
+    row = re.search(r'href="(/p/shop/quarantine/row/[^"]+)"', client.get("/p/shop/quarantine?page=50").text)
+    return ["/", *(f"/p/shop{name}" for name in names), *(found[1] for found in (run, row) if found)]
 
 
 def _ask(client: TestClient, path: str) -> tuple[float, float, int]:
