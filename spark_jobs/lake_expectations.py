@@ -13,7 +13,7 @@ from great_expectations.execution_engine import ExecutionEngine, SparkDFExecutio
 from great_expectations.expectations.expectation import BatchExpectation, render_suite_parameter_string
 from great_expectations.expectations.metrics.metric_provider import metric_partial, metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
-from great_expectations.render import LegacyRendererType, RenderedStringTemplateContent
+from great_expectations.render import LegacyDiagnosticRendererType, LegacyRendererType, RenderedStringTemplateContent
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 
@@ -74,7 +74,7 @@ class _TargetExpectation(BatchExpectation):
         return _sentence(template, params, runtime_configuration)
 
     @classmethod
-    @renderer(renderer_type=LegacyRendererType.DIAGNOSTIC_UNEXPECTED_STATEMENT)
+    @renderer(renderer_type=LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT)
     def _diagnostic_unexpected_statement_renderer(
         cls, configuration: Any = None, result: Any = None, runtime_configuration: Any = None
     ) -> list[Any]:
