@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
+from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, copy_result
 from spark_jobs.task_error import unexpected_error
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
@@ -315,20 +315,10 @@ def run_resync(
                 result.warnings += left_on_primary(primary, connection, gap.slot)
         done, failed = _synced(lambda: sync(spark, job, tables, reason or (gap and gap.cause), by_diff=True))
         for table in done:
-            name, diff = str(table.table), table.diff
+            name = str(table.table)
             result.source.add(table.bill)
-            if diff is None:
-                result.tables[name] = TableResult(rows=table.rows, version=table.version)
-                result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
-                continue
-            result.tables[name] = TableResult(
-                diff.inserted,
-                diff.updated,
-                diff.deleted,
-                version=diff.version,
-                compared=diff.compared,
-                unchanged=diff.unchanged,
-            )
+            result.tables[name] = copy_result(table)
+            result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)
         stage.detail = (

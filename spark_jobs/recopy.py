@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spark_jobs.result import RunResult, TableResult
+from spark_jobs.result import RunResult, TableResult, copy_result
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.recopy import read_table_bytes
 from waldelta.repair import Repair
-from waldelta.standing import Due, Standing, due, never_copied, read_standings
+from waldelta.standing import Due, Standing, due, never_copied, read_standings, record_killed
 from waldelta.targets import Feed
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def recopy(
     tables that were never copied are the initial sync's: they are named in ``result.never_copied``.
     """
     standings = read_standings(job, published)
+    if record_killed(job, standings):
+        standings = read_standings(job, published)
     pending = due(standings, Due.COPY)
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     failures: dict[str, WaldeltaError] = {}
@@ -99,8 +101,11 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
 
     (copied,) = sync(spark, job, [copy.table_name])
     result.source.add(copied.bill)
-    result.tables[copy.table_name] = TableResult(rows=copied.rows, version=copied.version)
-    result.warnings.append(f"{_told(copy)}: it was copied again, {copied.rows:,} rows")
+    result.tables[copy.table_name] = copy_result(copied)
+    done = f"copied again, {copied.rows:,} rows"
+    if copied.diff is not None:
+        done = f"compared with its source, {copied.diff.written:,} of {copied.rows:,} rows differed"
+    result.warnings.append(f"{_told(copy)}: it was {done}")
 
 
 def _told(copy: Standing) -> str:

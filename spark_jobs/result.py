@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,9 @@ from waldelta.ledger_rows import BatchCut, Run, now
 from waldelta.lsn import Lsn
 from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
+
+if TYPE_CHECKING:
+    from spark_jobs.sync import SyncResult
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {
@@ -86,6 +89,20 @@ class TableResult:
     def changed(self) -> bool:
         """Whether the run committed anything to the target."""
         return bool(self.inserted or self.updated or self.deleted or self.truncated or self.rows)
+
+
+def copy_result(copied: SyncResult) -> TableResult:
+    """Of a table that was copied as a whole, or mended by the rows that differed."""
+    if (diff := copied.diff) is None:
+        return TableResult(rows=copied.rows, version=copied.version)
+    return TableResult(
+        diff.inserted,
+        diff.updated,
+        diff.deleted,
+        version=diff.version,
+        compared=diff.compared,
+        unchanged=diff.unchanged,
+    )
 
 
 @dataclass

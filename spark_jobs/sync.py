@@ -57,7 +57,7 @@ from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
 from waldelta.source_bill import SourceBill, xmin_age
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.target_mode import MIRROR
 from waldelta.targets import Target, read_target, read_unbarred
@@ -133,7 +133,8 @@ def sync(
     """Copy these tables, or without names those that were never copied to the end; returns what was copied.
 
     ``by_diff``: tables that were copied before, in whatever life of the slot, are compared with the snapshot, and only the
-    rows that differ are written, where that is exact (see snapshot_diff).
+    rows that differ are written, where that is exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun
+    and didn't end, when an earlier life has one: a resync that was killed is gone on with, whoever does so.
     A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
     for a table that isn't published, ModeRefused for a named one whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or
     SlotMissing before anything is copied.
@@ -154,12 +155,12 @@ def sync(
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = dict(refused)
     ledger_lock = threading.Lock()
-    copied = {row.table_name: row for row in job.ledger.table_rows() if row.status == SYNCED} if by_diff else {}
+    formers = _formers(job, [str(target.id) for target in allowed], by_diff=by_diff)
 
     def one(wanted: Target) -> None:
         try:
-            former = Former(copied.get(str(wanted.id))) if by_diff else None
-            results.append(_sync_locked(spark, job, _Order(wanted.id, reason, former), ledger_lock, settled))
+            order = _Order(wanted.id, reason, formers.get(str(wanted.id)))
+            results.append(_sync_locked(spark, job, order, ledger_lock, settled))
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
         except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
@@ -167,13 +168,25 @@ def sync(
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
     # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
-    with ThreadPoolExecutor(1 if by_diff else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+    with ThreadPoolExecutor(1 if formers else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
         for future in [pool.submit(one, table) for table in sorted(allowed, key=lambda t: -t.table.size_bytes)]:
             future.result()
     if failures:
         raise SyncFailed(failures, results)
     close_gaps(job)
     return sorted(results, key=lambda result: result.table)
+
+
+def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Former]:
+    """The complete copies, by name, of those of these tables that are to be compared with them; None is one that never had any."""
+    rows = [row for row in job.ledger.table_rows() if row.status == SYNCED]
+    copied = {row.table_name: row for row in rows}
+    if by_diff:
+        return {name: Former(copied.get(name)) for name in names}
+    begun = {name for name, life in lives(job.table_rows()).items() if not life.copied and life.attempts}
+    incarnation = job.slot_identity().incarnation
+    earlier = {row.table_name: row for row in rows if row.incarnation != incarnation}
+    return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
 
 
 def _refused(job: Job, wanted: Sequence[Target]) -> dict[str, WaldeltaError]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from waldelta.asked import Asked
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
@@ -102,7 +103,8 @@ def look(job: Job) -> Look:
             upto = min(server.flush_lsn, position + window)
             reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
             check_unmoved(connection, job, identity, stands)
-            if reason is None and server.must_move(stands, upto, slot.restart_lsn):
+            must_move = reason is None and server.must_move(stands, upto, slot.restart_lsn)
+            if must_move and (reason := _asked_anew(job, change_log)) is None:
                 move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
                 stands = upto
             position = upto
@@ -130,6 +132,14 @@ def _reason_to_run(
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(job.pipeline.source.slot, str(err)) from None
     return f"changes {between}" if found is not None else None
+
+
+def _asked_anew(job: Job, change_log: ChangeLog) -> str | None:
+    """Why a run is to move the slot, which tells by what the WAL was read: else what was passed over counts as read like the last batch."""
+    last = change_log.last_batch()
+    if last is None or Asked.read(change_log.told([last]).get(last, {})) == Asked.of(job.pipeline.source):
+        return None
+    return "publications or options are others than those of the last batch"
 
 
 def _left_or_unknown(

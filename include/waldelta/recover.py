@@ -83,8 +83,9 @@ def recover(
             move = slot_move(identity, job.run_id, landed_end, last)
             # Whatever acknowledge says: a server put back to an earlier day, or a batch that a run read from the server of
             # before a failover, shows by nothing else, and what the slot holds there would be lost.
-            behind = landed_behind(change_log, (job.first_batch(), last), confirmed, Asked.of(job.pipeline.source))
-            _compare(connection, job, move, behind)
+            check_behind(
+                connection, job.pipeline.source, move, landed_behind(change_log, (job.first_batch(), last), confirmed)
+            )
             if promotion is not None:
                 record_promotion(job, promotion)
             fault_point("recover.compared")
@@ -115,45 +116,38 @@ def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn
     return Recovered(confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity)
 
 
-def _compare(connection: psycopg.Connection[tuple[Any, ...]], job: Job, move: SlotMove, behind: list[Stretch]) -> None:
-    try:
-        check_behind(connection, job.pipeline.source, move, behind)
-    except psycopg.errors.UndefinedObject as err:
-        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
-        log.warning("slot %s moves without a comparison: %s", move.slot, err)
-
-
-def landed_behind(change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, now_asked: Asked) -> list[Stretch]:
+def landed_behind(change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn) -> list[Stretch]:
     """What has landed behind the slot: one batch after a kill, several after an immediate stop, by what they were read by.
 
     Those had been compared before. A server whose files were put back to an earlier day tells itself by nothing but what it
     holds there now: system identifier and timeline are the same, and its WAL may have grown past the landed end again.
-    ``batches`` are those after the first, up to the second; behind them the slot may have been moved over WAL without changes.
+    ``batches`` are those after the first, up to the second. A stretch ends where the slot stood when something else was asked
+    for, be it by an empty batch: up to there the slot was moved only over WAL that held nothing by the same request.
     """
-    behind: list[tuple[int, int]] = []
-    for batch in sorted(change_log.sizes(*batches), reverse=True):
-        end = change_log.landed_end(batch)
+    behind: set[int] = set()
+    first = batches[1]
+    for first in sorted(change_log.sizes(*batches), reverse=True):
         # One without a transaction's end says nothing of where the slot stood.
-        if 0 < end <= confirmed.value:
+        if 0 < change_log.landed_end(first) <= confirmed.value:
             break
-        behind.insert(0, (batch, end))
-    told = change_log.told([*(batch for batch, _ in behind), batches[1]])
+        behind.add(first)
+    told = change_log.told(range(first, batches[1] + 1))
     found: list[Stretch] = []
     ended = confirmed.value
-    for batch, end in behind:
+    for batch in range(first, batches[1] + 1):
         of_batch = told.get(batch, {})
-        asked, transactions = Asked.read(of_batch), change_log.landed(batch).transactions
-        if found and (asked is None or found[-1].asked == (asked,)):
+        asked, transactions, before = Asked.read(of_batch), Transactions(), ended
+        if batch in behind:
+            landed = change_log.landed(batch)
+            transactions, ended = landed.transactions, max(ended, landed.end_lsn)
+        elif asked is None:
+            continue
+        if found and found[-1].asked == asked:
             found[-1] = replace(found[-1], transactions=found[-1].transactions + transactions)
         else:
-            begins = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
-            found.append(Stretch((asked,) if asked else (), begins, transactions))
-        ended = max(ended, end)
-    # What the slot passed over behind it was read by the request of then, or by one like the present.
-    asked = Asked.read(told.get(batches[1], {}))
-    if asked is not None and (asked != now_asked or not found):
-        found.append(Stretch(tuple(dict.fromkeys((asked, now_asked))), ended, Transactions()))
-    return found or [Stretch((), ended, Transactions())]
+            begins = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else before
+            found.append(Stretch(asked, max(begins, confirmed.value), transactions))
+    return found or [Stretch(None, ended, Transactions())]
 
 
 def slot_move(

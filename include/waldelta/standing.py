@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -33,6 +34,7 @@ _RETURNED = "it left the publications and returned, and what changed meanwhile w
 _RECREATED = "it was dropped and created again on the source"
 _FED_ANEW = "other tables feed it than those that it was copied from"
 
+_KILLED = "it was killed"
 _LEFT = "no longer published: its target stays as it is"
 
 _MOST_NAMED = 10
@@ -235,6 +237,30 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
         except LateWriter:
             state = job.table_state(held.table_name)
     raise LateWriter(f"{held.table_name} isn't published any more, but others kept writing of it meanwhile: run again")
+
+
+def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
+    """Enter into the ledger which first copies are dead that nobody could end; returns whether there were any.
+
+    The pause before the next attempt counts from then: one that was killed after a day would be due again at once otherwise.
+    """
+    recorded = False
+    for found in standings:
+        state = found.state
+        if (
+            state is None
+            or state.status != COPYING
+            or found.reason != _NEVER
+            or found.due not in (Due.COPY, Due.BROKEN)
+        ):
+            continue
+        with (
+            suppress(LockHeld, LateWriter),
+            target_lock(job, found.table_name),
+        ):  # else somebody has taken it up meanwhile
+            job.ledger.append_state(replace(state, at=now(), run_id=job.run_id, status=FAILED, reason=_KILLED), state)
+            recorded = True
+    return recorded
 
 
 def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:

@@ -208,10 +208,19 @@ def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, datab
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
 
 
-@pytest.mark.parametrize(
-    "first, then, inserts", [("pq", "p", [2, 1]), ("p", "pq", [1, 3])], ids=["taken out", "put in"]
-)
-def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, database, lake, first, then, inserts):
+# What each run asks for, into which tables rows went before it, and the rows of the batches that landed; idle: each run moves the slot
+# over what isn't for it.
+CHANGED = {
+    "taken out": ([("pq", "tu"), ("p", "tu")], False, [2, 1]),
+    "put in": ([("p", "tu"), ("pq", "tu")], False, [1, 3]),
+    "put in behind an idle move": ([("p", "u"), ("pq", "tu")], True, [2]),
+    "taken out before idle moves": ([("pq", "t"), ("p", "u")], True, [1]),
+    "taken out for a while": ([("pq", "t"), ("p", "u"), ("pq", "t")], True, [1, 1]),
+}
+
+
+@pytest.mark.parametrize("runs, idle_moves, inserts", CHANGED.values(), ids=CHANGED)
+def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, database, lake, runs, idle_moves, inserts):
     """An immediate stop moved the slot back behind batches that were read by others; a change behind the last one's end counts."""
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     database.execute("create publication p for table t; create publication q for table u")
@@ -225,15 +234,17 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, datab
         return replace(job, pipeline=pipeline.model_copy(update={"source": source}))
 
     landed = []
-    for number, names in enumerate([first, then, then], 1):
-        for table in "tu":
+    for number, (names, tables) in enumerate([*runs, (runs[-1][0], "tu")], 1):
+        for table in tables:
             database.execute(f"insert into {table} values ({number})")
-        landed += drain(spark, named(names)).batches if number < 3 else []
+        if idle_moves and number <= len(runs):
+            database.execute("select pg_switch_wal()")
+        landed += drain(spark, named(names)).batches if number <= len(runs) else []
     assert [batch.transactions.inserts for batch in landed] == inserts
     database.restart()
     assert confirmed_lsn(database.connection, slot).value < landed[0].end_lsn
-    drained = drain(spark, named(then))
-    assert [batch.transactions.inserts for batch in drained.batches] == [len(then)]
+    drained = drain(spark, named(runs[-1][0]))
+    assert [batch.transactions.inserts for batch in drained.batches] == [len(runs[-1][0])]
 
 
 def landed_end(job, batch):

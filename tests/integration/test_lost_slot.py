@@ -91,7 +91,7 @@ def differing(spark, job):
 
 @pytest.mark.spark
 def test_a_dropped_slot(spark, database, lake, monkeypatch):
-    """Rows that stayed as they were aren't written; killed twice, the next command goes on; the stream is exact behind it."""
+    """Rows that stayed as they were aren't written; killed thrice, once in a run that came before the retry, the next command goes on; the stream is exact behind it."""
     database.execute(TABLES)
     job = load_job(pipeline_of(lake, f"s_{database.name}"), "first")
     slot = job.pipeline.source.slot
@@ -119,11 +119,15 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
         writer.execute(WRITES.format(4001))
 
     again = replace(job, run_id="again")
-    for module, step in (("waldelta.setup", "fault_point"), ("spark_jobs.sync", "_check_not_removed")):
+    for step, run in (
+        ("waldelta.setup.fault_point", lambda: run_resync(spark, again, ["public.kept"])),
+        ("spark_jobs.sync._check_not_removed", lambda: run_resync(spark, again, ["public.kept"])),
+        ("spark_jobs.sync._check_not_removed", lambda: consume(spark, again)),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr(f"{module}.{step}", kill)
+            patched.setattr(step, kill)
             with pytest.raises(Killed):
-                run_resync(spark, again, ["public.kept"])
+                run()
     assert [g.status for g in job.ledger.gaps(slot)] == [OPEN]
     database.execute(LATER)
     with monkeypatch.context() as patched:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -17,7 +18,7 @@ from waldelta.idle import look
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.recopy import read_table_bytes
-from waldelta.standing import Due, read_published, read_standings
+from waldelta.standing import Due, read_published, read_standings, record_killed
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
@@ -250,6 +251,36 @@ def test_whether_a_copy_is_under_way(database, job, locked):
     with target_lock(job, "public.t") if locked else nullcontext():
         found = read_standings(job, published)
     assert [standing.due for standing in found] == [Due.WAIT if locked else Due.COPY, Due.FIRST]
+
+
+# How copies ended, the last of them more than a day after it began, whether a run is at work on it, and what its table is due then.
+DEAD = {
+    "killed": ([], False, (Due.COPY, "failed (it was killed)")),
+    "killed again": (["copying", "failed"], False, (Due.BROKEN, "failed (it was killed), to be tried again after")),
+    "under way": (["copying", "failed"], True, (Due.WAIT, "")),
+    "copied, then killed": (["synced"], False, (Due.COPY, "was killed")),
+}
+
+
+@pytest.mark.parametrize(("before", "is_running", "expected"), DEAD.values(), ids=DEAD)
+def test_pauses_count_from_when_a_first_copy_was_seen_dead(database, job, before, is_running, expected):
+    """Counted from its begin, one that took longer than any pause would be begun again by each run."""
+    oids = [database.execute("select 't'::regclass::oid")[0][0]]
+    last = None
+    for generation, status in enumerate([*before, "copying"], 1):
+        at = now() - timedelta(hours=30 - generation)
+        row = TableState(
+            at, "r", "public.t", generation, status, relation_ids=oids, incarnation=job.slot_identity().incarnation
+        )
+        last = job.ledger.append_state(row, last)
+    published = read_published(database.connection, job)
+    with target_lock(job, "public.t") if is_running else nullcontext():
+        for _ in range(2):
+            record_killed(job, read_standings(job, published))
+        found, _ = read_standings(job, published)
+    due, failed = expected
+    assert (found.due, (found.failed or "")[: len(failed) or None]) == (due, failed)
+    assert len(job.ledger.table_rows("public.t")) == len(before) + 1 + ("it was killed" in failed)
 
 
 def test_sizes_count_what_is_toasted_and_all_leaves(database, job):

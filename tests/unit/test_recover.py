@@ -36,9 +36,10 @@ def log(tmp_path):
 
 
 def land(log, batch, rows, **told):
-    lsn, xid = (pa.array([np.array(7, dtype).tobytes()] * len(rows)) for dtype in (">u8", ">u4"))
-    part = _landing_batch(Envelope(1000, 2), pa.RecordBatch.from_arrays([lsn, xid, enc.messages(*rows)], list("lxd")))
-    log.add(batch, log.write(batch, [part], LANDING_SCHEMA), json.dumps({"waldelta": {"batch": batch, **told}}))
+    columns = [pa.array([np.array(7, dtype).tobytes()] * len(rows), pa.binary()) for dtype in (">u8", ">u4")]
+    read = pa.RecordBatch.from_arrays([*columns, pa.array(rows, pa.binary())], list("lxd"))
+    parts = [_landing_batch(Envelope(1000, 2), read)] if rows else []
+    log.add(batch, log.write(batch, parts, LANDING_SCHEMA), json.dumps({"waldelta": {"batch": batch, **told}}))
 
 
 @pytest.mark.parametrize(
@@ -51,27 +52,32 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
     for batch, messages in enumerate([transaction(100), ABORT, transaction(200), ABORT], 1):
         land(log, batch, messages)
     assert log.landed_end(4) == 0
-    (behind,) = landed_behind(log, (0, 4), Lsn(stands), ONE)
-    assert (behind.asked, behind.transactions.inserts) == ((), expected)
+    (behind,) = landed_behind(log, (0, 4), Lsn(stands))
+    assert (behind.asked, behind.transactions.inserts) == (None, expected)
 
 
-# Where the slot stands, what is asked for now, and the stretches: by what they were read, from where, how many rows.
+# Each batch: where its last transaction ends (None: it is empty), by what it was read, and from where.
+UNTOLD, EDITED = [(100, None, 0)], [(200, ONE, 90), (300, ONE, 190), (400, BOTH, 320)]
+PASSED = [(100, BOTH, 0), (None, ONE, 100), (300, BOTH, 200), (None, BOTH, 350)]
+# The batches, where the slot stands, and the stretches: by what they were read, from where, how many rows.
 BEHIND = {
-    "all of them": (50, ONE, [((), 50, 1), ((ONE,), 90, 2), ((BOTH,), 320, 1), ((BOTH, ONE), 400, 0)]),
-    "one request": (150, BOTH, [((ONE,), 90, 2), ((BOTH,), 320, 1)]),
-    "the last one": (300, ONE, [((BOTH,), 320, 1), ((BOTH, ONE), 400, 0)]),
-    "nothing but what was passed over": (400, ONE, [((BOTH, ONE), 400, 0)]),
-    "likewise, by the same": (400, BOTH, [((BOTH,), 400, 0)]),
+    "all of them": (UNTOLD + EDITED, 50, [(None, 50, 1), (ONE, 90, 2), (BOTH, 320, 1)]),
+    "one request": (UNTOLD + EDITED, 150, [(ONE, 150, 2), (BOTH, 320, 1)]),
+    "the last one": (UNTOLD + EDITED, 300, [(ONE, 300, 0), (BOTH, 320, 1)]),
+    "nothing but what was passed over": (UNTOLD + EDITED, 400, [(BOTH, 400, 0)]),
+    "an empty batch in between": (PASSED, 50, [(BOTH, 50, 1), (ONE, 100, 0), (BOTH, 200, 1)]),
+    "an empty batch at the end": (PASSED[:2], 50, [(BOTH, 50, 1), (ONE, 100, 0)]),
+    "empty batches in front, or dropped ones": (PASSED[1:], 50, [(BOTH, 200, 1)]),
+    "behind all rows": (PASSED, 320, [(BOTH, 320, 0)]),
 }
 
 
-@pytest.mark.parametrize("stands, now_asked, expected", BEHIND.values(), ids=BEHIND)
-def test_by_what_it_was_read(log, stands, now_asked, expected):
+@pytest.mark.parametrize("batches, stands, expected", BEHIND.values(), ids=BEHIND)
+def test_by_what_it_was_read(log, batches, stands, expected):
     """Batches of a version that didn't tell come first; maintenance commits to the log as well."""
-    for batch, (end, asked, begins) in enumerate(
-        [(100, None, 0), (200, ONE, 90), (300, ONE, 190), (400, BOTH, 320)], 1
-    ):
-        land(log, batch, transaction(end), **(asked.told() | {"from_lsn": str(Lsn(begins))} if asked else {}))
+    for batch, (end, asked, begins) in enumerate(batches, 1):
+        rows = transaction(end) if end else []
+        land(log, batch, rows, **(asked.told() | {"from_lsn": str(Lsn(begins))} if asked else {}))
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
-    found = landed_behind(log, (0, 4), Lsn(stands), now_asked)
+    found = landed_behind(log, (0, len(batches)), Lsn(stands))
     assert [(stretch.asked, stretch.begins, stretch.transactions.inserts) for stretch in found] == expected
