@@ -221,6 +221,7 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
     left = Left(rules=read_rules(job, result, tables), is_upkeep=True)
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.report, result.failed_expectations = report.location, list(report.failures)
+    result.warned_expectations = list(report.warnings)
     result.warnings += report.warnings
     full = sum(verdict.whole for verdict in report.tables)
     stage.detail = f"{report.summary}, {full} of them in full"

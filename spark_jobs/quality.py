@@ -40,7 +40,7 @@ from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
 from spark_jobs.own_suites import OwnSuites, read_own_suites
-from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile
+from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
 from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
@@ -183,7 +183,7 @@ def _quick(
     targets: Sequence[_Target],
     suites: tuple[OwnSuites, Left],
 ) -> tuple[list[TableVerdict], list[_Target]]:
-    """The verdicts on those of the quick targets that meet everything, and the targets that are left."""
+    """The verdicts on those of the quick targets that meet everything or are settled, and the targets that are left."""
     options, left = ledger.storage_options, suites[1]
     judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites)
 
@@ -237,7 +237,7 @@ def _rest_verdict(
     session: SparkSession,
     target: _Target,
 ) -> TableVerdict | None:
-    """Likewise on a target that is settled, of what depends on others; None when it isn't settled."""
+    """The verdict on a target that is settled, met or not, of what depends on others; None when it isn't settled."""
     started = time.monotonic()
     state, (own, left) = target.state, suites
     rules = left.rules.get(state.table_name, SourceRules())
@@ -247,7 +247,7 @@ def _rest_verdict(
         return None
     plan = rest_of(suite)
     asked = _ask_references(background, session, options, rules.references)
-    found = quick_outcomes(target.frame(session), plan, asked) if plan.expectations else ()
+    found = rest_outcomes(plan, asked)
     if found is None:
         return None
     return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)

@@ -122,6 +122,24 @@ def quick_outcomes(
     return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
 
 
+def rest_outcomes(
+    plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+) -> tuple[Outcome, ...] | None:
+    """What each expectation found, met or not, where all depend on more than the rows (``rest_of``); None when one couldn't be asked."""
+    found = []
+    for planned in plan.expectations:
+        if planned.type == IS_FRESH:
+            found.append(Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None))
+            continue
+        try:
+            rows = asked_ahead[tuple(planned.kwargs["columns"])].result().rows
+        except Exception as err:  # Great Expectations tells what it is
+            log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
+            return None
+        found.append(Outcome(planned, not rows, f"{rows} rows refer to none", rows))
+    return tuple(found)
+
+
 def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
     """The expectations that judge rows by themselves, by number; None when one isn't known here, or isn't met whatever the rows are."""
     conditions: dict[int, RowCondition] = {}

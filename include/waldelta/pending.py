@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from waldelta.consume import confirmed_lsn
 from waldelta.errors import PeekTimeout, StateError
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
@@ -18,6 +19,7 @@ from waldelta.lsn import Lsn
 from waldelta.patience import limited
 from waldelta.peek import call, peek_error, whole
 from waldelta.pgoutput.control import begun_at
+from waldelta.pipeline_file import Source
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks
 
@@ -29,12 +31,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
     """When the first transaction was committed that the slot still has for us up to a position; None when there is none.
 
-    Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout when there is too much WAL to say.
+    Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout when there is too much WAL to say, StateError while the
+    slot has again what has landed.
     """
     source = job.pipeline.source
-    statement = call("peek", whole(source), upto, 1, "data")
+    statement = call("peek", _of_changes(source), upto, 1, "data")
+    landed = Lsn(job.change_log(job.slot_identity()).end_after(job.first_batch()))
     try:
         with slot_lock(job), limited(connection, "statement_timeout", BUDGET_S):
+            confirmed = confirmed_lsn(connection, source.slot)
+            if confirmed < landed:
+                raise StateError(
+                    f"slot {source.slot!r} is at {confirmed} and so behind {landed}, up to where its changes have landed, as after an "
+                    "immediate stop of its server: the next run moves it on"
+                )
             row = connection.execute(f"{statement} limit 1".encode()).fetchone()
     except psycopg.errors.QueryCanceled as err:
         raise PeekTimeout(f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s") from err
@@ -46,6 +56,12 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
     if at is None:
         raise StateError(f"what waits first in slot {source.slot!r} is of no transaction, and has no time")
     return _EPOCH + timedelta(microseconds=at)
+
+
+def _of_changes(source: Source) -> Source:
+    """The source without logical messages, of which those that aren't transactional have no time; targets hold none."""
+    plain = whole(source)
+    return plain.model_copy(update={"options": plain.options.model_copy(update={"messages": False})})
 
 
 def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, datetime]:

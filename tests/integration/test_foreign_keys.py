@@ -74,12 +74,15 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
         f"public.person: {KIND}: foreign key person_{name}_fkey" for name in ("city", "code")
     ]
+    assert len(result.warned_expectations) == 2
     assert len({r.at for r in read_expectation_results(lake) if r.run_id == "night"}) == 1
     # What hasn't changed since isn't judged again, but for what depends on other targets.
     result = run_maintain(spark, replace(job, run_id="next night"))
     assert results(lake, "next night") == found
     kept = [r for r in read_expectation_results(lake) if r.run_id == "next night"]
     assert {r.expectation for r in kept if r.table_name == "public.trip"} == {"expect_target_to_be_fresh"}
+    assert {r.expectation for r in kept if r.table_name == "public.person"} == {"expect_target_to_be_fresh", KIND}
+    assert len(result.warned_expectations) == 2
     shown = [r.observed for r in read_expectation_results(lake) if r.run_id == "all" and r.expectation == KIND]
     assert "1 rows refer to none" in shown
 

@@ -22,6 +22,10 @@ def of_run(lake, run_id):
     return {r.meaning: (r.success, r.severity) for r in found}
 
 
+def copy_slot(database, slot, name):
+    database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, name))
+
+
 def test_how_far_behind(spark, database, lake, monkeypatch):
     """By when the run asked how far the source was, not by when anything changed last; and by WAL that came since."""
     database.execute("create table t(id int primary key); create table other(x text)")
@@ -46,17 +50,24 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     assert of_run(lake, "late") == fresh | {seconds: (False, "warning")}
     # Asked for, all targets are judged, also with checks after runs switched off; while nothing is missing none is behind.
     off = job.pipeline.quality.model_copy(update={"enabled": False})
+    # A message of no transaction, which has no time, stands before the change.
+    options = job.pipeline.source.options.model_copy(update={"messages": True})
+    source = job.pipeline.source.model_copy(update={"options": options})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": off}))
+    with_messages = replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
 
-    def validated(run_id, later_by=4000):
+    def validated(run_id, job=job):
         with monkeypatch.context() as later:
-            later.setattr(source_rules, "now", lambda: clock() + timedelta(seconds=later_by))
+            later.setattr(source_rules, "now", lambda: clock() + timedelta(seconds=4000))
             run_validate(spark, replace(job, run_id=run_id))
         return of_run(lake, run_id)
 
     assert validated("idle") == fresh
+    kept = f"{source.slot}_kept"
+    copy_slot(database, source.slot, kept)
+    database.execute("select pg_logical_emit_message(false, 'p', 'm')")
     database.execute("insert into t values (3)")
-    assert validated("unread") == fresh | {seconds: (False, "warning")}
+    assert validated("unread", with_messages) == fresh | {seconds: (False, "warning")}
     consume(spark, replace(job, run_id="lands"), only=["land"])
     assert validated("unapplied") == fresh | {seconds: (False, "warning")}
     with slot_lock(job):
@@ -67,3 +78,8 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
         "insert into other select repeat(md5(g::text), 60) from generate_series(1, 20000) g; select pg_switch_wal()"
     )
     assert validated("all") == fresh | {size: (False, "warning")}
+    # After an immediate stop of its server the slot has again what is applied: how much it has beyond isn't known before a run.
+    database.execute("select pg_drop_replication_slot(%s)", (source.slot,))
+    copy_slot(database, kept, source.slot)
+    database.execute("select pg_drop_replication_slot(%s)", (kept,))
+    assert validated("back") == {size: (False, "warning")}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
-from spark_jobs.expectation_suite import SourceRules
+from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, SuitePlan
 from spark_jobs.quality import Left, check
+from spark_jobs.quick_check import quick_outcomes
 from spark_jobs.row_conditions import ROW_KINDS, row_condition
 from tests.integration.test_quality import FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.lake import target_uri
@@ -117,6 +118,17 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     monkeypatch.undo()
     report = quickly(lake)
     assert report.failures == ("public.t: expect_target_key_to_be_unique: key (id) is unique (2 rows)",)
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_met"), [("id < 3", True), ("id < 3 or current_date() < date '2000-01-01'", False)]
+)
+def test_rows_from_before_are_judged_again_where_the_day_decides(spark, condition, is_met):
+    """They met it then; what depends on a row alone it meets for ever."""
+    frame = spark.createDataFrame([(9, 1), (1, 5)], "id bigint, _wd_lsn bigint")
+    planned = PlannedExpectation("expect_target_rows_to_satisfy", {"condition": condition}, "critical", "own", "m")
+    found = quick_outcomes(frame, SuitePlan("public.t", (planned,)), {}, since=5)
+    assert (found is not None) is is_met
 
 
 @pytest.mark.parametrize(("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS])

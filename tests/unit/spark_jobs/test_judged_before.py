@@ -78,6 +78,16 @@ def test_settled(tmp_path):
     assert not is_settled(known(target, version=1), At(target, 1), PLAN, DeltaLog(uri))
 
 
+def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
+    """Each check would read them all."""
+    monkeypatch.setattr("spark_jobs.judged_before.MOST_COMMITS", 2)
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    for verb in ["sync", "apply", "apply", "apply"]:
+        commit(uri, verb)
+    found = [changed_since(known(target), At(target, version), PLAN, COLUMNS, DeltaLog(uri)) for version in (2, 3)]
+    assert found == [7, None]
+
+
 OWN = [
     ("expect_column_values_to_be_between", {"column": "id", "min_value": 1}, True),
     ("ExpectColumnMaxToBeBetween", {"column": "id", "max_value": 9}, True),
