@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 Connection = psycopg.Connection[Any]
 
 LOCK_TIMEOUT_S = 10.0
-# So many cuts back at most is a run looked for that tells up to which transaction all had landed.
-_MOST_CUTS = 20
+# Of so many runs at most is it read up to which transaction all had landed: those of an older version didn't tell.
+_MOST_RUNS = 20
+_NOT_LANDED = "CHECK constraint {name}: not checked, since what came before it may not have landed; the next run that lands checks it"
 # The verbs that judge all targets, whatever runs do.
 _LOOK_AT_ALL = ("validate", "maintain")
 
@@ -57,7 +59,7 @@ def read_rules(
         landed_as_of = result.landed_as_of or _landed_as_of(job)
         with job.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
-            (checks, unread), barred = read_around(connection, LOCK_TIMEOUT_S, read)
+            checks, barred = read_around(connection, LOCK_TIMEOUT_S, read)
             labels = read_enum_labels(connection, wanted)
             declared = read_declared_types(connection, wanted, landed_as_of)
             keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
@@ -67,14 +69,17 @@ def read_rules(
             f"constraints, enum labels, declared types and foreign keys weren't checked, since the source couldn't be asked: {err}"
         )
         return {}
-    if unread:
+    if checks.unread:
         result.warnings.append(
-            f"CHECK constraints weren't checked of {', '.join(sorted(unread))}, since somebody keeps what feeds it locked; the next "
+            f"CHECK constraints weren't checked of {', '.join(sorted(checks.unread))}, since somebody keeps what feeds it locked; the next "
             f"run that changes it checks them. Locks that stand in the way:\n{barred.holders}"
         )
     rules = {
         s.table_name: SourceRules(
-            checks.get(s.table_name, ()), labels.get(s.table_name, {}), declared.get(s.table_name, ())
+            checks.found.get(s.table_name, ()),
+            labels.get(s.table_name, {}),
+            declared.get(s.table_name, ()),
+            left_out=[_NOT_LANDED.format(name=check) for check in checks.not_landed.get(s.table_name, ())],
         )
         for s in wanted
     }
@@ -141,11 +146,11 @@ def _with_freshness(job: Job, result: RunResult, name: str, rules: SourceRules, 
 
 def _landed_as_of(job: Job) -> int:
     """All transactions below this one (xid8) had landed when the newest cut of the slot's life was made; 0: that isn't known."""
-    for run_id in dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch())[:_MOST_CUTS]):
-        run = job.ledger.run_result(run_id)
-        if run is not None:
-            return RunResult.from_json(run.result).landed_as_of
-    return 0
+    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
+    # Maintenance makes cuts too, and lands nothing.
+    runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None)
+    told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
+    return next((xid for xid in told if xid), 0)
 
 
 def _relations(states: Sequence[TableState]) -> set[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -20,35 +20,49 @@ class CheckConstraint:
     expression: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChecksRead:
+    """The constraints that hold for all rows of the tables that feed targets, by target; and the targets whose weren't read.
+
+    ``not_landed``: the names of those that a transaction made which may not have landed, by target: rows that it changed first
+    may be in the target as they were.
+    """
+
+    found: Mapping[str, tuple[CheckConstraint, ...]] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+    not_landed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
 def read_check_constraints(
     connection: psycopg.Connection[Any],
     states: Sequence[TableState],
     landed_as_of: int | None,
     barred: Collection[int] = (),
-) -> tuple[dict[str, tuple[CheckConstraint, ...]], frozenset[str]]:
-    """The constraints that hold for all rows of the tables that feed these targets, by target; and the targets whose weren't read.
+) -> ChecksRead:
+    """Read those of these targets, under a lock on the tables that feed them, but not of tables (by oid) that are ``barred``.
 
-    Without those that a transaction made which hasn't landed (xid8 from ``landed_as_of`` on): rows that it changed first may be
-    in the target as they were. And without those on columns whose collation finds different texts equal. They are read under a
-    lock on their tables, but not of those (by oid) that are ``barred``.
+    What transactions from ``landed_as_of`` (xid8) on made hasn't landed for certain; None: it doesn't matter. Without those on
+    columns whose collation finds different texts equal.
     """
     fed_by = {state.table_name: split_table_name(state.fed_by or state.table_name) for state in states}
     if not fed_by:
-        return {}, frozenset()
+        return ChecksRead()
     schemas, names = (list(part) for part in zip(*fed_by.values(), strict=True))
     found: dict[tuple[str, str], list[CheckConstraint]] = {}
+    not_landed: dict[tuple[str, str], list[str]] = {}
     unread = set()
     asked = {"schemas": schemas, "names": names, "barred": list(barred)}
     for schema, table, name, expression, xmin in connection.execute(_CHECKS, asked):
         if landed_as_of is not None and not is_before(xmin, landed_as_of):
-            continue
-        if expression is None:
+            not_landed.setdefault((schema, table), []).append(name)
+        elif expression is None:
             unread.add((schema, table))
         else:
             found.setdefault((schema, table), []).append(CheckConstraint(name, expression))
-    return (
+    return ChecksRead(
         {target: tuple(found[table]) for target, table in fed_by.items() if table in found},
         frozenset(target for target, table in fed_by.items() if table in unread),
+        {target: tuple(not_landed[table]) for target, table in fed_by.items() if table in not_landed},
     )
 
 

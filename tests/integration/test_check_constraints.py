@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.flow import consume
-from spark_jobs.result import RunFailed
+from spark_jobs.result import RunFailed, RunResult
+from spark_jobs.source_rules import read_rules
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.check_constraints import CheckConstraint, read_check_constraints
+from waldelta.check_constraints import CheckConstraint, ChecksRead, read_check_constraints
 from waldelta.enum_labels import read_enum_labels
 from waldelta.expectation_results import read_expectation_results
+from waldelta.ledger_rows import BatchCut, ColumnState, TableState, now
 from waldelta.server import read_oldest_xid
+from waldelta.standing import SYNCED
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -52,20 +55,33 @@ def test_which_count(database, lake):
     database.execute("alter table t add b text collate loose check (b <> 'x'), add constraint first check (v > 0)")
     landed_as_of = read_oldest_xid(database.connection)
     database.execute("alter table t add constraint second check (v < 9)")
-    from waldelta.ledger_rows import TableState, now
-
     state = TableState(now(), "r", "public.t", 1, "synced")
     first, second = CheckConstraint("first", "(v > 0)"), CheckConstraint("second", "(v < 9)")
     with job.connect("test") as connection:
-        assert read_check_constraints(connection, [state], landed_as_of) == ({"public.t": (first,)}, frozenset())
-        assert read_check_constraints(connection, [state], None) == ({"public.t": (first, second)}, frozenset())
-        assert read_check_constraints(connection, [replace(state, table_name="public.none")], None) == ({}, frozenset())
+        assert read_check_constraints(connection, [state], landed_as_of) == ChecksRead(
+            {"public.t": (first,)}, not_landed={"public.t": ("second",)}
+        )
+        assert read_check_constraints(connection, [state], None) == ChecksRead({"public.t": (first, second)})
+        assert read_check_constraints(connection, [replace(state, table_name="public.none")], None) == ChecksRead()
+
+
+def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
+    """Each night of a source that nothing happens on makes a cut of its own; and while none tells, that is told."""
+    database.execute("create table t(id int primary key, v int check (v > 0))")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job.ledger.append(TableState(now(), "copy", "public.t", 1, SYNCED))
+    (before,) = read_rules(job, RunResult("maintain", "early"), ["public.t"]).values()
+    assert (before.checks, ["t_v_check" in text for text in before.left_out]) == ((), [True])
+    landed = RunResult("consume", "landed", landed_as_of=read_oldest_xid(database.connection))
+    for result in (landed, *(RunResult("maintain", f"night{n}") for n in range(30))):
+        job.ledger.append(BatchCut(now(), result.run_id, 1, 0, None))
+        result.record(job)
+    (after,) = read_rules(job, RunResult("maintain", "now"), ["public.t"]).values()
+    assert ([check.name for check in after.checks], [*after.left_out]) == (["t_v_check"], [])
 
 
 def test_which_labels(database):
     """An enum's, and a domain's over one, as they are now; other types have none."""
-    from waldelta.ledger_rows import ColumnState, TableState, now
-
     database.execute(
         "create type mood as enum ('sad', 'ok'); create domain feeling as mood; create domain felt as feeling"
     )

@@ -17,7 +17,7 @@ from waldelta.expectation_results import read_expectation_results
 from waldelta.judged import JudgedSuites
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, monkeypatch):
