@@ -172,8 +172,7 @@ def _check(
     versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
     left = Left(versions, frozenset(quick), read_rules(job, result, tables, quick))
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
-    result.report, result.failed_expectations = report.location, list(report.failures)
-    result.warned_expectations = list(report.warnings)
+    result.add_check(report)
     result.passed = sorted(fine - set(report.failed_tables))
     stage.detail = report.summary
     fault_point("check.ended")

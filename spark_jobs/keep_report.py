@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 
 from spark_jobs.judged_before import Known
 from spark_jobs.verdict import QualityReport
@@ -18,14 +19,14 @@ log = logging.getLogger(__name__)
 
 def keep_report(ledger: Ledger, report: QualityReport, known: Known, states: Mapping[str, TableState]) -> None:
     """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'."""
-    _record(ledger, report)
-    _keep_profiles(ledger, report)
-    _keep_suites(ledger, report, known, states)
+    at = now()
+    _record(ledger, report, at)
+    _keep_profiles(ledger, report, at)
+    _keep_suites(ledger, report, at, (known, states))
     _log(report)
 
 
-def _record(ledger: Ledger, report: QualityReport) -> None:
-    at = now()
+def _record(ledger: Ledger, report: QualityReport, at: datetime) -> None:
     rows = [
         ExpectationResult(
             at,
@@ -46,8 +47,7 @@ def _record(ledger: Ledger, report: QualityReport) -> None:
     append_expectation_results(ledger.root, rows, ledger.storage_options)
 
 
-def _keep_profiles(ledger: Ledger, report: QualityReport) -> None:
-    at = now()
+def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:
     Profiles(ledger.root, ledger.storage_options).append([
         Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
         for verdict in report.tables
@@ -55,8 +55,10 @@ def _keep_profiles(ledger: Ledger, report: QualityReport) -> None:
     ])  # fmt: skip
 
 
-def _keep_suites(ledger: Ledger, report: QualityReport, known: Known, states: Mapping[str, TableState]) -> None:
-    at = now()
+def _keep_suites(
+    ledger: Ledger, report: QualityReport, at: datetime, before: tuple[Known, Mapping[str, TableState]]
+) -> None:
+    known, states = before
     JudgedSuites(ledger.root, ledger.storage_options).append([
         Judged(
             at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,

@@ -220,8 +220,7 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
     tables = [state.table_name for state in synced_states(job)]
     left = Left(rules=read_rules(job, result, tables), is_upkeep=True)
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
-    result.report, result.failed_expectations = report.location, list(report.failures)
-    result.warned_expectations = list(report.warnings)
+    result.add_check(report)
     result.warnings += report.warnings
     full = sum(verdict.whole for verdict in report.tables)
     stage.detail = f"{report.summary}, {full} of them in full"

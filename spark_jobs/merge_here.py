@@ -26,7 +26,7 @@ from spark_jobs.merge import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.net_files import batches
 from spark_jobs.plan import TargetPlan
-from spark_jobs.small_target import is_small
+from spark_jobs.small_target import files_of, is_small
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
 from waldelta.watermark import uri_of
@@ -123,7 +123,7 @@ def arrow_schema(table: DeltaTable) -> pa.Schema:
 
 def _read(table: DeltaTable) -> pa.Table | None:
     """All rows of a small table; None for another."""
-    if not is_small(pa.table(table.get_add_actions(flatten=True))):
+    if not is_small(files_of(table)):
         return None
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     parts: list[pa.RecordBatch] = []

@@ -19,7 +19,7 @@ from spark_jobs.collapse import codes_of
 from spark_jobs.duplicate_keys import DuplicateKeys
 from spark_jobs.identifier import quote
 from spark_jobs.references import Comparison, Reference, Side
-from spark_jobs.small_target import is_small
+from spark_jobs.small_target import files_of, is_small
 from waldelta.column_names import LSN
 from waldelta.lake import SPARKS_TIMESTAMPS
 from waldelta.target_mode import MIRROR
@@ -93,7 +93,7 @@ def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None
     if any(side.mode != MIRROR for side in sides) or "number" in reference.comparisons:
         return None
     tables = [side.open(storage_options) for side in sides]
-    if not all(is_small(pa.table(table.get_add_actions(flatten=True))) for table in tables):
+    if not all(is_small(files_of(table)) for table in tables):
         return None
     own, there = (_read(*one, reference.comparisons) for one in zip(tables, sides, strict=True))
     complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])

@@ -110,6 +110,10 @@ class Left:
     # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
     is_upkeep: bool = False
 
+    def rules_of(self, target: _Target) -> SourceRules:
+        """What the source makes sure of for a target's rows; nothing, where it couldn't be asked."""
+        return self.rules.get(target.state.table_name, SourceRules())
+
 
 # Answers about keys, by the key's columns, that the server is working on.
 _Asked = Mapping[tuple[str, ...], "Future[DuplicateKeys]"]
@@ -148,19 +152,18 @@ def check(
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(own.unused))
     known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
-    left = replace(left, before=_before(pipeline, profiles, wanted, run_id), known=known)
-    if left.is_upkeep:
-        left = replace(left, quick=frozenset(wanted))
+    quick = frozenset(wanted) if left.is_upkeep else left.quick
+    left = replace(left, before=_before(pipeline, profiles, wanted, run_id), known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
         targets, lost = _targets(ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
-            _ask_ahead(background, spark, target, ledger.storage_options, _references(left, target))
+            _ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
             for target in targets
         ]
-        plans = pool.map(lambda session, target: _plan(session, target, own, left), targets)
+        plans = pool.map(lambda session, target: _plan(session, target, (own, left)), targets)
         if imported is not None:
             imported.result()
         index = _index(folder)
@@ -172,7 +175,7 @@ def check(
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    keep_report(ledger, report, left.known, states)
+    keep_report(ledger, report, known, states)
     return report
 
 
@@ -209,11 +212,11 @@ def _quick_verdict(
 ) -> TableVerdict | None:
     """The verdict on a target that few changes left as its suite asks for; None when Great Expectations has to look."""
     started = time.monotonic()
-    state, (own, left) = target.state, suites
-    rules = affordable(left.rules.get(state.table_name, SourceRules()), options)
+    left = suites[1]
+    rules = affordable(left.rules_of(target), options)
     table = target.open(options)
-    columns = [field.name for field in table.schema().fields]
-    suite = _suite(state, columns, own, rules, left.before.get(state.table_name))
+    columns = _columns(table)
+    suite = _suite(target, columns, suites, rules)
     profiled = quick_profile(table, suite)
     if profiled is None:
         return None
@@ -239,14 +242,12 @@ def _rest_verdict(
 ) -> TableVerdict | None:
     """The verdict on a target that is settled, met or not, of what depends on others; None when it isn't settled."""
     started = time.monotonic()
-    state, (own, left) = target.state, suites
-    rules = left.rules.get(state.table_name, SourceRules())
-    columns = [field.name for field in target.open(options).schema().fields]
-    suite = _suite(state, columns, own, rules, left.before.get(state.table_name))
+    left = suites[1]
+    suite = _suite(target, _columns(target.open(options)), suites, left.rules_of(target))
     if not is_settled(left.known, target.at, suite, DeltaLog(target.uri, options)):
         return None
     plan = rest_of(suite)
-    asked = _ask_references(background, session, options, rules.references)
+    asked = _ask_references(background, session, options, left.rules_of(target).references)
     found = rest_outcomes(plan, asked)
     if found is None:
         return None
@@ -255,11 +256,6 @@ def _rest_verdict(
 
 def _is_quick(state: TableState, left: Left) -> bool:
     return state.table_name in left.quick and (left.is_upkeep or state.kept_as == MIRROR)
-
-
-def _references(left: Left, target: _Target) -> Sequence[Reference]:
-    rules = left.rules.get(target.state.table_name)
-    return rules.references if rules is not None else ()
 
 
 def _suites(pipeline: PipelineFile) -> Path | None:
@@ -360,20 +356,22 @@ def _refused(err: ConfigError | None) -> list[Outcome]:
     return [] if err is None else [unchecked(err)]
 
 
-def _plan(spark: SparkSession, target: _Target, own: OwnSuites, left: Left) -> SuitePlan | Exception:
+def _plan(spark: SparkSession, target: _Target, suites: tuple[OwnSuites, Left]) -> SuitePlan | Exception:
     """The suite of a target, or why there is none."""
-    name = target.state.table_name
     try:
-        return _suite(target.state, target.frame(spark).columns, own, left.rules.get(name), left.before.get(name))
+        return _suite(target, target.frame(spark).columns, suites, suites[1].rules_of(target))
     except Exception as err:
         return err
 
 
-def _suite(
-    state: TableState, columns: Sequence[str], own: OwnSuites, rules: SourceRules | None, before: Before | None
-) -> SuitePlan:
-    plan = plan_suite(state, columns, own.by_table.get(state.table_name), rules, before)
-    return replace(plan, refused=own.refused.get(state.table_name))
+def _suite(target: _Target, columns: Sequence[str], suites: tuple[OwnSuites, Left], rules: SourceRules) -> SuitePlan:
+    (own, left), name = suites, target.state.table_name
+    plan = plan_suite(target.state, columns, own.by_table.get(name), rules, left.before.get(name))
+    return replace(plan, refused=own.refused.get(name))
+
+
+def _columns(table: DeltaTable) -> list[str]:
+    return [field.name for field in table.schema().fields]
 
 
 def _run(

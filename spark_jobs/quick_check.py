@@ -33,7 +33,7 @@ from spark_jobs.expectation_suite import (
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
 from spark_jobs.row_conditions import RowCondition, is_of_row_alone, row_condition
-from spark_jobs.small_target import is_small, row_count
+from spark_jobs.small_target import files_of, is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
@@ -68,7 +68,7 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     for reference in rules.references:
         try:
             sides = reference.referring, reference.referenced
-            counts = [row_count(side.files(storage_options)) for side in sides]
+            counts = [row_count(files_of(side.open(storage_options))) for side in sides]
         except (DeltaError, OSError, pa.ArrowException, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
@@ -179,7 +179,7 @@ def outcomes_here(
 
 
 def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
-    if not is_small(pa.table(table.get_add_actions(flatten=True))):
+    if not is_small(files_of(table)):
         return None
     held = {field.name: field.type for field in table.schema().fields}
     recorded = next((p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None)

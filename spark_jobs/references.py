@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from spark_jobs.live_rows import live_rows
@@ -58,10 +57,6 @@ class Side:
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
         """The same without Spark."""
         return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
-
-    def files(self, storage_options: Mapping[str, str] | None) -> pa.Table:
-        """What its log says of its files (``small_target``)."""
-        return pa.table(self.open(storage_options).get_add_actions(flatten=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from waldelta.source_bill import SourceBill
 
 if TYPE_CHECKING:
     from spark_jobs.sync import SyncResult
+    from spark_jobs.verdict import QualityReport
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {
@@ -156,6 +157,11 @@ class RunResult:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(self.to_json())
         draft.replace(path)
+
+    def add_check(self, report: QualityReport) -> None:
+        """Take over what a check found, and where its report is."""
+        self.report = report.location
+        self.failed_expectations, self.warned_expectations = list(report.failures), list(report.warnings)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[StageResult]:

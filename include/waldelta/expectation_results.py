@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.lake import NO_HOOKS, bookkeeping_uri, checkpoint, sync_commit
-from waldelta.ledger_table import CHECKPOINT_INTERVAL, LedgerTable
+from waldelta.lake import bookkeeping_uri
+from waldelta.ledger_table import LedgerTable
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
@@ -63,14 +63,8 @@ def append_expectation_results(
     root: str, results: Sequence[ExpectationResult], storage_options: dict[str, str] | None = None
 ) -> None:
     """Add a run's results in one commit, creating the table with the first."""
-    if not results:
-        return
-    uri = bookkeeping_uri(root, ExpectationResult.table)
-    data = pa.Table.from_pylist([asdict(result) for result in results], schema=ExpectationResult.schema)
-    write_deltalake(uri, data, mode="append", storage_options=storage_options, post_commithook_properties=NO_HOOKS)
-    table = DeltaTable(uri, storage_options=storage_options)
-    sync_commit(uri, table.version())
-    checkpoint(table, CHECKPOINT_INTERVAL)
+    if results:
+        expectations_table(root, storage_options).extend([asdict(result) for result in results])
 
 
 def read_expectation_results(root: str, storage_options: dict[str, str] | None = None) -> list[ExpectationResult]:
