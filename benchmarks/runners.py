@@ -117,7 +117,8 @@ def _taking_part(there: Place, workload: Changes | Sync) -> Iterator[list[Conten
 
 
 def _write(there: Place, backlog: Backlog, rows: int) -> None:
-    among = max(rows // 20, 1) if backlog.clustered else rows
+    # Of the same number of rows in a small table and a large one, which can be compared only then.
+    among = min(max(backlog.changes // 20, 1), rows) if backlog.clustered else rows
     statement = backlog.statement.format(
         changes=backlog.changes, transactions=backlog.changes // 100 - 1, rows=rows, first=rows - among + 1, among=among
     )
