@@ -170,8 +170,13 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     identity, lsn = promotion.identity, promotion.left_at.value
     moved = SlotMove(now(), job.run_id, "promoted", identity.slot, identity.system_identifier, identity.timeline,
                      identity.incarnation, lsn)  # fmt: skip
+    done = [move for move in job.ledger.slot_lives() if move.slot == identity.slot]
     fault_point("failover.marked")
-    job.ledger.append(moved)
+    # A second one would say that the present timeline was left there, too.
+    if not any(
+        (m.event, m.incarnation, m.timeline) == ("promoted", identity.incarnation, identity.timeline) for m in done
+    ):
+        job.ledger.append_life(moved, done[-1])
     fault_point("failover.recorded")
     log.warning(
         "slot=%s: the server was promoted to timeline %d at %s, and everything landed lies before that: going on",

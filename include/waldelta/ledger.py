@@ -69,6 +69,15 @@ class Ledger:
         written = self._table(TableState).append(asdict(row), newest)
         return replace(row, at=written["at"])
 
+    def append_life(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
+        """Add what is done to a slot as a whole behind what was done last (None: it is the first); returns it as it was written.
+
+        Raises LateWriter, and adds nothing, when another run has done something to that slot meanwhile.
+        """
+        lives = (pc.field("slot") == row.slot) & (pc.field("event") != "intent")
+        written = self._table(SlotMove).append(asdict(row), Newest(after.at if after is not None else None, lives))
+        return replace(row, at=written["at"])
+
     def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
         """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter when that isn't so any more."""
         self._table(BatchCut).append(asdict(row), Newest(after.at if after is not None else None))

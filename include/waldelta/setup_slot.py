@@ -31,7 +31,12 @@ AWAY_TIMEOUT_S = 10
 
 def slot_life(job: Job) -> list[SlotMove]:
     """What began and ended the slot's lives, oldest first."""
-    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot and m.event != "promoted"]
+    return [m for m in _done_to(job) if m.event != "promoted"]
+
+
+def _done_to(job: Job) -> list[SlotMove]:
+    """What was done to the slot as a whole, oldest first; what follows is entered behind the last of it."""
+    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
 
 
 def made_here(moves: Sequence[SlotMove]) -> bool:
@@ -52,16 +57,17 @@ def beyond(job: Job, slot: SlotState) -> Lsn | None:
 def end_life(conn: Connection, job: Job) -> bool:
     """End the slot's present life: drop it where it is shown to be this pipeline's, and record that; whether it was dropped.
 
-    Raises SlotForeign and SlotInUse, and changes nothing then.
+    Raises SlotForeign and SlotInUse, and changes nothing then; LateWriter when another run has set it up anew meanwhile.
     """
-    name, moves, dropped = job.pipeline.source.slot, slot_life(job), False
+    name, done, dropped = job.pipeline.source.slot, _done_to(job), False
+    moves = [m for m in done if m.event != "promoted"]
     if not moves or moves[-1].event == "dropped":
         return False
     if made_here(moves) and (found := read_slot(conn, name)) is not None:
         check_ours(found)
         dropped = beyond(job, found) is None and drop_slot(conn, name)
     fault_point("setup.dropped")
-    job.ledger.append(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None))
+    job.ledger.append_life(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), done[-1])
     return dropped
 
 
@@ -143,18 +149,21 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
     """Create the slot, or adopt the one that exists, and record it; nothing when that was done before.
 
     ``conn`` leads to the server that is to have it: the primary, or a standby, which is waited for until it has the publications.
+    Raises LateWriter when another run, taking this one for dead, does the same: what that one recorded stays.
     """
-    moves, slot = slot_life(job), read_slot(conn, job.pipeline.source.slot)
+    done, slot = _done_to(job), read_slot(conn, job.pipeline.source.slot)
+    moves, last = [m for m in done if m.event != "promoted"], done[-1] if done else None
     if moves and moves[-1].event in ("created", "adopted"):
         return
     wait_replayed(primary, conn)
     name, position = job.pipeline.source.slot, slot_position(conn, job, primary)
     system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
     if slot is not None:
-        _record(job, replace(slot, timeline=timeline), "created" if _is_half_made(moves, slot) else "adopted")
+        _record(job, replace(slot, timeline=timeline), "created" if _is_half_made(moves, slot) else "adopted", last)
         return
-    creating = SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed)
-    job.ledger.append(creating)
+    creating = job.ledger.append_life(
+        SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed), last
+    )
     fault_point("setup.creating")
     try:
         source = job.pipeline.source
@@ -164,12 +173,12 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
             slot = _create_on_standby(primary, conn, source)
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was made: a slot of this name that is there later is somebody else's.
-        job.ledger.append(replace(creating, at=now(), event="dropped"))
+        job.ledger.append_life(replace(creating, at=now(), event="dropped"), creating)
         if isinstance(err, WaldeltaError):
             raise
         raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
     fault_point("setup.created")
-    _record(job, replace(slot, timeline=timeline), "created")
+    _record(job, replace(slot, timeline=timeline), "created", creating)
 
 
 def _create_on_standby(primary: Connection, conn: Connection, source: Source) -> SlotState:
@@ -182,15 +191,16 @@ def _create_on_standby(primary: Connection, conn: Connection, source: Source) ->
             raise
 
 
-def _record(job: Job, slot: SlotState, event: str) -> None:
+def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> None:
     incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
     # Batches of an earlier life stay in the change log, and the new one begins behind them. A run of that life that is about to
     # commit took the number after the highest, be it its first; it finds out at its next step.
     highest = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
     had_life = any(move.event in ("created", "adopted") for move in job.ledger.slot_lives())
     behind = highest + 1 if highest or had_life else 0
-    job.ledger.append(
-        SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind)
+    job.ledger.append_life(
+        SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind),
+        after,
     )
     log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
 

@@ -16,6 +16,7 @@ from psycopg import sql
 from waldelta import setup, setup_slot
 from waldelta.connection import connect
 from waldelta.errors import (
+    LateWriter,
     LockHeld,
     PreflightFailed,
     PrivilegeMissing,
@@ -327,6 +328,27 @@ def test_setup_that_died_half_way_is_finished_by_the_next(database, conn, lake, 
     monkeypatch.setattr(setup_slot, "create_slot", real)
     apply_setup(conn, job)
     assert events(lake)[-1] == "created"
+    assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
+
+
+@pytest.mark.parametrize("stops_at", ["setup.creating", "setup.created"])
+def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(database, conn, lake, tables, monkeypatch, stops_at):
+    """Its life of the slot would begin at a position that runs have moved the slot from since."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+
+    def sleep(point):
+        if point == stops_at:
+            monkeypatch.undo()
+            # As when its host was away for so long that the server gave its connections up.
+            ended = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = %s"
+            assert conn.execute(ended, (f"waldelta lock {job.pipeline.source.slot}",)).fetchall() == [(True,)]
+            apply_setup(conn, job)
+
+    monkeypatch.setattr(setup_slot, "fault_point", sleep)
+    with pytest.raises(LateWriter):
+        apply_setup(conn, job)
+    assert (events(lake)[-1], events(lake).count("created")) == ("created", 1)
+    assert plan_setup(conn, job).is_empty
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
-from waldelta.failover import _read_ends, check_followed, copies_beyond, judge_history, known_ends
+from waldelta.failover import (
+    Promotion,
+    _read_ends,
+    check_followed,
+    copies_beyond,
+    judge_history,
+    known_ends,
+    record_promotion,
+)
 from waldelta.job import Job, identity_of
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, SlotMove, TableState
@@ -176,3 +184,14 @@ def test_a_history_that_cannot_be_read_is_asked_for_again(lake):
             job_on(lake), SlotIdentity("s", "1", 1, "0/1"), ServerPosition("1", 2, Lsn(1000), 1, 1 << 24, "postgres")
         )
     assert refused.value.retryable
+
+
+def test_a_promotion_is_recorded_once(lake):
+    """A run that wakes up behind another one's record would add that the present timeline was left there, too."""
+    job = job_on(lake)
+    job.ledger.append(move("created", 5))
+    promotion = Promotion(SlotIdentity("s", "1", 2, "0/1"), Lsn(7))
+    for _ in range(2):
+        record_promotion(job, promotion)
+    life, *promoted = job.ledger.slot_lives()
+    assert known_ends(life, promoted) == {1: Lsn(7)}
