@@ -21,11 +21,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     them first is a quarter of a run's time.
     """
     os.environ.pop("SPARK_REMOTE", None)
-    from spark_jobs.session import spark_session
+    from spark_jobs import session as sessions
 
+    # This JVM lives for half an hour, not for one job: within three minutes the second compiler has earned what it costs, and from
+    # then on the same statements take a quarter less.
+    own = sessions.local_settings()
+    own["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=4"
     # spark-warehouse lands in the working directory of the moment; later tests name files from the project's root.
-    with contextlib.chdir(tmp_path_factory.mktemp("spark")):
-        session = spark_session("local[2,4]", name="tests")
+    with contextlib.chdir(tmp_path_factory.mktemp("spark")), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "local_settings", lambda: own)
+        session = sessions.spark_session("local[2,4]", name="tests")
     session.sparkContext.setLogLevel("ERROR")
     for name, value in ({} if is_long() else _INTERPRETED).items():
         session.conf.set(name, value)
