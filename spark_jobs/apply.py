@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -324,10 +323,10 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         return read_untouched(job, state)
     looked = run.watch.looked_upto(state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
-    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, f"{job.run_id} {uuid.uuid4()}")
+    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:
+        check()  # what is staged may be the staging of whoever has the target now
         take_over(target.root, state.table_name)
-        check()
         if plan.evolution is not None:
             _check_names(job, state, plan.evolution)
             reshape(
@@ -338,7 +337,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         judged = judge_of(run.spark, job, plan, run.gates)
         if state.kept_as != CHANGELOG:  # which says what was sent
-            changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged)
+            changes = reread(job, run.stretches.change_log, plan, changes, (run.quarantine, check), judged)
         elif judged is not None:
             changes = judged(changes).staged
         if plan.decode.unfolding is not None:

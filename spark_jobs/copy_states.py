@@ -24,7 +24,7 @@ from spark_jobs.merge_rows import staged_names
 from spark_jobs.merge_states import ENDS, STATES, Kept, states_statement
 from spark_jobs.snapshot_diff import TWICE, differences
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
-from spark_jobs.target_commit import commit_untouched, read_commit
+from spark_jobs.target_commit import check_alone, commit_untouched, read_commit, read_untouched
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
 from waldelta.column_names import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
 from waldelta.copy import TableCopy
@@ -128,6 +128,7 @@ def _add(
 ) -> Written:
     mode, moment, txn = job.pipeline.target.mode_of(begun.table_name), commit.moment, commit.txn
     (copy, rows, stored), table, uri = copied, begun.table_name, uri_of(job, begun.table_name)
+    compared = read_untouched(job, begun).version
     held = spark.read.format("delta").load(uri)
     _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(stored.dtypes))
     _check_position(table, held, mode, moment.lsn)
@@ -142,7 +143,9 @@ def _add(
                 f"{table} has a key twice in its target, which keeps rows: move its folder away and sync it again"
             )
         if not counts:
-            return Written(commit_untouched(spark, job, begun).version, live.count(), 0)
+            done = commit_untouched(spark, job, begun)
+            check_alone(job, done, compared)
+            return Written(done.version, live.count(), 0)
         names = [name for name, _ in copy.columns]
         variants = [i for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
         kept = Kept(mode, tuple(names), tuple(names.index(name) for name in copy.key_columns), (), tuple(variants))
@@ -154,6 +157,7 @@ def _add(
         with tagged(spark, tag):
             spark.sql(states_statement(uri, kept, f"({as_states(kept, source, moment)})")).collect()
         done = read_commit(job, begun, tag)
+        check_alone(job, done, compared)
     finally:
         remove_folder(folder)
     log.info("table=%s compared with what it keeps: %s", table, counts)

@@ -69,6 +69,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             server = slot_position(connection, job, primary)
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
+            lock.check()
             end_old_backends(job.slot_conninfo, job.pipeline.source.slot)
             slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
@@ -77,6 +78,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
         result.slot_critical = critical(found)
         result.warnings += [f"when the run began, {text}" for text in tell(found)]
+        lock.check()  # what comes first may end another run's reader, and move the slot
         drained = drain(spark, job, lock.check)
     result.landed_as_of = landed_as_of
     result.changes += drained.changes

@@ -143,7 +143,8 @@ def _named_repair(
 
 def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
-    generation = drifted.state.generation + 1
+    generation = job.ledger.next_generation(name)
+    check()
     take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     told = quarantine.rows(name, drifted.state.generation)

@@ -206,7 +206,7 @@ def _patiently() -> tenacity.Retrying:
 def _replay_target(
     run: _Run, state: TableState, present: PresentTable, watermark: int, told: tuple[AdvisoryLock, Replayed]
 ) -> tuple[TargetCut | None, int]:
-    job, (lock, done) = run.job, told
+    job, lock = run.job, told[0]
     change_log = run.stretches.change_log
     batches = (run.span.after, watermark)
     if not state.key_columns:
@@ -220,11 +220,12 @@ def _replay_target(
     version = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options).version()
     app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
     root, name = job.pipeline.target.root, state.table_name
-    folder = staging_folder(root, name, state.generation, watermark, f"{app_id}:{version}")
+    folder = staging_folder(root, name, state.generation, watermark, job.run_id)
+    lock.check()
     take_over(root, name)
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
-        counts, keys, statement = mend(run, plan, folder, done)
+        counts, keys, statement = mend(run, plan, folder, told)
         tag = CommitTag(app_id, version, job.run_id, counts=counts, verb="replay")
         return _commit(run, plan, statement, tag, lock), keys
     except WaldeltaError:
@@ -236,21 +237,25 @@ def _replay_target(
             remove_folder(f"{folder}{staged}")
 
 
-def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, done: Replayed) -> tuple[dict[str, int], int, str]:
+def _mend_by_key(
+    run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]
+) -> tuple[dict[str, int], int, str]:
     """Stage what differs; returns the counts of it, the number of keys looked at, and the statement that commits it."""
-    job, state, decode = run.job, plan.target.state, plan.target.decode
+    job, state, decode, (lock, done) = run.job, plan.target.state, plan.target.decode, told
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = settle(run.spark, change_log, plan, f"{folder}-states")
     changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
     done.warnings += _told_skipped(state, changes)
     judged = judge_of(run.spark, job, plan.target, run.gates)
-    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, replays=True)
+    changes = reread(job, change_log, plan.target, changes, (run.quarantine, lock.check), judged, replays=True)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
 
 
-def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: Replayed) -> tuple[dict[str, int], int, str]:
+def _mend_whole(
+    run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]
+) -> tuple[dict[str, int], int, str]:
     """The same for a table without a key, whose rows are all made anew; it has no keys to be counted."""
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns

@@ -36,6 +36,10 @@ COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
     "spark.databricks.delta.commitInfo.userMetadata",
 )
 _IDS_PER_KEY = 10_000
+# Set while a run is in the session, and ever after when that was killed.
+_IS_OPEN = "spark.waldelta.open"
+# What the sequence of a session's ids is made of.
+_KEY = "waldelta_key"
 
 
 def spark_session(
@@ -65,7 +69,8 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
         key = session_key if keyed else None
         spark = spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name, session_key=key)
         try:
-            yield spark
+            with _marked_open(spark) if keyed else nullcontext():
+                yield spark
         finally:
             # Released, the session's id would be refused for the next run.
             if keyed:
@@ -96,9 +101,10 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
 
 
 def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
-    """The first session of this key's sequence that the server still takes, with whatever ran in it interrupted.
+    """The first session of this key's sequence that nobody has left open; whatever runs in one that is open is interrupted.
 
-    The server never takes an id again once that session has expired, so one fixed id would work only until then.
+    That one is closed for good. The server never takes an id again once its session was closed, or has expired, so one fixed id
+    would work only until then.
     """
     separator = "" if remote.endswith(";") else ";" if "/;" in remote else "/;"
     for attempt in range(_IDS_PER_KEY):
@@ -106,13 +112,40 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
         spark: SparkSession = builder.remote(f"{remote}{separator}session_id={session_id}").create()
         try:
             spark.interruptAll()
+            was_left = spark.conf.get(_IS_OPEN, "") == "true"
         except Exception as err:
             _close(spark)
             if "SESSION_CLOSED" not in str(err):
                 raise
         else:
-            return spark
+            if not was_left:
+                setattr(spark, _KEY, session_key)
+                return spark
+            # Whoever left it may not be dead: what it goes on to set would be the settings of this run's commits.
+            spark.release_session_on_close = True
+            spark.stop()
     raise ConfigError(f"the Spark Connect server has closed all {_IDS_PER_KEY} sessions of {session_key}: restart it")
+
+
+@contextmanager
+def _marked_open(spark: SparkSession) -> Iterator[None]:
+    """Tell who comes next that somebody may be in the session, unless this process says at its end that it isn't any more."""
+    spark.conf.set(_IS_OPEN, "true")
+    try:
+        yield
+    except Exception as err:
+        if not _was_lost(err):
+            spark.conf.unset(_IS_OPEN)
+        raise
+    spark.conf.unset(_IS_OPEN)
+
+
+def _was_lost(err: BaseException) -> bool:
+    """Whether the server didn't answer any more: it would be asked again for minutes."""
+    seen: BaseException | None = err
+    while seen is not None and not type(seen).__module__.startswith("grpc"):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def _close(spark: SparkSession) -> None:
@@ -125,14 +158,15 @@ def _close(spark: SparkSession) -> None:
 def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
     """One more session beside this one, with temporary views of its own; ``number`` tells several apart.
 
-    Over Connect its id follows from the first one's, so that a later run interrupts what a killed one left there.
+    Over Connect its id follows from the first one's key, so that a later run interrupts what a killed one left there.
     """
     if not _is_connect(spark):
         yield spark.newSession()
         return
-    sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{spark.session_id}:{number}")
+    sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{getattr(spark, _KEY, spark.session_id)}:{number}")
     try:
-        yield sibling
+        with _marked_open(sibling):
+            yield sibling
     except BaseException:
         sibling.interruptAll()
         raise

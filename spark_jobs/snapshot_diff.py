@@ -20,7 +20,7 @@ from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_rows import merge_rows, staged_names
 from spark_jobs.target import VARIANT, write_error
-from spark_jobs.target_commit import commit_untouched, read_commit
+from spark_jobs.target_commit import check_alone, commit_untouched, read_commit, read_untouched
 from waldelta.column_names import RAW
 from waldelta.copy import TableCopy
 from waldelta.errors import WaldeltaError
@@ -95,14 +95,18 @@ def mend_target(
     """Compare a copy's rows with the target, by key, and merge what differs; or say why only a whole copy is exact.
 
     ``state`` is the generation that this begins. ``copied`` are the copy, its rows as they are read, once, and as the target
-    would store them. ``attempt`` is the transaction's version. Raises the error that a task named, LateWriter.
+    would store them. ``attempt`` is the transaction's version. Raises the error that a task named, LateWriter, SnapshotLost when
+    somebody has changed the target since it was read.
     """
     (copy, rows, stored), uri = copied, uri_of(job, state.table_name)
+    compared = read_untouched(job, state).version
     held = spark.read.format("delta").load(uri)
     why = obstacle(former, copy.key_columns, dict(held.dtypes), dict(stored.dtypes))
     if why is None:
         try:
             done = _mend(spark, job, state, copy, differences(copy, rows.toDF(*staged_names(copy)), held), attempt)
+            if done is not None:
+                check_alone(job, done, compared)
         except WaldeltaError:
             raise
         except Exception as err:

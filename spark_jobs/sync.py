@@ -290,9 +290,10 @@ def _sync_locked(
     incarnation = job.slot_identity().incarnation
     with target_lock(job, table_id) as lock:
         last = job.ledger.table_states().get(name)
-        generation = last.generation + 1 if last else 1
+        generation = job.ledger.next_generation(name)
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
+        lock.check()
         take_over(job.pipeline.target.root, name)
         begun = record(COPYING, generation, last, reason=reason)
         fault_point("sync.begun")

@@ -24,8 +24,8 @@ from spark_jobs.merge import (
 from spark_jobs.result import RunResult
 from spark_jobs.target import set_generation
 from waldelta.consume import SlotIdentity
-from waldelta.delta_log import read_metadata
-from waldelta.errors import LateWriter
+from waldelta.delta_log import DeltaLog, read_metadata
+from waldelta.errors import LateWriter, SnapshotLost
 from waldelta.job import Job
 from waldelta.lake import sync_commit, sync_commits
 from waldelta.ledger_rows import Run, TableState, TargetCut
@@ -50,6 +50,19 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
     cut = read_untouched(job, state)
     sync_commit(uri, cut.version)
     return cut
+
+
+def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
+    """Raises SnapshotLost when a commit other than the cut's own has changed rows since the version that they were compared at.
+
+    A late copy's, say: differences from what it replaced don't make the target what its source is.
+    """
+    log = DeltaLog(uri_of(job, cut.table_name), job.storage_options)
+    between = (commit for commit in log.behind(compared) if commit.version < cut.version)
+    if any(commit.changes_data for commit in between):
+        raise SnapshotLost(
+            f"{cut.table_name}: somebody has changed its target while it was compared: it is compared again"
+        )
 
 
 def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:

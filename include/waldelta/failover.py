@@ -162,26 +162,32 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     Copies taken from what the server has lost are marked to be copied again first: their snapshots count transactions as
     seen whose numbers the server gives to others now.
     """
+    identity, lsn = promotion.identity, promotion.left_at.value
+    done = _recorded(job, identity)
+    if done is None:
+        return
     for state in copies_beyond(list(job.table_states().values()), promotion.left_at):
         with target_lock(job, state.table_name):
             latest = job.table_states().get(state.table_name)
-            if latest is not None and copies_beyond([latest], promotion.left_at):
+            # Once it is recorded, by another run, what was copied is of the new timeline.
+            if latest is not None and copies_beyond([latest], promotion.left_at) and _recorded(job, identity) == done:
                 mark(job, latest, f"copied at {Lsn(latest.snapshot_lsn)}, beyond the failover at {promotion.left_at}")
-    identity, lsn = promotion.identity, promotion.left_at.value
     moved = SlotMove(now(), job.run_id, "promoted", identity.slot, identity.system_identifier, identity.timeline,
                      identity.incarnation, lsn)  # fmt: skip
-    done = [move for move in job.ledger.slot_lives() if move.slot == identity.slot]
     fault_point("failover.marked")
-    # A second one would say that the present timeline was left there, too.
-    if not any(
-        (m.event, m.incarnation, m.timeline) == ("promoted", identity.incarnation, identity.timeline) for m in done
-    ):
-        job.ledger.append_life(moved, done[-1])
+    job.ledger.append_life(moved, done)
     fault_point("failover.recorded")
     log.warning(
         "slot=%s: the server was promoted to timeline %d at %s, and everything landed lies before that: going on",
         identity.slot, identity.timeline, promotion.left_at,
     )  # fmt: skip
+
+
+def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
+    """What was done to the slot last; None when that is this promotion: twice, it would say that this timeline was left there, too."""
+    last = [move for move in job.ledger.slot_lives() if move.slot == identity.slot][-1]
+    is_it = (last.event, last.incarnation, last.timeline) == ("promoted", identity.incarnation, identity.timeline)
+    return None if is_it else last
 
 
 def copies_beyond(states: Sequence[TableState], left_at: Lsn) -> list[TableState]:

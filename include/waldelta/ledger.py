@@ -135,6 +135,10 @@ class Ledger:
         """The latest state of each target, by table name."""
         return {state.table_name: state for state in self.table_rows()}
 
+    def next_generation(self, table_name: str) -> int:
+        """The number of a target's next copy or repair, which none had before, be it one that was undone."""
+        return max((state.generation for state in self.table_rows(table_name)), default=0) + 1
+
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """All states of all targets, or of one, oldest first."""
         return self._read(TableState, None if table_name is None else pc.field("table_name") == table_name)

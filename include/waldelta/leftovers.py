@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,9 +30,13 @@ class Leftover:
 
 
 def staging_folder(root: str, table_name: str, generation: int, batch: int, run_id: str) -> str:
-    """URI of the folder for the changes of one target up to one batch; a name of its own for every ``run_id``, and so for every attempt."""
+    """URI of a folder for the changes of one target up to one batch; another one with each call.
+
+    An attempt that went on unseen removes its own when it ends, not that of the run's next attempt.
+    """
     # Any run id, however long, gives a short folder name.
-    return f"{bookkeeping_uri(root, STAGING)}/{_prefix(table_name)}{generation}-{batch}-{_digest(run_id)}"
+    name = f"{_prefix(table_name)}{generation}-{batch}-{_digest(f'{run_id} {uuid.uuid4()}')}"
+    return f"{bookkeeping_uri(root, STAGING)}/{name}"
 
 
 def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[Leftover]:

@@ -48,8 +48,7 @@ def discard_quarantined(
     wanted = {name: states[name] for name in _named(_open_rows(job, states), rows)}
     at, by = now(), by or current_user()
     with ExitStack() as locks:
-        for name in sorted(wanted):
-            locks.enter_context(target_lock(job, name))
+        held = [locks.enter_context(target_lock(job, name)) for name in sorted(wanted)]
         for state in wanted.values():
             check_same_copy(job, state)
         found = _open_rows(job, wanted)
@@ -57,6 +56,8 @@ def discard_quarantined(
         chosen = [row for row in found if not rows or row.id in rows]
         _check_committed(job, wanted, chosen)
         discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
+        for lock in held:
+            lock.check()
         if discarded:
             Quarantine(job.pipeline.target.root, job.storage_options).add(discarded)
     return [

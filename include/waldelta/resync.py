@@ -42,7 +42,11 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
     names it ("system identifier/timeline").
     """
     check_writable(job.pipeline.target.root)
-    with slot_lock(job), job.connect("resync") as connection, job.connect_slot("resync", connection) as slot_connection:
+    with (
+        slot_lock(job) as lock,
+        job.connect("resync") as connection,
+        job.connect_slot("resync", connection) as slot_connection,
+    ):
         try:
             job.slot_identity()
         except SlotMissing:
@@ -50,7 +54,7 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
             opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
             if not opened:
                 raise
-            carry_out(connection, job, translate)
+            carry_out(connection, job, lock, translate)
             return opened[-1]
         err = _broken(slot_connection, job)
         if err is None:
@@ -60,7 +64,7 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
         _check_droppable(slot_connection, job)
         gap = record_gap(job, err)
         fault_point("resync.recorded")
-        carry_out(connection, job, translate, renew=True)
+        carry_out(connection, job, lock, translate, renew=True)
         log.info("slot=%s made anew behind the gap %s", job.pipeline.source.slot, describe(gap) if gap else "")
         return gap
 

@@ -22,8 +22,9 @@ from waldelta.fault import fault_point
 from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
-from waldelta.locks import slot_lock
+from waldelta.locks import AdvisoryLock, slot_lock
 from waldelta.patience import lock_holders
+from waldelta.peek import end_old_backends
 from waldelta.pipeline_file import Publication
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
 from waldelta.private import private_files
@@ -211,18 +212,23 @@ def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -
     Raises PreflightFailed before anything is changed. Holds the slot's lock meanwhile.
     """
     check_writable(job.pipeline.target.root)
-    with slot_lock(job):
-        return carry_out(conn, job, translate)
+    with slot_lock(job) as lock:
+        return carry_out(conn, job, lock, translate)
 
 
-def carry_out(conn: Connection, job: Job, translate: Translate, *, renew: bool = False) -> SetupPlan:
+def carry_out(
+    conn: Connection, job: Job, lock: AdvisoryLock, translate: Translate, *, renew: bool = False
+) -> SetupPlan:
     """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the slot anew."""
+    # One that lost the lock may still be waiting for the slot that it makes, which has no position until then.
+    end_old_backends(job.slot_conninfo, job.pipeline.source.slot)
     plan = plan_setup(conn, job, translate, renew=renew)
     plan.require()
     for text in plan.warnings:
         log.warning("%s", text)
     if renew:
         with job.connect_slot("setup", conn) as slot_conn:
+            lock.check()
             end_life(slot_conn, job)
     # Before the publications change for others: whoever dies in between has at most recorded too much.
     with entries_kept(conn, job) if plan.statements else nullcontext():
@@ -230,8 +236,10 @@ def carry_out(conn: Connection, job: Job, translate: Translate, *, renew: bool =
     _record_removed(conn, job)  # what a DBA changed by hand
     fault_point("setup.publications")
     with job.connect_slot("setup", conn) as slot_conn:
+        lock.check()
         ensure_slot(conn, slot_conn, job)
     if plan.alter_failover is not None:
+        lock.check()
         alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
         log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
     return plan

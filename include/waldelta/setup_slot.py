@@ -159,6 +159,8 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
     name, position = job.pipeline.source.slot, slot_position(conn, job, primary)
     system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
     if slot is not None:
+        if not slot.confirmed_flush_lsn.value:
+            raise SlotForeign(f"slot {name!r} is being created by somebody else at this moment: run setup again")
         _record(job, replace(slot, timeline=timeline), "created" if _is_half_made(moves, slot) else "adopted", last)
         return
     creating = job.ledger.append_life(

@@ -43,6 +43,7 @@ def work(parts):
         yield part
 
 with open_session("test", load_job(PipelineFile.model_validate(document)), "one run at a time") as spark:
+    (folder / "session").write_text(spark.session_id)
     rows = spark.range(0, 1, 1, 1).mapInArrow(work, "id bigint").collect()
     print(f"done {len(rows)}", flush=True)
 """
@@ -104,15 +105,22 @@ def test_a_second_run_started_by_mistake_leaves_the_first_alone(client):
 
 
 def test_what_a_killed_run_left_behind_is_ended(client):
-    """Its lock went with it, its work on the server did not; the next run interrupts that, and works."""
+    """Its lock went with it, its work on the server did not; the next run interrupts that, and works.
+
+    In a session of its own: a run that only lost its lock would go on to set what tags the commits of the next one.
+    """
     with client("killed") as (killed, folder):
         worker = until_working(killed, folder)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    with client("next") as (following, folder):
-        (folder / "go").touch()
-        output, error = following.communicate(timeout=120)
-    assert (following.returncode, output) == (0, "done 1\n"), error
+        sessions = [(folder / "session").read_text()]
+    for name in ("next", "and the next"):
+        with client(name) as (following, folder):
+            (folder / "go").touch()
+            output, error = following.communicate(timeout=120)
+        assert (following.returncode, output) == (0, "done 1\n"), error
+        sessions.append((folder / "session").read_text())
+    assert sessions[0] != sessions[1] == sessions[2]
     wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end", 60)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.watermark import Watermarks
+from waldelta.watermark import Watermarks, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -65,4 +66,21 @@ def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(spar
     writer.close()
     assert watermark(job) == 2
     consume(spark, job)
+    assert is_equal(spark, job)
+
+
+def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, database, job, monkeypatch):
+    """A copy that was thought dead commits between: what differed from the target before says nothing of the one since."""
+    database.execute("insert into t select g, 'a' from generate_series(1, 9) g")
+    sync(spark, job)
+    database.execute("update t set v = 'b' where id < 3")
+
+    def late(point):
+        if point == "resync.compared":
+            monkeypatch.undo()
+            DeltaTable(uri_of(job, "public.t")).update(updates={"v": "'of another time'"}, predicate="id > 4")
+
+    monkeypatch.setattr("spark_jobs.snapshot_diff.fault_point", late)
+    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
     assert is_equal(spark, job)

@@ -223,7 +223,7 @@ class Matrix:
         scene.settle()
         scene.write(2)
         began = time.monotonic()
-        problems = self._next_runs(scene, step)
+        problems = self._next_runs(scene, step, has_failed=not FAULTS[name].own_process)
         seconds = time.monotonic() - began
         return Cell(step.name, name, ended, round(seconds, 1), problems + scene.differences())
 
@@ -265,11 +265,14 @@ class Matrix:
         what = ended[0] if stopped.is_set() else missed
         return Cell(step.name, "zombie", what, round(seconds, 1), problems)
 
-    def _next_runs(self, scene: Scene, step: Step) -> list[str]:
+    def _next_runs(self, scene: Scene, step: Step, *, has_failed: bool = False) -> list[str]:
         # Maintenance comes around by itself; what was asked for is asked for again.
         verbs = {"consume": ["consume"], "sync": ["consume"], "retry_quarantined": ["consume", step.verb]}.get(
             step.verb, [step.verb, "consume"]
         )
+        # A first copy that failed is tried again by Airflow: a later run takes up only what had begun.
+        if step.group == "first" and has_failed:
+            verbs = ["sync", *verbs]
         ends = [(verb, self._next_run(scene, verb, checked=step.checked)) for verb in verbs]
         return [f"next {verb}: {ended}" for verb, ended in ends if ended != "succeeded"]
 
