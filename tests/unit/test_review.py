@@ -21,6 +21,7 @@ from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.compared import read_compared
 from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
 from waldelta.review.glance import read_glance
 from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
@@ -400,6 +401,29 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     Reconciliations(book.root).add([Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"])
     (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
     assert left.page == ("expectations",)
+
+
+COMPARED = [
+    ("nobody has asked", [], "ab", "unknown", ("never compared",), None),
+    ("no table", [], "", "unknown", (), None),
+    ("all of them", [("a", "equal"), ("b", "repaired")], "ab", "passed", (), 0),
+    ("one of them", [("a", "equal")], "ab", "unknown", ("1 never compared",), 0),
+    ("only attempts", [("a", "not compared"), ("b", "failed")], "ab", "unknown", ("2 without an answer",), None),
+    ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
+    ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab", "failed", ("1 different",), 2),
+    ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("found, fed, verdict, told, oldest", [c[1:] for c in COMPARED], ids=[c[0] for c in COMPARED])
+def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
+    """However long ago that was; and it says how old the knowledge is."""
+    long_ago = timedelta(days=400)
+    for n, (name, status) in enumerate(found):
+        Reconciliations(book.root).add([Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status)])
+    compared = read_compared(book, [f"public.{name}" for name in fed])
+    assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
+    assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
 
 
 def test_a_run_that_was_killed_is_told_by_its_silence(book):

@@ -16,7 +16,7 @@ from waldelta.reconcile.rows import ColumnDifference, RowDifference
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
 
-_ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
+ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 
 # Rows that differ which are kept of one table, those with their values, and the length of a value.
 ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
@@ -92,7 +92,7 @@ class Reconciliation:
     @property
     def compared(self) -> bool:
         """Whether an answer was found."""
-        return self.status in _ANSWERS
+        return self.status in ANSWERS
 
 
 class Reconciliations:
@@ -144,10 +144,10 @@ def last_answers(
     attempts: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         name = row["table_name"]
-        if row["status"] in _ANSWERS:
+        if row["status"] in ANSWERS:
             found[name] = row
             attempts.pop(name, None)
-        elif name in found and found[name]["status"] in _ANSWERS:
+        elif name in found and found[name]["status"] in ANSWERS:
             attempts[name] = row
         else:
             found[name] = row

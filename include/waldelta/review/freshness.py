@@ -177,6 +177,11 @@ def latest_states(lake: Bookkeeping) -> list[CopyState]:
     return [CopyState(**{k.removesuffix("_last"): v for k, v in row.items()}) for row in latest.to_pylist()]
 
 
+def fed_tables(lake: Bookkeeping) -> list[str]:
+    """The targets that get changes, or are to: all but those that left the publications."""
+    return [state.table_name for state in latest_states(lake) if state.status != REMOVED]
+
+
 def read_tables(
     lake: Bookkeeping,
     runs: Iterable[RunLine],

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 
 from waldelta.finding import size
 from waldelta.gap import describe, open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
-from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, last_answers
-from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
+from waldelta.reconcile.reconciliations import Reconciliation
+from waldelta.review.attention import Attention, names
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.compared import Compared, of_compared, read_compared
 from waldelta.review.freshness import (
     LastCut,
     Operations,
     TableLine,
-    latest_states,
+    fed_tables,
     read_changed,
     read_last_cut,
     read_tables,
@@ -28,30 +28,15 @@ from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, l
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED
-
-Severity = Literal["failed", "warning"]
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
-_MOST_NAMED = 3
-# What was found longer ago says little of today.
-_RECONCILED = timedelta(days=30)
+# A nightly run that failed longer ago says little of today.
+_NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
 _MOST_TOLD = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """One thing that somebody should look at; ``page`` is where, as parts of an address below the pipeline's, if anywhere.
-
-    "tables" is a part of the pipeline's own page.
-    """
-
-    severity: Severity
-    text: str
-    page: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +57,7 @@ class Glance:
     changed_tables: int
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]
+    compared: Compared
     attention: tuple[Attention, ...]
 
     @property
@@ -108,14 +94,15 @@ def read_glance(
     shown = [point for point in lag_points(runs) if point.at >= since]
     recent = read_changed(lake, since)
     latest_changes = recent if start == since else read_changed(lake, start)
-    fed = [state.table_name for state in latest_states(lake) if state.status != REMOVED]
+    fed = fed_tables(lake)
     tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked)
+    compared = read_compared(lake, fed)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     latest = landing[0] if landing else None
     attention = [
         *_silent(latest, now),
         *_attention(pipeline, lake, latest, tables, gaps),
-        *_reconciled(lake, now, {line.table_name for line in tables}),
+        *of_compared(compared),
         *_failed_otherwise(lake, now),
     ]
     upto = brought_up_to(landing)
@@ -132,6 +119,7 @@ def read_glance(
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
+        compared=compared,
         attention=tuple(sorted(attention, key=lambda item: item.severity != "failed")),
     )
 
@@ -158,37 +146,24 @@ def _attention(
         (NEEDS_SYNC, "to be copied again"),
     ):
         if named := [line.table_name for line in tables if line.status == status]:
-            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{_names(named)}: {what}", ("tables",))
+            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{names(named)}: {what}", ("tables",))
     failed = [line.table_name for line in tables if line.check is not None and line.check.failed]
     if failed:
-        yield Attention("failed", f"{_names(failed)}: expectations not met", ("expectations",))
+        yield Attention("failed", f"{names(failed)}: expectations not met", ("expectations",))
     if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
-        yield Attention("warning", f"{_names(warned)}: expectations not met that only warn", ("expectations",))
+        yield Attention("warning", f"{names(warned)}: expectations not met that only warn", ("expectations",))
     if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
-        yield Attention("warning", f"{_names(unknown)}: expectations couldn't be evaluated", ("expectations",))
+        yield Attention("warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",))
     yield from _slot_attention(pipeline, latest)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
     if copying := [line.table_name for line in tables if line.status == COPYING]:
-        yield Attention("warning", f"{_names(copying)}: being copied, or the copy was killed", ("tables",))
-
-
-def _reconciled(lake: Bookkeeping, now: datetime, tables: Collection[str]) -> Iterator[Attention]:
-    """Targets that were found to hold other rows than their source, whatever attempts since then couldn't say; and these."""
-    rows = lake.scan(Reconciliation, ("table_name", "status"), now - _RECONCILED).to_pylist()
-    found, attempts = last_answers(row for row in rows if row["table_name"] in tables)
-    if different := sorted(name for name, row in found.items() if row["status"] == DIFFERENT):
-        told = "other rows than the source has"
-        if again := [name for name in different if name in attempts]:
-            told += f"; the latest attempt {'' if again == different else f'at {_names(again)} '}couldn't compare them again"
-        yield Attention("failed", f"{_names(different)}: {told}", ("reconciliation",))
-    if failed := sorted(name for name, row in (found | attempts).items() if row["status"] == NOT_ANSWERED):
-        yield Attention("warning", f"{_names(failed)}: comparing with the source failed", ("reconciliation",))
+        yield Attention("warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",))
 
 
 def _failed_otherwise(lake: Bookkeeping, now: datetime) -> Iterator[Attention]:
     """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
-    since = now - _RECONCILED
+    since = now - _NIGHTLY
     told = {row["run_id"] for row in lake.scan(Reconciliation, ("run_id",), since).to_pylist()}
     for verb, what in (("maintain", "maintenance"), ("reconcile", "reconciliation")):
         run = latest_run(lake, verb, since)
@@ -217,8 +192,3 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
         yield Attention("failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})")
     elif held > limits.warn_mb << 20:
         yield Attention("warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})")
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"

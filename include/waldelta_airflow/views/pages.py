@@ -18,9 +18,10 @@ from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
+from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta.review.freshness import read_changed, read_states
-from waldelta.review.glance import Attention, Glance, read_glance
+from waldelta.review.glance import Glance, read_glance
 from waldelta.review.history import LagPoint, lag_points, read_runs
 from waldelta.review.run_details import read_run, verbs_of
 from waldelta.review.verdicts import expectations_map, tables_map

@@ -298,6 +298,32 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
     assert "public.orders: other rows than the source has" in client.get("/").text
 
 
+EQUAL = [
+    ("all", ["equal", "repaired"], "2 of 2 tables", "no differences"),
+    ("an attempt alone", ["equal", "not compared"], "1 without an answer", None),
+    ("one that failed", ["repaired", "failed"], "1 without an answer", None),
+    ("one that nobody compared", ["equal"], "1 never compared", None),
+    ("none", [], "never compared", None),
+]
+
+
+@pytest.mark.parametrize("found, told, fine", [case[1:] for case in EQUAL], ids=[case[0] for case in EQUAL])
+def test_nothing_is_fine_that_was_not_compared(write_pipeline, schedules, open_pages, found, told, fine):
+    """Each page says of how many tables the lake is known to equal its source, and how old that knowledge is."""
+    root = load_pipeline_file(write_pipeline("shop")).target.root
+    names = ["public.a", "public.b"]
+    for name in names:
+        Ledger(root).append(TableState(now(), "s", name, 1, "synced"))
+    at = now() - timedelta(hours=7, minutes=1)
+    rows = [Reconciliation(at, "r", name, status) for name, status in zip(names, found, strict=False)]
+    Reconciliations(root).add(rows)
+    client = open_pages("viewer")
+    pages = [client.get(path).text for path in ("/", "/p/shop", "/p/shop/reconciliation")]
+    assert all(told in text for text in (pages if found else pages[:2]))
+    assert [bool(re.search("oldest answer .*7 h 1 min ago", text)) for text in pages] == [bool(found)] * 3
+    assert ("no differences" in pages[2]) is (fine is not None)
+
+
 def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(shop, open_pages, decided):
     """With its rows and its button; and the attempt is told beside it."""
     locked = Reconciliation(now(), "later", "public.orders", "not compared", "it is locked just now")
