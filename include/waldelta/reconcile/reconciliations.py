@@ -126,11 +126,18 @@ class Reconciliations:
         return self._table.scan(_SHORT, since)
 
     def prune(self, oldest: datetime) -> int:
-        """Drop what is older than ``oldest``, and leave one file; returns how many rows were dropped."""
-        return self._table.prune(lambda rows: [row["at"] >= oldest for row in rows])
+        """Drop what is older than ``oldest`` but each table's last answer, and leave one file; returns how many rows were dropped."""
+        return self._table.prune(lambda rows: _keep(rows, oldest))
 
     def _read(self, chosen: pc.Expression) -> list[Reconciliation]:
         return [_built(row) for row in self._table.read(chosen)]
+
+
+def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
+    """A target that differed does so still, however long nobody has compared it since."""
+    found, attempts = last_answers(rows)
+    needed = {id(row) for row in (*found.values(), *attempts.values())}
+    return [row["at"] >= oldest or id(row) in needed for row in rows]
 
 
 def last_answers(

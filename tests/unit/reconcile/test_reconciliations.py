@@ -37,6 +37,24 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {"public.t": "repaired"}
 
 
+def test_the_last_answer_of_each_table_is_kept(tmp_path):
+    """However old it is, as is the last attempt since; a table that nobody compares any more differs still."""
+    kept = Reconciliations(tmp_path.as_uri())
+    long_ago = [
+        ("public.t", "different"), ("public.t", "failed"), ("public.t", "not compared"), ("public.u", "different"),
+        ("public.u", "equal"), ("public.v", "not compared"), ("public.v", "failed"),
+    ]  # fmt: skip
+    for n, (table, status) in enumerate(long_ago):
+        kept.add([row(f"r{n}", table, status, at=now() - timedelta(days=400 - n))])
+    kept.add([row("new", "public.w", at=now() - timedelta(days=2)), row("newer", "public.w")])
+    assert kept.prune(now() - timedelta(days=30)) == 3
+    assert kept.prune(now() - timedelta(days=30)) == 0
+    assert {name: found.status for name, found in kept.latest().items()} == {
+        "public.t": "different", "public.u": "equal", "public.v": "failed", "public.w": "equal",
+    }  # fmt: skip
+    assert kept.history().num_rows == 6
+
+
 def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
     """The table was locked, or its source away: what differed differs still."""
     kept = Reconciliations(tmp_path.as_uri())
