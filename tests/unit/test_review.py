@@ -27,7 +27,7 @@ from waldelta.review.glance import read_glance
 from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
 from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
 from waldelta.review.run_details import read_run
-from waldelta.review.verdicts import expectations_map, read_checks, read_latest_checks, tables_map
+from waldelta.review.verdicts import expectations_map, missed_earlier, read_checks, read_latest_checks, tables_map
 from waldelta.slot_health import SlotReading
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -215,6 +215,29 @@ def test_heat_maps(book):
     ((name, cells),) = expectations_map(book, "public.b", minutes(9), 10).rows
     assert (name, [c.told for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
     assert read_latest_checks(book, None)["public.b"].run_id == "two"
+
+
+def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
+    """The runs of the heat map may all be newer, or may have judged only a part of what is expected of a table."""
+    append_expectation_results(
+        book.root,
+        [
+            result(minutes(-20_000), "old", "public.old", False), result(minutes(-20_000), "old", "public.warned", False, "warning"),
+            result(minutes(-20_000), "old", "public.fine"), result(minutes(-20_000), "old", "public.partly", False),
+            result(minutes(-20_000), "old", "public.gone", False),
+        ],
+    )  # fmt: skip
+    append_expectation_results(book.root, [replace(reference(minutes(1), True), table_name="public.partly")])
+    append_expectation_results(book.root, [result(minutes(2), "new", "public.new", False)])
+    fed = [f"public.{name}" for name in ("old", "warned", "fine", "partly", "new", "never")]
+    heat = tables_map(book, minutes(9), 2)
+    assert [name for name, _ in heat.rows] == ["public.new", "public.partly"]
+    found = missed_earlier(book, heat, minutes(-5_000), fed)
+    assert [(c.table_name, c.verdict, c.told) for c in found] == [
+        ("public.old", "failed", "1 failed of 1"), ("public.partly", "failed", "1 failed of 2"),
+        ("public.warned", "warning", "1 not met (warning) of 1"),
+    ]  # fmt: skip
+    assert found[0].at == minutes(-20_000)
 
 
 def reference(at, success, meaning="a row of b is there", run_id="night"):

@@ -20,11 +20,11 @@ from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
 from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
-from waldelta.review.freshness import read_changed, read_states
-from waldelta.review.glance import Glance, read_glance
+from waldelta.review.freshness import fed_tables, read_changed, read_states
+from waldelta.review.glance import REACH, Glance, read_glance
 from waldelta.review.history import LagPoint, lag_points, read_runs
 from waldelta.review.run_details import read_run, verbs_of
-from waldelta.review.verdicts import expectations_map, tables_map
+from waldelta.review.verdicts import expectations_map, missed_earlier, tables_map
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
@@ -207,7 +207,8 @@ def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> s
     """Tables by runs."""
     at, name = now(), pipeline.pipeline
     heat = tables_map(lake, at, _HEAT_MAP_RUNS)
-    return render("expectations.html", base, at, name=name, here="expectations", heat=heat)
+    earlier = missed_earlier(lake, heat, at - REACH, fed_tables(lake))
+    return render("expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier)
 
 
 def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str) -> tuple[str, bool]:

@@ -298,6 +298,17 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
     assert "public.orders: other rows than the source has" in client.get("/").text
 
 
+def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(shop, open_pages, monkeypatch):
+    """The link "expectations not met" leads to a page that has the table, with what was found and when."""
+    monkeypatch.setattr("waldelta_airflow.views.pages._HEAT_MAP_RUNS", 1)
+    later = ExpectationResult(now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3)
+    append_expectation_results(shop.target.root, [later])
+    client = open_pages("viewer")
+    assert "public.orders: expectations not met" in client.get("/").text
+    text = client.get("/p/shop/expectations").text
+    assert re.search(r"before these runs.*public\.orders.*failed.*0\.\d s ago.*1 failed of 1", text, re.DOTALL)
+
+
 EQUAL = [
     ("all", ["equal", "repaired"], "2 of 2 tables", "no differences"),
     ("an attempt alone", ["equal", "not compared"], "1 without an answer", None),
