@@ -15,7 +15,7 @@ from spark_jobs.result import RunResult, StageResult, TableResult
 from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD, ExpectationResult, append_expectation_results
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, Gap, Run, TableState, TargetCut
+from waldelta.ledger_rows import BatchCut, ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
@@ -447,6 +447,60 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
     compared = read_compared(book, [f"public.{name}" for name in fed])
     assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
+
+
+TOLD_BY_RUNS = [
+    ("nothing", {}, None),
+    ("a table without a copy", {"never_copied": ["public.x"]}, ("warning", "public.x: published, but never copied")),
+    ("unless that has begun since", {"never_copied": ["public.late"]}, None),
+    ("a suite of no table", {"unused_suites": ["/e/x.yml fits no table"]}, ("warning", "expectations that judge nothing: /e/x.yml")),
+    ("a slot in danger", {"slot_critical": ["slot 's' is lost in 2 hours"]}, ("failed", "when the latest run began, slot 's' is lost")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("found, told", [case[1:] for case in TOLD_BY_RUNS], ids=[case[0] for case in TOLD_BY_RUNS])
+def test_what_the_latest_run_found_is_told(book, found, told):
+    """Also while a later one runs, or failed before it could know."""
+    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
+    book.ledger.append(TableState(minutes(1), "sync", "public.late", 1, "synced"))
+    Reconciliations(book.root).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
+
+    def items(at):
+        found = read_glance(pipeline(book.root), book, minutes(at), 24).attention
+        return [(item.severity, item.text) for item in found]
+
+    attention = items(2)
+    assert len(attention) == (told is not None)
+    assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)
+    book.ledger.append(run("down", minutes(3), "failed"))
+    book.ledger.append(run("now", minutes(4), "running"))
+    of_others = [[item for item in listed if "latest run" not in item[1]] for listed in (items(5), attention)]
+    assert of_others[0] == of_others[1]
+    book.ledger.append(run("fine", minutes(6), result=json.dumps({"stages": {"apply": {}}})))
+    assert items(7) == []
+
+
+def test_what_was_found_holds_while_nothing_changes(book):
+    """Of a source at rest no run is recorded but maintenance's."""
+    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}, "never_copied": ["public.x"]})))
+    book.ledger.append(replace(run("night", minutes(5000)), verb="maintain"))
+    glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
+    assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
+
+
+def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
+    """By the version and the time of both: the versions of a target that was made anew begin anew."""
+    commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
+    unsaid = [ForeignCommit(3, "UPDATE", "ann")]
+    for name, found in {"a": commits, "b": commits, "c": commits, "d": unsaid, "e": commits, "f": []}.items():
+        book.ledger.append(TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found))
+    book.ledger.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
+    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23)]
+    for name, version, at in sorted(answers, key=lambda answer: answer[2]):
+        Reconciliations(book.root).add([Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version)])
+    (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
+    assert (told.severity, told.page) == ("warning", ("reconciliation",))
+    assert told.text.startswith("public.b, public.c, public.d: somebody else wrote to its target")
 
 
 def test_a_run_that_was_killed_is_told_by_its_silence(book):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -18,11 +18,19 @@ from waldelta.review.verdicts import Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """When a target was found to equal its source, or repaired, and at which version."""
+
+    at: datetime
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest answer of those that are equal.
 
     ``equal`` were equal, or repaired; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
-    Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
+    ``answers`` are those of the equal ones. Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
     """
 
     equal: tuple[str, ...] = ()
@@ -32,6 +40,7 @@ class Compared:
     oldest: datetime | None = None
     again: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
+    answers: Mapping[str, Answer] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -61,7 +70,7 @@ class Compared:
 
 def read_compared(lake: Bookkeeping, tables: Collection[str]) -> Compared:
     """How these tables compare: those that are still fed, since of others nobody asks."""
-    rows = _newest(lake.scan(Reconciliation, ("at", "table_name", "status")))
+    rows = _newest(lake.scan(Reconciliation, ("at", "table_name", "status", "version")))
     found, attempts = last_answers(row for row in rows.to_pylist() if row["table_name"] in tables)
     answers = {name: row for name, row in found.items() if row["status"] in ANSWERS}
     different = sorted(name for name, row in answers.items() if row["status"] == DIFFERENT)
@@ -75,6 +84,7 @@ def read_compared(lake: Bookkeeping, tables: Collection[str]) -> Compared:
         oldest=min((answers[name]["at"] for name in equal), default=None),
         again=tuple(sorted(attempts)),
         broken=tuple(sorted(name for name, row in latest.items() if row["status"] == NOT_ANSWERED)),
+        answers={name: Answer(answers[name]["at"], answers[name]["version"]) for name in equal},
     )
 
 

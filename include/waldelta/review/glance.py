@@ -18,17 +18,18 @@ from waldelta.review.freshness import (
     LastCut,
     Operations,
     TableLine,
-    fed_tables,
+    latest_states,
     read_changed,
     read_last_cut,
     read_tables,
     total,
 )
 from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
-from waldelta.review.results import read_result
+from waldelta.review.results import Results, results_of
+from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
@@ -89,27 +90,34 @@ def read_glance(
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
-    runs = read_runs(lake, start) or read_runs(lake)
+    runs = read_runs(lake, start)
+    if not any(
+        run.verb in LANDING for run in runs
+    ):  # nothing has changed for long: what the last one found still holds
+        runs += [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
     landing = [run for run in runs if run.verb in LANDING]
     shown = [point for point in lag_points(runs) if point.at >= since]
     recent = read_changed(lake, since)
     latest_changes = recent if start == since else read_changed(lake, start)
-    fed = fed_tables(lake)
-    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked)
+    states = latest_states(lake)
+    fed = [state.table_name for state in states if state.status != REMOVED]
+    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked, states)
     compared = read_compared(lake, fed)
+    results = results_of(lake)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     latest = landing[0] if landing else None
     attention = [
         *_silent(latest, now),
-        *_attention(pipeline, lake, latest, tables, gaps),
+        *_attention(pipeline, results, latest, tables, gaps),
         *of_compared(compared),
-        *_failed_otherwise(lake, now),
+        *of_runs(results, landing, states, compared),
+        *_failed_otherwise(lake, results, now),
     ]
     upto = brought_up_to(landing)
     if looked is not None and (not landing or landing[0].applied):
         upto = max(filter(None, (upto, looked)))
     return Glance(
-        is_set_up=bool(tables or runs),
+        is_set_up=bool(tables or runs or read_runs(lake)),
         upto=upto,
         runs=tuple(run for run in runs if run.at >= since),
         latest=latest,
@@ -133,13 +141,13 @@ def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
 
 
 def _attention(
-    pipeline: PipelineFile, lake: Bookkeeping, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
+    pipeline: PipelineFile, results: Results, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
 ) -> Iterator[Attention]:
     """What is wrong first, then what may become so."""
     for gap in gaps:
         yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
     if latest is not None and latest.status == "failed":
-        yield Attention("failed", _failure(lake, latest), ("run", latest.verb, latest.run_id))
+        yield Attention("failed", _failure(results, latest), ("run", latest.verb, latest.run_id))
     for status, what in (
         ("behind", "couldn't be brought up to date"),
         (FAILED, "couldn't be copied"),
@@ -147,36 +155,42 @@ def _attention(
     ):
         if named := [line.table_name for line in tables if line.status == status]:
             yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{names(named)}: {what}", ("tables",))
-    failed = [line.table_name for line in tables if line.check is not None and line.check.failed]
-    if failed:
-        yield Attention("failed", f"{names(failed)}: expectations not met", ("expectations",))
-    if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
-        yield Attention("warning", f"{names(warned)}: expectations not met that only warn", ("expectations",))
-    if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
-        yield Attention("warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",))
-    yield from _slot_attention(pipeline, latest)
+    yield from _of_checks(tables)
+    of_slot = list(_slot_attention(pipeline, latest))
+    yield from of_slot
+    if latest is not None and not any(item.severity == "failed" for item in of_slot):
+        yield from _slot_began(results, latest)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
     if copying := [line.table_name for line in tables if line.status == COPYING]:
         yield Attention("warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",))
 
 
-def _failed_otherwise(lake: Bookkeeping, now: datetime) -> Iterator[Attention]:
+def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
+    if failed := [line.table_name for line in tables if line.check is not None and line.check.failed]:
+        yield Attention("failed", f"{names(failed)}: expectations not met", ("expectations",))
+    if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
+        yield Attention("warning", f"{names(warned)}: expectations not met that only warn", ("expectations",))
+    if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
+        yield Attention("warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",))
+
+
+def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:
     """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
     since = now - _NIGHTLY
     told = {row["run_id"] for row in lake.scan(Reconciliation, ("run_id",), since).to_pylist()}
     for verb, what in (("maintain", "maintenance"), ("reconcile", "reconciliation")):
         run = latest_run(lake, verb, since)
         if run is not None and run.status == "failed" and (verb == "maintain" or run.run_id not in told):
-            yield Attention("warning", f"the latest {what} failed{_why(lake, run)}", ("run", verb, run.run_id))
+            yield Attention("warning", f"the latest {what} failed{_why(results, run)}", ("run", verb, run.run_id))
 
 
-def _failure(lake: Bookkeeping, run: RunLine) -> str:
-    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{_why(lake, run)}"
+def _failure(results: Results, run: RunLine) -> str:
+    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{_why(results, run)}"
 
 
-def _why(lake: Bookkeeping, run: RunLine) -> str:
-    error = (read_result(lake, run.verb, run.run_id, run.at) or {}).get("error") or {}
+def _why(results: Results, run: RunLine) -> str:
+    error = results(run).get("error") or {}
     lines = str(error.get("message") or "").partition("\n")[0]
     told = f": {error.get('class')}: {lines}" if lines else ""
     return told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
@@ -192,3 +206,9 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
         yield Attention("failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})")
     elif held > limits.warn_mb << 20:
         yield Attention("warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})")
+
+
+def _slot_began(results: Results, latest: RunLine) -> Iterator[Attention]:
+    """What was critical when the run began, and may be so again before the next one; its end alone tells nothing of that."""
+    for told in results(latest).get("slot_critical") or ():
+        yield Attention("failed", f"when the latest run began, {told}", ("run", latest.verb, latest.run_id))

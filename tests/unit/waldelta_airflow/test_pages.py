@@ -267,6 +267,10 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert re.search(r'title="[^"]+">0\.\d s ago', text)
     schedules["shop"] = Schedule(due=at - timedelta(hours=1))
     assert "overdue by 1 h" in client.get("/p/shop").text
+    schedules["shop"] = Schedule(paused=frozenset({"maintenance", "reconcile"}))
+    text = client.get("/p/shop").text
+    assert "the maintenance DAG is paused" in text
+    assert "the reconcile DAG is paused" not in text  # it has no schedule: it is triggered by hand
 
 
 @pytest.mark.parametrize("path", ["table/..%2f..%2fsecret", "run/consume/..%2f..%2f..%2fetc%2fpasswd", "run/no/x"])
