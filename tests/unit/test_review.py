@@ -295,7 +295,7 @@ def test_a_check_that_is_tried_again_counts_as_it_ended(book):
 
 
 def test_own_expectations_may_be_of_one_meaning(book):
-    """That of their type, when they have no notes: none hides another."""
+    """In results of earlier versions that of their type, when they have no notes: none hides another."""
     rows = [result(minutes(1), "r", "public.a", success, meaning="expect_x") for success in (True, False, True)]
     append_expectation_results(book.root, rows)
     (check,) = read_checks(book, None)

@@ -107,7 +107,7 @@ def _without_suffix(table: pa.Table) -> list[str]:
 
 
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """What was entered last of each group, in order; own expectations without notes are of one meaning, so that it can be several rows."""
+    """What was entered last of each group, in order; in results of earlier versions own expectations without notes are of one meaning, so that it can be several rows."""
     numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
     groups = numbered.group_by(list(keys)).aggregate([("at", "max"), ("n", "list")]).combine_chunks()
     numbers = pc.list_flatten(groups["n_list"])
@@ -192,7 +192,7 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
     ends: dict[tuple[str, str], object] = {}
     for row in found:
         of, cell = (str(row["meaning"]), str(row["run_id"])), _cell(row)
-        if ends.get(of) == row["at"]:  # own expectations without notes are of one meaning
+        if ends.get(of) == row["at"]:  # of one meaning, in results of earlier versions
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
     return _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
