@@ -503,6 +503,39 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     assert told.text.startswith("public.b, public.c, public.d: somebody else wrote to its target")
 
 
+MENDED = [
+    ("nothing was done", [], "different"),
+    ("copied", [("copying", 2, ""), ("synced", 2, "s")], "copied"),
+    ("copied, and its columns changed since", [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")], "copied"),
+    ("a copy that failed", [("copying", 2, ""), ("failed", 2, "")], "different"),
+    ("a copy under way", [("copying", 2, "")], "different"),
+    ("a repair of what drifted", [("copying", 2, "s"), ("synced", 2, "s")], "different"),
+    ("a repair after a copy", [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")], "copied"),
+    ("its columns changed", [("synced", 1, "s")], "different"),
+    ("a copy that nobody knows the beginning of", [("synced", 2, "s")], "different"),
+    ("it left the publications", [("removed", 1, "s")], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("states, found", [case[1:] for case in MENDED], ids=[case[0] for case in MENDED])
+def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states, found):
+    """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is about."""
+    for status, snapshot in (("copying", ""), ("synced", "s")):
+        book.ledger.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
+    Reconciliations(book.root).add([Reconciliation(minutes(5), "r", "public.a", "different")])
+    for n, (status, generation, snapshot) in enumerate(states):
+        book.ledger.append(TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot))
+    glance = read_glance(pipeline(book.root), book, minutes(20), 24)
+    assert glance.compared.count == (found is not None)
+    assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == ([found] if found else [])
+    told = [(item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)]
+    expected = {
+        "different": [("failed", "public.a: other rows than the source has")],
+        "copied": [("warning", "public.a: differed, and was copied since: compare again")],
+    }
+    assert told == expected.get(found, [])
+
+
 def test_a_run_that_was_killed_is_told_by_its_silence(book):
     """It is the latest, and still running for the ledger."""
     book.ledger.append(run("r", minutes(2), "running"))

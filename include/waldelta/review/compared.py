@@ -14,6 +14,7 @@ from waldelta.reconcile.reconciliations import ANSWERS, DIFFERENT, Reconciliatio
 from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.review.attention import Attention, names
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import copied_at
 from waldelta.review.verdicts import Verdict
 
 
@@ -29,12 +30,13 @@ class Answer:
 class Compared:
     """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest answer of those that are equal.
 
-    ``equal`` were equal, or repaired; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
+    ``equal`` were equal, or repaired; ``copied`` were different, and copied as a whole since; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
     ``answers`` are those of the equal ones. Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
     """
 
     equal: tuple[str, ...] = ()
     different: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     unanswered: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
     oldest: datetime | None = None
@@ -50,7 +52,7 @@ class Compared:
     @property
     def rest(self) -> tuple[str, ...]:
         """The tables that aren't known to be equal."""
-        return (*self.different, *self.unanswered, *self.never)
+        return (*self.different, *self.copied, *self.unanswered, *self.never)
 
     @property
     def verdict(self) -> Verdict:
@@ -63,7 +65,7 @@ class Compared:
         if not self.equal and self.never == self.rest:
             return ("never compared",) if self.never else ()
         counts = (
-            (self.different, "different"), (self.unanswered, "without an answer"), (self.never, "never compared"),
+            (self.different, "different"), (self.copied, "copied since it differed"), (self.unanswered, "without an answer"), (self.never, "never compared"),
         )  # fmt: skip
         return tuple(f"{len(found):,} {what}" for found, what in counts if found)
 
@@ -73,12 +75,14 @@ def read_compared(lake: Bookkeeping, tables: Collection[str]) -> Compared:
     rows = _newest(lake.scan(Reconciliation, ("at", "table_name", "status", "version")))
     found, attempts = last_answers(row for row in rows.to_pylist() if row["table_name"] in tables)
     answers = {name: row for name, row in found.items() if row["status"] in ANSWERS}
-    different = sorted(name for name, row in answers.items() if row["status"] == DIFFERENT)
-    equal = sorted(answers.keys() - set(different))
+    differed = {name: row["at"] for name, row in answers.items() if row["status"] == DIFFERENT}
+    equal = sorted(answers.keys() - differed.keys())
+    copied = {name for name, at in copied_at(lake, differed).items() if at > differed[name]}
     latest = found | attempts
     return Compared(
         equal=tuple(equal),
-        different=tuple(different),
+        different=tuple(sorted(differed.keys() - copied)),
+        copied=tuple(sorted(copied)),
         unanswered=tuple(sorted(found.keys() - answers.keys())),
         never=tuple(sorted(set(tables) - found.keys())),
         oldest=min((answers[name]["at"] for name in equal), default=None),
@@ -106,5 +110,7 @@ def of_compared(found: Compared) -> Iterator[Attention]:
             of = "" if len(again) == len(found.different) else f"at {names(again)} "
             told += f"; the latest attempt {of}couldn't compare them again"
         yield Attention("failed", f"{names(found.different)}: {told}", page)
+    if found.copied:
+        yield Attention("warning", f"{names(found.copied)}: differed, and was copied since: compare again", page)
     if found.broken:
         yield Attention("warning", f"{names(found.broken)}: comparing with the source failed", page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check
-from waldelta.standing import REMOVED, SYNCED
+from waldelta.standing import COPYING, REMOVED, SYNCED
 
 # Runs whose results are read, newest first, for since when a table is behind.
 _MOST_RESULTS = 20
@@ -181,6 +181,30 @@ def latest_states(lake: Bookkeeping) -> list[CopyState]:
     for row in rows.take(latest).to_pylist():
         commits = row.pop("foreign_commits")
         found.append(CopyState(**row, foreign=ForeignCommit(**commits[-1]) if commits else None))
+    return found
+
+
+def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]:
+    """When these targets were last copied as a whole, or compared row by row by a resync.
+
+    A repair ends as a copy does, by a snapshot of its own in the next generation, but mends only the rows that it was about. It
+    is told by how it began: with that snapshot, which a copy takes later.
+    """
+    if not tables:
+        return {}
+    columns = ("at", "table_name", "generation", "status", "snapshot")
+    found: dict[str, datetime] = {}
+    ended: set[tuple[str, int]] = set()
+    begun: dict[tuple[str, int], bool] = {}
+    for row in lake.scan(TableState, columns, None, pc.field("table_name").isin(sorted(tables))).to_pylist():
+        of = (row["table_name"], row["generation"])
+        if row["status"] == COPYING:
+            begun[of] = bool(row["snapshot"])
+        # Later states of the same copy tell of changed columns, and of others' commits.
+        elif row["status"] == SYNCED and row["snapshot"] and of not in ended:
+            ended.add(of)
+            if not begun.get(of, True):
+                found[row["table_name"]] = row["at"]
     return found
 
 

@@ -161,8 +161,8 @@ def _add_reconciliation(app: FastAPI) -> None:
     @app.post("/p/{name}/repair")
     def repair_all(asked: AskedDep, request: Request, name: str) -> Response:
         with _lake(asked, name) as (_, lake):
-            different = read_compared(lake, fed_tables(lake)).different
-        return _repair(asked, request, name, list(different))
+            compared = read_compared(lake, fed_tables(lake))
+        return _repair(asked, request, name, [*compared.different, *compared.copied])
 
     @app.post("/p/{name}/repair/{table:path}")
     def repair(asked: AskedDep, request: Request, name: str, table: str) -> Response:
