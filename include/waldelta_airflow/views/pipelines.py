@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta.pipeline_file import PipelineFile
+from waldelta_airflow.pipeline_files import read_pipeline_files
 from waldelta_airflow.settings import pipelines_folder
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ _WATCHED = ("maintenance", "reconcile")
 def load_pipelines() -> dict[str, PipelineFile | str]:
     """Each pipeline file's content by its pipeline's name, or what is wrong with it by its file's."""
     found: dict[str, PipelineFile | str] = {}
-    for path in sorted([*pipelines_folder().glob("*.yml"), *pipelines_folder().glob("*.yaml")]):
-        try:
-            pipeline = load_pipeline_file(path)
+    for path, pipeline in read_pipeline_files(pipelines_folder()):
+        if isinstance(pipeline, PipelineFile):
             found[pipeline.pipeline] = pipeline
-        except ConfigError as err:
-            found[path.name] = str(err)
+        else:
+            found[path.name] = (
+                str(pipeline) if isinstance(pipeline, ConfigError) else f"{type(pipeline).__name__}: {pipeline}"
+            )
     return found
 
 

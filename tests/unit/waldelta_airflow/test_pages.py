@@ -18,7 +18,7 @@ from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
-from waldelta_airflow.views.pipelines import Schedule, pipeline_of
+from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views.reports import data_docs_folder
 
 pytestmark = pytest.mark.airflow
@@ -209,6 +209,23 @@ def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pa
 def test_a_refused_file_is_shown_to_those_who_see_import_errors(pipelines, schedules, open_pages, role, shown):
     (pipelines / "broken.yml").write_text("pipeline: <b>")
     assert ("broken.yml is refused" in open_pages(role).get("/").text) is shown
+
+
+@pytest.mark.parametrize("double", ["pipeline", "slot", "root"])
+def test_of_two_files_that_share_what_is_one_pipelines_the_first_counts(
+    pipelines, write_pipeline, schedules, open_pages, double
+):
+    """As for the DAGs: the pages show whose DAGs there are, and the other file as refused."""
+    text = write_pipeline("shop").read_text()
+    name, root = ("shop" if double == "pipeline" else "stop", "/lake/stop" if double != "root" else "/shop")
+    other = text.replace("pipeline: shop", f"pipeline: {name}").replace("/shop", root)
+    other = other if double == "slot" else re.sub(r"slot: \w+", "slot: other", other)
+    (pipelines / "shop2.yml").write_text(other)
+    found = load_pipelines()
+    assert set(found) == {"shop", "shop2.yml"}
+    assert found["shop"].target.root.endswith("/shop")
+    assert "is also in" in found["shop2.yml"]
+    assert "shop2.yml is refused" in open_pages("admin").get("/").text
 
 
 def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedules, open_pages):
