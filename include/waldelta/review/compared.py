@@ -105,11 +105,11 @@ def of_compared(found: Compared) -> Iterator[Attention]:
     """Targets that were found to hold other rows than their source, whatever attempts since then couldn't say; and these."""
     page = ("reconciliation",)
     if found.different:
-        told = "other rows than the source has"
+        since = ""
         if again := [name for name in found.different if name in found.again]:
             of = "" if len(again) == len(found.different) else f"at {names(again)} "
-            told += f"; the latest attempt {of}couldn't compare them again"
-        yield Attention("failed", f"{names(found.different)}: {told}", page)
+            since = f"; the latest attempt {of}couldn't compare them again"
+        yield Attention("failed", f"{names(found.different)}: other rows than the source has{since}", page)
     if found.copied:
         yield Attention("warning", f"{names(found.copied)}: differed, and was copied since: compare again", page)
     if found.broken:

@@ -136,8 +136,10 @@ def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
     """A run that was killed records no end."""
     if latest is None or latest.status != "running" or now - latest.at < _SILENT:
         return []
-    told = f"the latest run has recorded nothing for {duration((now - latest.at) / timedelta(hours=1))}: it was killed, or a stage takes long"
-    return [Attention("warning", told, ("run", latest.verb, latest.run_id))]
+    hours = duration((now - latest.at) / timedelta(hours=1))
+    told = "it was killed, or a stage takes long"
+    page = ("run", latest.verb, latest.run_id)
+    return [Attention("warning", f"the latest run has recorded nothing for {hours}: {told}", page)]
 
 
 def _attention(
@@ -147,14 +149,17 @@ def _attention(
     for gap in gaps:
         yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
     if latest is not None and latest.status == "failed":
-        yield Attention("failed", _failure(results, latest), ("run", latest.verb, latest.run_id))
-    for status, what in (
-        ("behind", "couldn't be brought up to date"),
-        (FAILED, "couldn't be copied"),
-        (NEEDS_SYNC, "to be copied again"),
-    ):
-        if named := [line.table_name for line in tables if line.status == status]:
-            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{names(named)}: {what}", ("tables",))
+        when = "" if latest.applied else " before all changes were applied"
+        page = ("run", latest.verb, latest.run_id)
+        yield Attention("failed", f"the latest run failed{when}{_why(results, latest)}", page)
+    if behind := [line.table_name for line in tables if line.status == "behind"]:
+        yield Attention("failed", f"{names(behind)}: couldn't be brought up to date", ("tables",))
+    if failed := [line.table_name for line in tables if line.status == FAILED]:
+        yield Attention("failed", f"{names(failed)}: couldn't be copied", ("tables",))
+    if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:
+        yield Attention("warning", f"{names(waiting)}: to be copied again", ("tables",))
+    if copying := [line.table_name for line in tables if line.status == COPYING]:
+        yield Attention("warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",))
     yield from _of_checks(tables)
     of_slot = list(_slot_attention(pipeline, latest))
     yield from of_slot
@@ -162,8 +167,6 @@ def _attention(
         yield from _slot_began(results, latest)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
-    if copying := [line.table_name for line in tables if line.status == COPYING]:
-        yield Attention("warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",))
 
 
 def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
@@ -179,14 +182,13 @@ def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Ite
     """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
     since = now - _NIGHTLY
     told = {row["run_id"] for row in lake.scan(Reconciliation, ("run_id",), since).to_pylist()}
-    for verb, what in (("maintain", "maintenance"), ("reconcile", "reconciliation")):
-        run = latest_run(lake, verb, since)
-        if run is not None and run.status == "failed" and (verb == "maintain" or run.run_id not in told):
-            yield Attention("warning", f"the latest {what} failed{_why(results, run)}", ("run", verb, run.run_id))
-
-
-def _failure(results: Results, run: RunLine) -> str:
-    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{_why(results, run)}"
+    if (run := latest_run(lake, "maintain", since)) is not None and run.status == "failed":
+        yield Attention("warning", f"the latest maintenance failed{_why(results, run)}", ("run", run.verb, run.run_id))
+    run = latest_run(lake, "reconcile", since)
+    if run is not None and run.status == "failed" and run.run_id not in told:
+        yield Attention(
+            "warning", f"the latest reconciliation failed{_why(results, run)}", ("run", run.verb, run.run_id)
+        )
 
 
 def _why(results: Results, run: RunLine) -> str:
@@ -200,7 +202,7 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
     if latest is None:
         return
     if latest.wal_status not in (None, "reserved", "extended"):
-        yield Attention("failed", f"slot {pipeline.source.slot} is {latest.wal_status}")
+        yield Attention("failed", f"the WAL of slot {pipeline.source.slot} is {latest.wal_status}")
     limits, held = pipeline.slot_limits, latest.retained_bytes or 0
     if held > limits.critical_mb << 20:
         yield Attention("failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})")

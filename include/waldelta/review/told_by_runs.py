@@ -43,8 +43,12 @@ def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Atte
         and not _is_outlived(state.foreign, state.table_name, compared)
     ]
     if written:
-        told = "somebody else wrote to its target, which may differ from the source"
-        yield Attention("warning", f"{names(sorted(written))}: {told}", ("reconciliation",))
+        found = names(sorted(written))
+        yield Attention(
+            "warning",
+            f"{found}: somebody else wrote to its target, which may differ from the source",
+            ("reconciliation",),
+        )
 
 
 def _is_outlived(commit: ForeignCommit, name: str, compared: Compared) -> bool:
