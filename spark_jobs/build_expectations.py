@@ -57,7 +57,7 @@ def _build(number: int, planned: PlannedExpectation, known: Mapping[str, type[Ex
         raise ValueError(f"kwargs.{reserved[0]} doesn't belong there: severity and notes stand beside kwargs")
     meta = {META: number, "origin": planned.origin}
     arguments: dict[str, Any] = {**planned.kwargs, "severity": planned.severity, "meta": meta}
-    if planned.origin == "own" and planned.meaning != planned.type:
+    if planned.origin == "own" and not planned.meaning.startswith(planned.type):
         arguments["notes"] = planned.meaning
     try:
         return kind(**arguments)

@@ -151,10 +151,11 @@ def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
     return folder.joinpath("validations", *parts)
 
 
-def drop_old_results(context: EphemeralDataContext, folder: Path, keep: int) -> int:
-    """Drop the results of all but the last ``keep`` runs, their pages and their places on the list."""
+def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str, keep: int) -> int:
+    """Drop the results of all but a pipeline's last ``keep`` runs, their pages and their places on the list."""
     store = context.stores[_KEPT]
-    identifiers = store.list_keys()
+    # Others' may lie in the same folder; no pipeline's name has a space.
+    identifiers = [i for i in store.list_keys() if str(i.run_id.run_name).startswith(f"{pipeline} ")]
     runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
     old = set(runs[keep:])
     for identifier in identifiers:
@@ -181,9 +182,9 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
     if not folder.is_dir():
         return 0
     with private_files(OWNER_ONLY):
-        dropped = prune_pages(folder, keep)
+        dropped = prune_pages(folder, pipeline.pipeline, keep)
         if (folder / _RESULTS_FOLDER).is_dir():
-            dropped += drop_old_results(open_context(folder), folder, keep)
+            dropped += drop_old_results(open_context(folder), folder, pipeline.pipeline, keep)
         if dropped:
             _write_index(folder, pipeline)
     return dropped

@@ -344,7 +344,7 @@ def _own(own: OwnSuiteFile | None) -> Iterator[PlannedExpectation]:
         return
     # Those with a gate too: what a copy brought, or was let pass, was never judged by it.
     for number, item in enumerate(own.suite.expectations):
-        meaning = item.notes or item.type
+        meaning = own.meaning(number)
         yield PlannedExpectation(item.type, dict(item.kwargs), item.severity, "own", meaning, own.place(number))
 
 

@@ -52,16 +52,17 @@ _NET = "_wd_net"
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """An expectation that judges before the merge, and the place it stands at."""
+    """An expectation that judges before the merge, the place it stands at, and what it is called in its file."""
 
     item: OwnExpectation
     place: str
+    called: str
 
     @property
     def meaning(self) -> str:
         """What it is called in messages."""
-        column = self.item.kwargs.get("column")
-        return (self.item.notes or self.item.type) + (f" on {column}" if column else "")
+        column = self.item.kwargs.get("column") if self.item.notes else None
+        return self.called + (f" on {column}" if column else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
     released: dict[tuple[str, int], int] | None = None
     for name, suite in suites.by_table.items():
         items = tuple(
-            Gated(item, suite.place(number))
+            Gated(item, suite.place(number), suite.meaning(number))
             for number, item in enumerate(suite.suite.expectations)
             if item.gate != "warn"
         )
@@ -348,7 +349,7 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
         given = {name for value in item.kwargs.values() for name in (value if isinstance(value, list) else [value])}
         asked = [name for name in columns.names if name in given or f"`{name}`" in given] or None
         planned = PlannedExpectation(
-            item.type, dict(item.kwargs), item.severity, "own", item.notes or item.type, verdict.gated.place
+            item.type, dict(item.kwargs), item.severity, "own", verdict.gated.called, verdict.gated.place
         )
         suite_plan = SuitePlan(gate.table, (planned,))
         check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(f"gate {number}", suite_plan))

@@ -44,6 +44,20 @@ class OwnExpectation(BaseModel):
     )
     notes: str | None = None
 
+    @property
+    def meaning(self) -> str:
+        """What it is called: its notes, else its type and the columns that it is about.
+
+        >>> OwnExpectation(type="expect_x", kwargs={"column_A": "a", "column_B": "b", "column_index": 1}).meaning
+        'expect_x on a, b'
+        """
+        if self.notes:
+            return self.notes
+        values = [value for name, value in self.kwargs.items() if name.startswith("column")]
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        columns = [column for found in lists for column in found if isinstance(column, str)]
+        return f"{self.type} on {', '.join(columns)}" if columns else self.type
+
 
 class OwnSuite(BaseModel):
     """The content of one file."""
@@ -63,6 +77,12 @@ class OwnSuiteFile:
     def place(self, number: int) -> str:
         """Where expectation ``number`` (from 0) stands."""
         return f"{self.path}: expectations[{number}]"
+
+    def meaning(self, number: int) -> str:
+        """What that expectation is called, as no other of the file is: its results are told from theirs by it."""
+        meanings = [item.meaning for item in self.suite.expectations]
+        is_alone = meanings.count(meanings[number]) == 1
+        return meanings[number] if is_alone else f"{meanings[number]} (expectations[{number}])"
 
 
 @dataclass(frozen=True, slots=True)

@@ -425,7 +425,7 @@ def _run(
                 digest, whole=True,
             )
         )  # fmt: skip
-    drop_old_results(context, folder, pipeline.quality.keep_reports)
+    drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
     build_site(context, identifiers)
     index = list_reports(folder, pipeline, run_id, at, verdicts)
     return verdicts, index

@@ -129,6 +129,7 @@ class RunResult:
     foreign_commits: list[str] = field(default_factory=list)  # targets that others were found to have written to
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
+    unused_suites: list[str] = field(default_factory=list)  # files of expectations that fit no table
     slot_critical: list[str] = field(default_factory=list)  # what was critical of the slot when the run began
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
     as_of: str | None = None  # all that the source had committed by then is part of what the run lands
@@ -162,6 +163,8 @@ class RunResult:
         """Take over what a check found, and where its report is."""
         self.report = report.location
         self.failed_expectations, self.warned_expectations = list(report.failures), list(report.warnings)
+        self.unused_suites = list(report.notes)
+        self.warnings += [note for note in report.notes if note not in self.warnings]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[StageResult]:

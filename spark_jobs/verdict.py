@@ -28,10 +28,13 @@ class Outcome:
         found = "could not be evaluated" if self.success is None else ""
         if self.unexpected_count:
             found = f"{self.unexpected_count} rows"
-        kind = "" if self.planned.meaning == self.planned.type else f"{self.planned.type}: "
-        column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
-        subject = f" on {column}" if column else ""
-        return f"{kind}{self.planned.meaning}{subject}" + (f" ({found})" if found else "")
+        told = self.planned.meaning
+        if not told.startswith(
+            self.planned.type
+        ):  # one of the engineer's without notes is called by its type and columns
+            column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
+            told = f"{self.planned.type}: {told}" + (f" on {column}" if column else "")
+        return told + (f" ({found})" if found else "")
 
 
 def unchecked(err: WaldeltaError) -> Outcome:

@@ -16,7 +16,7 @@ from waldelta.ledger_rows import BatchCut, ColumnState, Gap, KeptBite, Run, Slot
 from waldelta.profiles import Profiles
 from waldelta.quarantine import Quarantine
 from waldelta.reconcile.reconciliations import Reconciliations
-from waldelta.standing import SYNCED
+from waldelta.standing import COPYING, SYNCED
 
 
 def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:
@@ -48,10 +48,13 @@ def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
 
 
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
-    """Each target's latest state, the latest of its complete copies, and the first of each set of columns it has had."""
+    """Each target's latest state, the latest of its complete copies and how that began, and the first of each set of columns it has had."""
     needed = set({state.table_name: i for i, state in enumerate(states)}.values())
     complete = [(i, state) for i, state in enumerate(states) if state.status == SYNCED]
-    needed |= set({state.table_name: i for i, state in complete}.values())
+    newest = {state.table_name: i for i, state in complete}
+    needed |= set(newest.values())
+    copies = {(name, states[i].generation) for name, i in newest.items()}
+    needed |= {i for i, s in enumerate(states) if s.status == COPYING and (s.table_name, s.generation) in copies}
     columns: dict[str, list[ColumnState]] = {}
     for i, state in complete:
         if columns.get(state.table_name) != state.columns:

@@ -22,7 +22,10 @@ Verdict = Literal["failed", "warning", "passed"]
 
 @dataclass(frozen=True, slots=True)
 class ReportEntry:
-    """One table's check in one run; ``page`` is relative to the folder of the reports."""
+    """One table's check in one run; ``page`` is relative to the folder of the reports.
+
+    ``told`` says what was found where that isn't how many expectations are met.
+    """
 
     at: datetime
     pipeline: str
@@ -33,6 +36,7 @@ class ReportEntry:
     failures: tuple[str, ...]  # critical, in words without values
     warnings: tuple[str, ...]
     page: str
+    told: str | None = None
 
     @property
     def verdict(self) -> Verdict:

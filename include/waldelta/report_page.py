@@ -77,6 +77,8 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
 
 
 def _told(entry: ReportEntry) -> str:
+    if entry.told is not None:
+        return html.escape(entry.told)
     missed = [*entry.failures, *(f"{text} (warning)" for text in entry.warnings)]
     if not missed:
         return f"{entry.expectations} met, Delta version {entry.version}"

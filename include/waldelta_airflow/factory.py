@@ -9,8 +9,8 @@ from airflow.exceptions import SerializationError
 from airflow.sdk import DAG
 
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import PipelineFile, load_pipeline_file
 from waldelta_airflow.pipeline_dags import build_dags
+from waldelta_airflow.pipeline_files import read_pipeline_files
 from waldelta_airflow.settings import pipelines_folder
 
 
@@ -47,31 +47,15 @@ def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
     """
     folder = Path(folder) if folder is not None else pipelines_folder()
     dags: dict[str, DAG] = {}
-    taken: dict[str, Path] = {}
-    for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
+    for path, pipeline in read_pipeline_files(folder):
         try:
-            pipeline = load_pipeline_file(path)
-            _refuse_doubles(path, pipeline, taken)
+            if isinstance(pipeline, Exception):
+                raise pipeline
             dags.update({dag.dag_id: dag for dag in build_dags(path, pipeline)})
         except Exception as err:
             refused = RefusedFile(path, err if isinstance(err, ConfigError) else _unexpected(path, err))
             dags[refused.dag_id] = refused
     return dags
-
-
-def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
-    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other consumed; with one
-    lake, each would apply the other's changes too."""
-    slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
-    alone = (
-        (f"pipeline {pipeline.pipeline!r}", "rename one"),
-        (slot, "give each its own slot"),
-        (f"target.root {pipeline.target.root!r}", "give each a root of its own"),
-    )
-    for what, remedy in alone:
-        if what in taken:
-            raise ConfigError(f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}")
-        taken[what] = path
 
 
 def _unexpected(path: Path, err: Exception) -> ConfigError:

@@ -248,14 +248,16 @@ def test_hostile_names(lake):
 
 
 def test_old_reports_are_pruned(lake):
-    """Only the last runs' reports are kept, and the index has no dead links."""
+    """Only the last runs' reports are kept, of each pipeline in the folder, and the index has no dead links."""
     lake.target()
+    others = lake.check(lake.pipeline("flights_too"), run_id="run_0").tables[0].page
     pages = [lake.check(run_id=f"run_{i}").tables[0].page for i in range(3)]
     assert prune_reports(lake.pipeline(), keep=1) == 2
     assert [page.exists() for page in pages] == [False, False, True]
+    assert others.exists()
     index = (lake.docs / "index.html").read_text()
     assert "run_2" in index
-    assert "run_0" not in index
+    assert "run_1" not in index
     lake.check(lake.pipeline(keep_reports=1), run_id="run_3")
     assert not pages[2].exists()
 

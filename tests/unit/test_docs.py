@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -123,6 +124,30 @@ def test_every_ledger_column_is_explained(row):
     assert [
         name for name in row.__dataclass_fields__ if f"`{name}`" not in text and name not in ("table", "schema")
     ] == []
+
+
+def attention_texts() -> list[str]:
+    """What the pages' words for what needs attention begin with, behind the names of tables."""
+    found = []
+    for path in [
+        *(ROOT / "include/waldelta/review").glob("*.py"),
+        *(ROOT / "include/waldelta_airflow/views").glob("*.py"),
+    ]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Attention":
+                parts = node.args[1].values if isinstance(node.args[1], ast.JoinedStr) else [node.args[1]]
+                texts = [part.value.strip(" :;(,") for part in parts if isinstance(part, ast.Constant)]
+                assert any(" " in text for text in texts), f"{path.name}:{node.lineno} words that can be looked for"
+                found.append(next(text for text in texts if " " in text).partition(":")[0])
+    return found
+
+
+def test_what_needs_attention_is_explained():
+    """Word for word, as somebody searches for what the pages tell."""
+    section = (ROOT / "docs/operations.md").read_text().split("## What each alert means")[1].split("\n## ")[0]
+    texts = attention_texts()
+    assert len(texts) > 20
+    assert [text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", section)] == []
 
 
 def test_screenshots_are_small():

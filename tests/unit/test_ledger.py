@@ -225,7 +225,11 @@ def test_moves_that_recovery_rests_on_are_kept(moves, kept):
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():
-    """And the first of each set of columns: together the schema's history."""
+    """And how that copy began, by which it is told from a repair; and the first of each set of columns: the schema's history."""
+    began = [state("a", n, "copying", OLD) for n in (2, 3)]
+    assert keep_states([began[0], state("a", 2, "synced", OLD), began[1], state("a", 3, "synced", OLD)], NOON - DAY) == [
+        False, True, True, True,
+    ]  # fmt: skip
     states = [state("a", 1, "synced", OLD), state("a", 2, "synced", OLD), state("a", 3, "synced", OLD),
               state("a", 4, "copying", OLD), state("b", 1, "failed", OLD), state("c", 1, "copying"),
               state("c", 1, "synced")]  # fmt: skip

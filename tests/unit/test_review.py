@@ -15,18 +15,19 @@ from spark_jobs.result import RunResult, StageResult, TableResult
 from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD, ExpectationResult, append_expectation_results
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, Gap, Run, TableState, TargetCut
+from waldelta.ledger_rows import BatchCut, ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.compared import read_compared
 from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
 from waldelta.review.glance import read_glance
 from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
 from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
 from waldelta.review.run_details import read_run
-from waldelta.review.verdicts import expectations_map, read_checks, read_latest_checks, tables_map
+from waldelta.review.verdicts import expectations_map, missed_earlier, read_checks, read_latest_checks, tables_map
 from waldelta.slot_health import SlotReading
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -216,6 +217,29 @@ def test_heat_maps(book):
     assert read_latest_checks(book, None)["public.b"].run_id == "two"
 
 
+def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
+    """The runs of the heat map may all be newer, or may have judged only a part of what is expected of a table."""
+    append_expectation_results(
+        book.root,
+        [
+            result(minutes(-20_000), "old", "public.old", False), result(minutes(-20_000), "old", "public.warned", False, "warning"),
+            result(minutes(-20_000), "old", "public.fine"), result(minutes(-20_000), "old", "public.partly", False),
+            result(minutes(-20_000), "old", "public.gone", False),
+        ],
+    )  # fmt: skip
+    append_expectation_results(book.root, [replace(reference(minutes(1), True), table_name="public.partly")])
+    append_expectation_results(book.root, [result(minutes(2), "new", "public.new", False)])
+    fed = [f"public.{name}" for name in ("old", "warned", "fine", "partly", "new", "never")]
+    heat = tables_map(book, minutes(9), 2)
+    assert [name for name, _ in heat.rows] == ["public.new", "public.partly"]
+    found = missed_earlier(book, heat, minutes(-5_000), fed)
+    assert [(c.table_name, c.verdict, c.told) for c in found] == [
+        ("public.old", "failed", "1 failed of 1"), ("public.partly", "failed", "1 failed of 2"),
+        ("public.warned", "warning", "1 not met (warning) of 1"),
+    ]  # fmt: skip
+    assert found[0].at == minutes(-20_000)
+
+
 def reference(at, success, meaning="a row of b is there", run_id="night"):
     return replace(result(at, run_id, "public.a", success, "warning", meaning), expectation=REFERENCES_HOLD)
 
@@ -271,7 +295,7 @@ def test_a_check_that_is_tried_again_counts_as_it_ended(book):
 
 
 def test_own_expectations_may_be_of_one_meaning(book):
-    """That of their type, when they have no notes: none hides another."""
+    """In results of earlier versions that of their type, when they have no notes: none hides another."""
     rows = [result(minutes(1), "r", "public.a", success, meaning="expect_x") for success in (True, False, True)]
     append_expectation_results(book.root, rows)
     (check,) = read_checks(book, None)
@@ -400,6 +424,116 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     Reconciliations(book.root).add([Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"])
     (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
     assert left.page == ("expectations",)
+
+
+COMPARED = [
+    ("nobody has asked", [], "ab", "unknown", ("never compared",), None),
+    ("no table", [], "", "unknown", (), None),
+    ("all of them", [("a", "equal"), ("b", "repaired")], "ab", "passed", (), 0),
+    ("one of them", [("a", "equal")], "ab", "unknown", ("1 never compared",), 0),
+    ("only attempts", [("a", "not compared"), ("b", "failed")], "ab", "unknown", ("2 without an answer",), None),
+    ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
+    ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab", "failed", ("1 different",), 2),
+    ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("found, fed, verdict, told, oldest", [c[1:] for c in COMPARED], ids=[c[0] for c in COMPARED])
+def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
+    """However long ago that was; and it says how old the knowledge is."""
+    long_ago = timedelta(days=400)
+    for n, (name, status) in enumerate(found):
+        Reconciliations(book.root).add([Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status)])
+    compared = read_compared(book, [f"public.{name}" for name in fed])
+    assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
+    assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
+
+
+TOLD_BY_RUNS = [
+    ("nothing", {}, None),
+    ("a table without a copy", {"never_copied": ["public.x"]}, ("warning", "public.x: published, but never copied")),
+    ("unless that has begun since", {"never_copied": ["public.late"]}, None),
+    ("a suite of no table", {"unused_suites": ["/e/x.yml fits no table"]}, ("warning", "expectations that judge nothing: /e/x.yml")),
+    ("a slot in danger", {"slot_critical": ["slot 's' is lost in 2 hours"]}, ("failed", "when the latest run began, slot 's' is lost")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("found, told", [case[1:] for case in TOLD_BY_RUNS], ids=[case[0] for case in TOLD_BY_RUNS])
+def test_what_the_latest_run_found_is_told(book, found, told):
+    """Also while a later one runs, or failed before it could know."""
+    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
+    book.ledger.append(TableState(minutes(1), "sync", "public.late", 1, "synced"))
+    Reconciliations(book.root).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
+
+    def items(at):
+        found = read_glance(pipeline(book.root), book, minutes(at), 24).attention
+        return [(item.severity, item.text) for item in found]
+
+    attention = items(2)
+    assert len(attention) == (told is not None)
+    assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)
+    book.ledger.append(run("down", minutes(3), "failed"))
+    book.ledger.append(run("now", minutes(4), "running"))
+    of_others = [[item for item in listed if "latest run" not in item[1]] for listed in (items(5), attention)]
+    assert of_others[0] == of_others[1]
+    book.ledger.append(run("fine", minutes(6), result=json.dumps({"stages": {"apply": {}}})))
+    assert items(7) == []
+
+
+def test_what_was_found_holds_while_nothing_changes(book):
+    """Of a source at rest no run is recorded but maintenance's."""
+    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}, "never_copied": ["public.x"]})))
+    book.ledger.append(replace(run("night", minutes(5000)), verb="maintain"))
+    glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
+    assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
+
+
+def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
+    """By the version and the time of both: the versions of a target that was made anew begin anew."""
+    commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
+    unsaid = [ForeignCommit(3, "UPDATE", "ann")]
+    for name, found in {"a": commits, "b": commits, "c": commits, "d": unsaid, "e": commits, "f": []}.items():
+        book.ledger.append(TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found))
+    book.ledger.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
+    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23)]
+    for name, version, at in sorted(answers, key=lambda answer: answer[2]):
+        Reconciliations(book.root).add([Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version)])
+    (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
+    assert (told.severity, told.page) == ("warning", ("reconciliation",))
+    assert told.text.startswith("public.b, public.c, public.d: somebody else wrote to its target")
+
+
+MENDED = [
+    ("nothing was done", [], "different"),
+    ("copied", [("copying", 2, ""), ("synced", 2, "s")], "copied"),
+    ("copied, and its columns changed since", [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")], "copied"),
+    ("a copy that failed", [("copying", 2, ""), ("failed", 2, "")], "different"),
+    ("a copy under way", [("copying", 2, "")], "different"),
+    ("a repair of what drifted", [("copying", 2, "s"), ("synced", 2, "s")], "different"),
+    ("a repair after a copy", [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")], "copied"),
+    ("its columns changed", [("synced", 1, "s")], "different"),
+    ("a copy that nobody knows the beginning of", [("synced", 2, "s")], "different"),
+    ("it left the publications", [("removed", 1, "s")], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("states, found", [case[1:] for case in MENDED], ids=[case[0] for case in MENDED])
+def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states, found):
+    """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is about."""
+    for status, snapshot in (("copying", ""), ("synced", "s")):
+        book.ledger.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
+    Reconciliations(book.root).add([Reconciliation(minutes(5), "r", "public.a", "different")])
+    for n, (status, generation, snapshot) in enumerate(states):
+        book.ledger.append(TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot))
+    glance = read_glance(pipeline(book.root), book, minutes(20), 24)
+    assert glance.compared.count == (found is not None)
+    assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == ([found] if found else [])
+    told = [(item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)]
+    expected = {
+        "different": [("failed", "public.a: other rows than the source has")],
+        "copied": [("warning", "public.a: differed, and was copied since: compare again")],
+    }
+    assert told == expected.get(found, [])
 
 
 def test_a_run_that_was_killed_is_told_by_its_silence(book):

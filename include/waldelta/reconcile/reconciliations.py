@@ -16,7 +16,7 @@ from waldelta.reconcile.rows import ColumnDifference, RowDifference
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
 
-_ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
+ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 
 # Rows that differ which are kept of one table, those with their values, and the length of a value.
 ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
@@ -92,7 +92,7 @@ class Reconciliation:
     @property
     def compared(self) -> bool:
         """Whether an answer was found."""
-        return self.status in _ANSWERS
+        return self.status in ANSWERS
 
 
 class Reconciliations:
@@ -126,11 +126,18 @@ class Reconciliations:
         return self._table.scan(_SHORT, since)
 
     def prune(self, oldest: datetime) -> int:
-        """Drop what is older than ``oldest``, and leave one file; returns how many rows were dropped."""
-        return self._table.prune(lambda rows: [row["at"] >= oldest for row in rows])
+        """Drop what is older than ``oldest`` but each table's last answer, and leave one file; returns how many rows were dropped."""
+        return self._table.prune(lambda rows: _keep(rows, oldest))
 
     def _read(self, chosen: pc.Expression) -> list[Reconciliation]:
         return [_built(row) for row in self._table.read(chosen)]
+
+
+def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
+    """A target that differed does so still, however long nobody has compared it since."""
+    found, attempts = last_answers(rows)
+    needed = {id(row) for row in (*found.values(), *attempts.values())}
+    return [row["at"] >= oldest or id(row) in needed for row in rows]
 
 
 def last_answers(
@@ -144,10 +151,10 @@ def last_answers(
     attempts: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         name = row["table_name"]
-        if row["status"] in _ANSWERS:
+        if row["status"] in ANSWERS:
             found[name] = row
             attempts.pop(name, None)
-        elif name in found and found[name]["status"] in _ANSWERS:
+        elif name in found and found[name]["status"] in ANSWERS:
             attempts[name] = row
         else:
             found[name] = row

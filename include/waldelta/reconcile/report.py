@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from waldelta.lsn import Lsn
-from waldelta.reconcile.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, Reconciliation
+from waldelta.reconcile.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
 from waldelta.reconcile.rows import RowDifference
 from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
 from waldelta.report_page import mark, page
@@ -22,26 +22,32 @@ _LONGEST = 100
 def write_pages(folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]) -> None:
     """Write a page for each table that was compared, or couldn't be, and put it on the list; ``names`` are the tables' files."""
     for row in found:
-        run = f"{_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'} {row.at:%Y-%m-%dT%H:%M:%SZ}"
+        run = f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'} {row.at:%Y-%m-%dT%H:%M:%SZ}"
         path = folder / FOLDER / run / f"{names[row.table_name]}.html"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(table_page(row), encoding="utf-8")
         draft.replace(path)
+        version = f", Delta version {row.version}" if row.version is not None else ""
         failures = () if row.status != DIFFERENT else (told(row),)
-        warnings = () if row.status in (EQUAL, DIFFERENT) else (told(row),)
+        warnings = () if row.status in (EQUAL, REPAIRED, DIFFERENT) else (told(row),)
         add_entry(
             folder,
             ReportEntry(
                 found[0].at, pipeline, row.run_id, row.table_name, row.version or 0, 1, failures, warnings,
-                path.relative_to(folder).as_posix(),
+                path.relative_to(folder).as_posix(), told(row) + version,
             ),
         )  # fmt: skip
 
 
-def prune_pages(folder: Path, keep: int) -> int:
-    """Remove the pages of all but the last ``keep`` reconciliations; returns how many of these went."""
-    pages = [entry for entry in read_entries(folder) if entry.page.startswith(f"{FOLDER}/")]
+def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
+    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many of these went.
+
+    Several pipelines may share a folder, each with its own number.
+    """
+    pages = [
+        entry for entry in read_entries(folder) if entry.page.startswith(f"{FOLDER}/") and entry.pipeline == pipeline
+    ]
     old = checked_runs(pages)[keep:]
     for run in old:
         for entry in run.entries:
@@ -68,7 +74,7 @@ def told(row: Reconciliation) -> str:
 def table_page(row: Reconciliation) -> str:
     """One table's page."""
     facts = "".join(f"<tr><th scope='row'>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in _facts(row))
-    verdict = {EQUAL: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
+    verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
     body = f"<p>{mark(verdict)} {html.escape(told(row))}</p><table><tbody>{facts}</tbody></table>"
     if row.differences:
         body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"

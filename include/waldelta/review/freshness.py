@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import BatchCut, TableState
+from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check
-from waldelta.standing import REMOVED, SYNCED
+from waldelta.standing import COPYING, REMOVED, SYNCED
 
 # Runs whose results are read, newest first, for since when a table is behind.
 _MOST_RESULTS = 20
@@ -136,7 +137,7 @@ def _numbers(targets: pa.StructArray, name: str, held: set[str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """What the ledger says of a table's copy and columns."""
+    """What the ledger says of a table's copy and columns; ``foreign``: of its latest state, the last commit by others on record."""
 
     table_name: str
     at: datetime
@@ -146,9 +147,10 @@ class CopyState:
     reason: str | None
     rows: int
     mode: str | None = None
+    foreign: ForeignCommit | None = None
 
 
-_STATE = tuple(CopyState.__dataclass_fields__)
+_STATE = tuple(name for name in CopyState.__dataclass_fields__ if name != "foreign")
 
 
 def _rank(line: TableLine) -> int:
@@ -172,9 +174,43 @@ def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopySt
 
 def latest_states(lake: Bookkeeping) -> list[CopyState]:
     """The latest state of each target."""
-    rows = lake.scan(TableState, _STATE).group_by("table_name", use_threads=False)
-    latest = rows.aggregate([(name, "last") for name in _STATE if name != "table_name"])
-    return [CopyState(**{k.removesuffix("_last"): v for k, v in row.items()}) for row in latest.to_pylist()]
+    rows = lake.scan(TableState, (*_STATE, "foreign_commits"))
+    numbered = rows.select(["table_name"]).append_column("n", pa.array(np.arange(rows.num_rows)))
+    latest = numbered.group_by("table_name").aggregate([("n", "max")])["n_max"].combine_chunks().sort()
+    found = []
+    for row in rows.take(latest).to_pylist():
+        commits = row.pop("foreign_commits")
+        found.append(CopyState(**row, foreign=ForeignCommit(**commits[-1]) if commits else None))
+    return found
+
+
+def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]:
+    """When these targets were last copied as a whole, or compared row by row by a resync.
+
+    A repair ends as a copy does, by a snapshot of its own in the next generation, but mends only the rows that it was about. It
+    is told by how it began: with that snapshot, which a copy takes later.
+    """
+    if not tables:
+        return {}
+    columns = ("at", "table_name", "generation", "status", "snapshot")
+    found: dict[str, datetime] = {}
+    ended: set[tuple[str, int]] = set()
+    begun: dict[tuple[str, int], bool] = {}
+    for row in lake.scan(TableState, columns, None, pc.field("table_name").isin(sorted(tables))).to_pylist():
+        of = (row["table_name"], row["generation"])
+        if row["status"] == COPYING:
+            begun[of] = bool(row["snapshot"])
+        # Later states of the same copy tell of changed columns, and of others' commits.
+        elif row["status"] == SYNCED and row["snapshot"] and of not in ended:
+            ended.add(of)
+            if not begun.get(of, True):
+                found[row["table_name"]] = row["at"]
+    return found
+
+
+def fed_tables(lake: Bookkeeping) -> list[str]:
+    """The targets that get changes, or are to: all but those that left the publications."""
+    return [state.table_name for state in latest_states(lake) if state.status != REMOVED]
 
 
 def read_tables(
@@ -183,12 +219,14 @@ def read_tables(
     changed: Mapping[str, Changed],
     checks: Mapping[str, Check],
     looked: datetime | None = None,
+    latest: Iterable[CopyState] | None = None,
 ) -> list[TableLine]:
     """Every table that was ever copied, those to look after first, then by name; ``runs`` are newest first.
 
-    ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep.
+    ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep. ``latest`` are the targets' states,
+    where they have been read already.
     """
-    states = latest_states(lake)
+    states = list(latest_states(lake) if latest is None else latest)
     lacking = count_open(lake, {state.table_name: state.generation for state in states})
     landing = [run for run in runs if run.verb in LANDING and run.as_of is not None]
     behind = _behind(lake, landing)

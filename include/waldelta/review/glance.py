@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 
 from waldelta.finding import size
 from waldelta.gap import describe, open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
-from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, last_answers
-from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
+from waldelta.reconcile.reconciliations import Reconciliation
+from waldelta.review.attention import Attention, names
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.compared import Compared, of_compared, read_compared
 from waldelta.review.freshness import (
     LastCut,
     Operations,
@@ -25,33 +25,19 @@ from waldelta.review.freshness import (
     total,
 )
 from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
-from waldelta.review.results import read_result
+from waldelta.review.results import Results, results_of
+from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED
 
-Severity = Literal["failed", "warning"]
-
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
-_MOST_NAMED = 3
-# What was found longer ago says little of today.
-_RECONCILED = timedelta(days=30)
+# A nightly run that failed longer ago says little of today.
+_NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
 _MOST_TOLD = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """One thing that somebody should look at; ``page`` is where, as parts of an address below the pipeline's, if anywhere.
-
-    "tables" is a part of the pipeline's own page.
-    """
-
-    severity: Severity
-    text: str
-    page: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +58,7 @@ class Glance:
     changed_tables: int
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]
+    compared: Compared
     attention: tuple[Attention, ...]
 
     @property
@@ -103,26 +90,34 @@ def read_glance(
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
-    runs = read_runs(lake, start) or read_runs(lake)
+    runs = read_runs(lake, start)
+    if not any(
+        run.verb in LANDING for run in runs
+    ):  # nothing has changed for long: what the last one found still holds
+        runs += [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
     landing = [run for run in runs if run.verb in LANDING]
     shown = [point for point in lag_points(runs) if point.at >= since]
     recent = read_changed(lake, since)
     latest_changes = recent if start == since else read_changed(lake, start)
-    fed = [state.table_name for state in latest_states(lake) if state.status != REMOVED]
-    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked)
+    states = latest_states(lake)
+    fed = [state.table_name for state in states if state.status != REMOVED]
+    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked, states)
+    compared = read_compared(lake, fed)
+    results = results_of(lake)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     latest = landing[0] if landing else None
     attention = [
         *_silent(latest, now),
-        *_attention(pipeline, lake, latest, tables, gaps),
-        *_reconciled(lake, now, {line.table_name for line in tables}),
-        *_failed_otherwise(lake, now),
+        *_attention(pipeline, results, latest, tables, gaps),
+        *of_compared(compared),
+        *of_runs(results, landing, states, compared),
+        *_failed_otherwise(lake, results, now),
     ]
     upto = brought_up_to(landing)
     if looked is not None and (not landing or landing[0].applied):
         upto = max(filter(None, (upto, looked)))
     return Glance(
-        is_set_up=bool(tables or runs),
+        is_set_up=bool(tables or runs or read_runs(lake)),
         upto=upto,
         runs=tuple(run for run in runs if run.at >= since),
         latest=latest,
@@ -132,6 +127,7 @@ def read_glance(
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(gaps),
+        compared=compared,
         attention=tuple(sorted(attention, key=lambda item: item.severity != "failed")),
     )
 
@@ -140,68 +136,63 @@ def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
     """A run that was killed records no end."""
     if latest is None or latest.status != "running" or now - latest.at < _SILENT:
         return []
-    told = f"the latest run has recorded nothing for {duration((now - latest.at) / timedelta(hours=1))}: it was killed, or a stage takes long"
-    return [Attention("warning", told, ("run", latest.verb, latest.run_id))]
+    hours = duration((now - latest.at) / timedelta(hours=1))
+    told = "it was killed, or a stage takes long"
+    page = ("run", latest.verb, latest.run_id)
+    return [Attention("warning", f"the latest run has recorded nothing for {hours}: {told}", page)]
 
 
 def _attention(
-    pipeline: PipelineFile, lake: Bookkeeping, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
+    pipeline: PipelineFile, results: Results, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
 ) -> Iterator[Attention]:
     """What is wrong first, then what may become so."""
     for gap in gaps:
         yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
     if latest is not None and latest.status == "failed":
-        yield Attention("failed", _failure(lake, latest), ("run", latest.verb, latest.run_id))
-    for status, what in (
-        ("behind", "couldn't be brought up to date"),
-        (FAILED, "couldn't be copied"),
-        (NEEDS_SYNC, "to be copied again"),
-    ):
-        if named := [line.table_name for line in tables if line.status == status]:
-            yield Attention("warning" if status == NEEDS_SYNC else "failed", f"{_names(named)}: {what}", ("tables",))
-    failed = [line.table_name for line in tables if line.check is not None and line.check.failed]
-    if failed:
-        yield Attention("failed", f"{_names(failed)}: expectations not met", ("expectations",))
-    if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
-        yield Attention("warning", f"{_names(warned)}: expectations not met that only warn", ("expectations",))
-    if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
-        yield Attention("warning", f"{_names(unknown)}: expectations couldn't be evaluated", ("expectations",))
-    yield from _slot_attention(pipeline, latest)
+        when = "" if latest.applied else " before all changes were applied"
+        page = ("run", latest.verb, latest.run_id)
+        yield Attention("failed", f"the latest run failed{when}{_why(results, latest)}", page)
+    if behind := [line.table_name for line in tables if line.status == "behind"]:
+        yield Attention("failed", f"{names(behind)}: couldn't be brought up to date", ("tables",))
+    if failed := [line.table_name for line in tables if line.status == FAILED]:
+        yield Attention("failed", f"{names(failed)}: couldn't be copied", ("tables",))
+    if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:
+        yield Attention("warning", f"{names(waiting)}: to be copied again", ("tables",))
+    if copying := [line.table_name for line in tables if line.status == COPYING]:
+        yield Attention("warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",))
+    yield from _of_checks(tables)
+    of_slot = list(_slot_attention(pipeline, latest))
+    yield from of_slot
+    if latest is not None and not any(item.severity == "failed" for item in of_slot):
+        yield from _slot_began(results, latest)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
-    if copying := [line.table_name for line in tables if line.status == COPYING]:
-        yield Attention("warning", f"{_names(copying)}: being copied, or the copy was killed", ("tables",))
 
 
-def _reconciled(lake: Bookkeeping, now: datetime, tables: Collection[str]) -> Iterator[Attention]:
-    """Targets that were found to hold other rows than their source, whatever attempts since then couldn't say; and these."""
-    rows = lake.scan(Reconciliation, ("table_name", "status"), now - _RECONCILED).to_pylist()
-    found, attempts = last_answers(row for row in rows if row["table_name"] in tables)
-    if different := sorted(name for name, row in found.items() if row["status"] == DIFFERENT):
-        told = "other rows than the source has"
-        if again := [name for name in different if name in attempts]:
-            told += f"; the latest attempt {'' if again == different else f'at {_names(again)} '}couldn't compare them again"
-        yield Attention("failed", f"{_names(different)}: {told}", ("reconciliation",))
-    if failed := sorted(name for name, row in (found | attempts).items() if row["status"] == NOT_ANSWERED):
-        yield Attention("warning", f"{_names(failed)}: comparing with the source failed", ("reconciliation",))
+def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
+    if failed := [line.table_name for line in tables if line.check is not None and line.check.failed]:
+        yield Attention("failed", f"{names(failed)}: expectations not met", ("expectations",))
+    if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
+        yield Attention("warning", f"{names(warned)}: expectations not met that only warn", ("expectations",))
+    if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
+        yield Attention("warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",))
 
 
-def _failed_otherwise(lake: Bookkeeping, now: datetime) -> Iterator[Attention]:
+def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:
     """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
-    since = now - _RECONCILED
+    since = now - _NIGHTLY
     told = {row["run_id"] for row in lake.scan(Reconciliation, ("run_id",), since).to_pylist()}
-    for verb, what in (("maintain", "maintenance"), ("reconcile", "reconciliation")):
-        run = latest_run(lake, verb, since)
-        if run is not None and run.status == "failed" and (verb == "maintain" or run.run_id not in told):
-            yield Attention("warning", f"the latest {what} failed{_why(lake, run)}", ("run", verb, run.run_id))
+    if (run := latest_run(lake, "maintain", since)) is not None and run.status == "failed":
+        yield Attention("warning", f"the latest maintenance failed{_why(results, run)}", ("run", run.verb, run.run_id))
+    run = latest_run(lake, "reconcile", since)
+    if run is not None and run.status == "failed" and run.run_id not in told:
+        yield Attention(
+            "warning", f"the latest reconciliation failed{_why(results, run)}", ("run", run.verb, run.run_id)
+        )
 
 
-def _failure(lake: Bookkeeping, run: RunLine) -> str:
-    return f"the latest run failed{'' if run.applied else ' before all changes were applied'}{_why(lake, run)}"
-
-
-def _why(lake: Bookkeeping, run: RunLine) -> str:
-    error = (read_result(lake, run.verb, run.run_id, run.at) or {}).get("error") or {}
+def _why(results: Results, run: RunLine) -> str:
+    error = results(run).get("error") or {}
     lines = str(error.get("message") or "").partition("\n")[0]
     told = f": {error.get('class')}: {lines}" if lines else ""
     return told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
@@ -211,7 +202,7 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
     if latest is None:
         return
     if latest.wal_status not in (None, "reserved", "extended"):
-        yield Attention("failed", f"slot {pipeline.source.slot} is {latest.wal_status}")
+        yield Attention("failed", f"the WAL of slot {pipeline.source.slot} is {latest.wal_status}")
     limits, held = pipeline.slot_limits, latest.retained_bytes or 0
     if held > limits.critical_mb << 20:
         yield Attention("failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})")
@@ -219,6 +210,7 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
         yield Attention("warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})")
 
 
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+def _slot_began(results: Results, latest: RunLine) -> Iterator[Attention]:
+    """What was critical when the run began, and may be so again before the next one; its end alone tells nothing of that."""
+    for told in results(latest).get("slot_critical") or ():
+        yield Attention("failed", f"when the latest run began, {told}", ("run", latest.verb, latest.run_id))

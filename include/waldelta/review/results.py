@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 import pyarrow.compute as pc
 
 from waldelta.ledger_rows import Run
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.history import RunLine
+
+Results = Callable[[RunLine], dict[str, Any]]
 
 
 def read_result(lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None) -> dict[str, Any] | None:
@@ -23,3 +28,9 @@ def read_result(lake: Bookkeeping, verb: str, run_id: str, since: datetime | Non
     except ValueError:
         return None
     return result if isinstance(result, dict) else None
+
+
+def results_of(lake: Bookkeeping) -> Results:
+    """Reads each run's result once."""
+    read = cache(partial(read_result, lake))
+    return lambda run: read(run.verb, run.run_id, run.at) or {}

@@ -39,6 +39,14 @@ class Check:
         counts = {"failed": self.failed, "unknown": self.unknown, "warning": self.warnings}
         return next((v for v in WORST_FIRST if counts.get(v)), "passed")
 
+    @property
+    def told(self) -> str:
+        """In words, without values."""
+        if self.verdict == "passed":
+            return f"{self.expectations} met"
+        parts = ((self.failed, "failed"), (self.unknown, "not evaluated"), (self.warnings, "not met (warning)"))
+        return f"{', '.join(f'{count} {what}' for count, what in parts if count)} of {self.expectations}"
+
 
 _CHECK = tuple(Check.__dataclass_fields__)
 
@@ -99,7 +107,7 @@ def _without_suffix(table: pa.Table) -> list[str]:
 
 
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """What was entered last of each group, in order; own expectations without notes are of one meaning, so that it can be several rows."""
+    """What was entered last of each group, in order; in results of earlier versions own expectations without notes are of one meaning, so that it can be several rows."""
     numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
     groups = numbered.group_by(list(keys)).aggregate([("at", "max"), ("n", "list")]).combine_chunks()
     numbers = pc.list_flatten(groups["n_list"])
@@ -154,8 +162,19 @@ def _newest(found: pa.Table, rows: pa.Table) -> pa.ChunkedArray:
 def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
     """Tables by the latest ``most`` runs that checked any; tables with the worst latest verdict first."""
     found = _widening(lambda since: read_checks(lake, since), now, most)
-    cells = {(c.table_name, c.run_id): Cell(c.verdict, _told(c)) for c in found}
+    cells = {(c.table_name, c.run_id): Cell(c.verdict, c.told) for c in found}
     return _heat_map([(c.at, c.run_id) for c in found], cells, most)
+
+
+def missed_earlier(lake: Bookkeeping, heat: HeatMap, since: datetime, tables: Collection[str]) -> list[Check]:
+    """What is known of tables that isn't well, and that their newest cell doesn't tell: it was found before these runs.
+
+    Of these ``tables`` also when that was before ``since``; the worst first.
+    """
+    shown = {name: next(cell.verdict for cell in reversed(cells) if cell is not None) for name, cells in heat.rows}
+    known = read_latest_checks(lake, since, tables).values()
+    missed = [c for c in known if c.verdict not in ("passed", shown.get(c.table_name))]
+    return sorted(missed, key=lambda c: (WORST_FIRST.index(c.verdict), c.table_name))
 
 
 def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: int) -> HeatMap:
@@ -173,7 +192,7 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
     ends: dict[tuple[str, str], object] = {}
     for row in found:
         of, cell = (str(row["meaning"]), str(row["run_id"])), _cell(row)
-        if ends.get(of) == row["at"]:  # own expectations without notes are of one meaning
+        if ends.get(of) == row["at"]:  # of one meaning, in results of earlier versions
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
     return _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
@@ -208,13 +227,6 @@ def _heat_map(checked: Iterable[tuple[datetime, str]], cells: dict[tuple[str, st
     rows = [(name, tuple(cells.get((name, run_id)) for run_id in runs)) for name in names]
     rows.sort(key=lambda row: WORST_FIRST.index(next((c.verdict for c in reversed(row[1]) if c is not None), "passed")))
     return HeatMap(tuple(CheckedAt(latest[run_id], run_id) for run_id in runs), tuple(rows))
-
-
-def _told(check: Check) -> str:
-    if check.verdict == "passed":
-        return f"{check.expectations} met"
-    parts = ((check.failed, "failed"), (check.unknown, "not evaluated"), (check.warnings, "not met (warning)"))
-    return f"{', '.join(f'{count} {what}' for count, what in parts if count)} of {check.expectations}"
 
 
 def _cell(row: dict[str, object]) -> Cell:

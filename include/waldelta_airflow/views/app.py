@@ -14,8 +14,9 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
-from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
+from waldelta.review.compared import read_compared
+from waldelta.review.freshness import fed_tables
 from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
@@ -160,8 +161,8 @@ def _add_reconciliation(app: FastAPI) -> None:
     @app.post("/p/{name}/repair")
     def repair_all(asked: AskedDep, request: Request, name: str) -> Response:
         with _lake(asked, name) as (_, lake):
-            latest = Reconciliations(lake.root, lake.storage_options).latest()
-        return _repair(asked, request, name, [table for table, row in latest.items() if row.status == DIFFERENT])
+            compared = read_compared(lake, fed_tables(lake))
+        return _repair(asked, request, name, [*compared.different, *compared.copied])
 
     @app.post("/p/{name}/repair/{table:path}")
     def repair(asked: AskedDep, request: Request, name: str, table: str) -> Response:

@@ -18,12 +18,13 @@ from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
+from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
-from waldelta.review.freshness import read_changed, read_states
-from waldelta.review.glance import Attention, Glance, read_glance
+from waldelta.review.freshness import fed_tables, read_changed, read_states
+from waldelta.review.glance import REACH, Glance, read_glance
 from waldelta.review.history import LagPoint, lag_points, read_runs
 from waldelta.review.run_details import read_run, verbs_of
-from waldelta.review.verdicts import expectations_map, tables_map
+from waldelta.review.verdicts import expectations_map, missed_earlier, tables_map
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
@@ -107,7 +108,12 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     worst = max((v for v in values if v is not None), default=None)
     spark = sparkline(values, f"last 24 hours: behind by {duration(worst)} at most")
     return Card(
-        name, glance, schedule, (*_of_schedule(glance, schedule, at), *glance.attention), spark=spark, worst=worst
+        name,
+        glance,
+        schedule,
+        (*_of_schedule(pipeline, glance, schedule, at), *glance.attention),
+        spark=spark,
+        worst=worst,
     )
 
 
@@ -116,7 +122,9 @@ def _looked(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | Non
     return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
 
 
-def _of_schedule(glance: Glance, schedule: Schedule | None, at: datetime) -> tuple[Attention, ...]:
+def _of_schedule(
+    pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
+) -> tuple[Attention, ...]:
     """What only Airflow knows: a DAG that doesn't run, or fails before anything gets into the ledger."""
     if schedule is None:
         return ()
@@ -133,6 +141,12 @@ def _of_schedule(glance: Glance, schedule: Schedule | None, at: datetime) -> tup
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
     if schedule.failed is not None and schedule.failed not in recorded:
         found.append(Attention("failed", f"the latest DAG run failed ({schedule.failed}): its log in Airflow says why"))
+    if glance.is_set_up and "maintenance" in schedule.paused and pipeline.maintenance.schedule is not None:
+        found.append(
+            Attention("warning", "the maintenance DAG is paused: nothing is compacted, dropped or checked in full")
+        )
+    if glance.is_set_up and "reconcile" in schedule.paused and pipeline.quality.reconcile.schedule is not None:
+        found.append(Attention("warning", "the reconcile DAG is paused: nobody compares the lake with its source"))
     return tuple(found)
 
 
@@ -152,7 +166,7 @@ def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: i
         pipeline=pipeline,
         glance=glance,
         schedule=schedule,
-        attention=(*_of_schedule(glance, schedule, at), *glance.attention),
+        attention=(*_of_schedule(pipeline, glance, schedule, at), *glance.attention),
         plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
         hours=hours,
         choices=HOURS,
@@ -206,7 +220,8 @@ def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> s
     """Tables by runs."""
     at, name = now(), pipeline.pipeline
     heat = tables_map(lake, at, _HEAT_MAP_RUNS)
-    return render("expectations.html", base, at, name=name, here="expectations", heat=heat)
+    earlier = missed_earlier(lake, heat, at - REACH, fed_tables(lake))
+    return render("expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier)
 
 
 def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str) -> tuple[str, bool]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta.pipeline_file import PipelineFile
+from waldelta_airflow.pipeline_files import read_pipeline_files
 from waldelta_airflow.settings import pipelines_folder
 
 if TYPE_CHECKING:
@@ -26,17 +27,20 @@ _KINDS = {
     "quarantine": "quarantine",
     "maintenance": "maintain",
 }
+# DAGs besides the CDC DAG that run by a schedule.
+_WATCHED = ("maintenance", "reconcile")
 
 
 def load_pipelines() -> dict[str, PipelineFile | str]:
     """Each pipeline file's content by its pipeline's name, or what is wrong with it by its file's."""
     found: dict[str, PipelineFile | str] = {}
-    for path in sorted([*pipelines_folder().glob("*.yml"), *pipelines_folder().glob("*.yaml")]):
-        try:
-            pipeline = load_pipeline_file(path)
+    for path, pipeline in read_pipeline_files(pipelines_folder()):
+        if isinstance(pipeline, PipelineFile):
             found[pipeline.pipeline] = pipeline
-        except ConfigError as err:
-            found[path.name] = str(err)
+        else:
+            found[path.name] = (
+                str(pipeline) if isinstance(pipeline, ConfigError) else f"{type(pipeline).__name__}: {pipeline}"
+            )
     return found
 
 
@@ -61,16 +65,18 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What Airflow knows of a CDC DAG and no ledger does.
+    """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC DAG.
 
     ``looked``: when the latest run began that ended well, also one that found nothing to do; the ledger has none of those.
     ``failed``: the id of the latest run when that failed. ``due``: when the scheduler should make, or have made, the next one.
+    ``paused``: the kinds of its other DAGs that are.
     """
 
     is_paused: bool = False
     looked: datetime | None = None
     failed: str | None = None
     due: datetime | None = None
+    paused: frozenset[str] = frozenset()
 
 
 def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
@@ -80,27 +86,30 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
     from sqlalchemy import select
     from sqlalchemy.exc import SQLAlchemyError
 
-    by_dag = {cdc_dag(name): name for name in pipelines}
+    asked = [f"{name}_{kind}" for name in pipelines for kind in ("cdc", *_WATCHED)]
     try:
         with create_session() as session:
             dags = session.execute(
                 select(DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after).where(
-                    DagModel.dag_id.in_(list(by_dag))
+                    DagModel.dag_id.in_(asked)
                 )
             ).all()
-            return {by_dag[d]: _schedule(session, d, is_paused=bool(paused), due=due) for d, paused, due in dags}
+            known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
+            return {name: _schedule(session, name, known) for name in pipelines if cdc_dag(name) in known}
     except SQLAlchemyError as err:
         # The pages are worth having without.
         log.warning("Airflow's database doesn't tell of DAG runs: %s", type(err).__name__)
         return {}
 
 
-def _schedule(session: Session, dag_id: str, *, is_paused: bool, due: datetime | None) -> Schedule:
+def _schedule(session: Session, name: str, known: Mapping[str, tuple[bool, datetime | None]]) -> Schedule:
     from airflow.models.dagrun import DagRun
     from airflow.utils.state import DagRunState
     from airflow.utils.types import DagRunType
     from sqlalchemy import select
 
+    dag_id = cdc_dag(name)
+    is_paused, due = known[dag_id]
     # A backfill, and a run that was cleared after it ended well, replay: they land nothing.
     of_dag = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB)
     newest = of_dag.order_by(DagRun.run_after.desc()).limit(1)
@@ -112,4 +121,5 @@ def _schedule(session: Session, dag_id: str, *, is_paused: bool, due: datetime |
         well.start_date if well is not None else None,
         latest.run_id if latest is not None and failed else None,
         due,
+        frozenset(kind for kind in _WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),
     )

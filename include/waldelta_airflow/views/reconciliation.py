@@ -10,6 +10,8 @@ from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.compared import read_compared
+from waldelta.review.freshness import fed_tables
 from waldelta_airflow.views.pipelines import reconcile_dag
 from waldelta_airflow.views.render import render
 
@@ -23,9 +25,10 @@ def reconciliation_page(
 ) -> str:
     """The last answer of each table, those that differ first, what attempts since then failed by, and all that was found in 30 days."""
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
-    latest = sorted(kept.latest().values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
+    fed = fed_tables(lake)
+    latest = sorted(kept.latest(fed).values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
     told = kept.history().to_pylist()
-    _, attempts = last_answers(told)
+    _, attempts = last_answers(row for row in told if row["table_name"] in fed)
     history = [row for row in told[::-1] if row["at"] >= at - _HISTORY][:_MOST_TOLD]
     return render(
         "reconciliation.html",
@@ -35,6 +38,7 @@ def reconciliation_page(
         here="reconciliation",
         latest=latest,
         attempts=attempts,
+        compared=read_compared(lake, fed),
         different=[row for row in latest if row.status == DIFFERENT],
         history=history,
         may_repair=may_repair,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from waldelta.ledger_rows import now
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations, last_answers
 from waldelta.reconcile.report import prune_pages, write_pages
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import checked_runs, read_entries
+from waldelta.report_page import static_index
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 def row(run_id, table="public.t", status="equal", **details):
     at = details.pop("at", now())
-    return Reconciliation(at, run_id, table, status, source_rows=5, target_rows=5, version=3, position=16, **details)
+    details = {"version": 3, **details}
+    return Reconciliation(at, run_id, table, status, source_rows=5, target_rows=5, position=16, **details)
 
 
 def test_the_latest_answer_of_each_table_counts(tmp_path):
@@ -35,6 +39,24 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     assert kept.history(now() - timedelta(days=1)).num_rows == 3
     assert kept.prune(now() - timedelta(days=30)) == 1
     assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {"public.t": "repaired"}
+
+
+def test_the_last_answer_of_each_table_is_kept(tmp_path):
+    """However old it is, as is the last attempt since; a table that nobody compares any more differs still."""
+    kept = Reconciliations(tmp_path.as_uri())
+    long_ago = [
+        ("public.t", "different"), ("public.t", "failed"), ("public.t", "not compared"), ("public.u", "different"),
+        ("public.u", "equal"), ("public.v", "not compared"), ("public.v", "failed"),
+    ]  # fmt: skip
+    for n, (table, status) in enumerate(long_ago):
+        kept.add([row(f"r{n}", table, status, at=now() - timedelta(days=400 - n))])
+    kept.add([row("new", "public.w", at=now() - timedelta(days=2)), row("newer", "public.w")])
+    assert kept.prune(now() - timedelta(days=30)) == 3
+    assert kept.prune(now() - timedelta(days=30)) == 0
+    assert {name: found.status for name, found in kept.latest().items()} == {
+        "public.t": "different", "public.u": "equal", "public.v": "failed", "public.w": "equal",
+    }  # fmt: skip
+    assert kept.history().num_rows == 6
 
 
 def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
@@ -66,10 +88,33 @@ def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
             row(f"r{n}", HOSTILE, "different", different=3, differences=[odd], at=at, reason=HOSTILE, by=HOSTILE),
         ]
         write_pages(tmp_path, "shop", names, found)
-    runs = checked_runs(read_entries(tmp_path))
+        if n == 0:
+            write_pages(tmp_path, "other", names, found)
+    assert prune_pages(tmp_path, "other", 1) == 0
+    assert len({entry.page for entry in read_entries(tmp_path)}) == 8
+    runs = checked_runs(entry for entry in read_entries(tmp_path) if entry.pipeline == "shop")
     assert [(run.run_id, run.verdict, len(run.entries)) for run in runs] == [(f"r{n}", "failed", 2) for n in (2, 1, 0)]
     text = (tmp_path / runs[0].entries[0].page).read_text()
     assert "<script" not in text
     assert "and 2 more" in text
-    assert prune_pages(tmp_path, 1) == 2
-    assert [run.run_id for run in checked_runs(read_entries(tmp_path))] == ["r2"]
+    assert prune_pages(tmp_path, "shop", 1) == 2
+    left = checked_runs(read_entries(tmp_path))
+    assert [(run.pipeline, run.run_id) for run in left] == [("shop", "r2"), ("other", "r0")]
+
+
+LISTED = [
+    ("equal", {}, "passed", "reconciliation of 5 rows: equal, Delta version 3"),
+    ("repaired", {"different": 1, "repaired": 1}, "passed", "reconciliation of 5 rows: repaired: 1 different, Delta version 3"),
+    ("different", {"missing": 2}, "failed", "reconciliation of 5 rows: different: 2 missing, Delta version 3"),
+    ("not compared", {"reason": "locked", "version": None}, "warning", "reconciliation: not compared: locked"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("status, details, verdict, told", LISTED, ids=[case[0] for case in LISTED])
+def test_the_list_says_what_was_found(tmp_path, status, details, verdict, told):
+    """What was repaired is so; nothing is an expectation that wasn't met."""
+    write_pages(tmp_path, "shop", {"public.t": "public.t"}, [row("r", status=status, **details)])
+    (run,) = checked_runs(read_entries(tmp_path))
+    assert run.verdict == verdict
+    assert f"<td>{told}</td>" in static_index("shop", [run])
+    assert f'class="mark {verdict}"' in (tmp_path / run.entries[0].page).read_text()

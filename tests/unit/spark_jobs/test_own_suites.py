@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from spark_jobs.expectation_suite import plan_suite
 from spark_jobs.own_suites import read_own_suites
 from waldelta.errors import ConfigError
+from waldelta.ledger_rows import TableState, now
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
 REFUSED = [
@@ -39,6 +41,29 @@ def test_a_refused_file_is_of_its_table_alone(tmp_path):
     (told,) = found.unused
     assert "x.yml fits no table" in told
     assert "unknown key" in told
+
+
+CALLED = [
+    ("by its column", ["{type: x, kwargs: {column: a}}", "{type: x, kwargs: {column: b}}"], ["x on a", "x on b"]),
+    ("by several", ["{type: x, kwargs: {column_list: [a, b], min_value: 1}}"], ["x on a, b"]),
+    ("of the whole table", ["{type: x, kwargs: {min_value: 1}}"], ["x"]),
+    ("by its place", ["{type: x}", "{type: x, kwargs: {value: 1}}", "{type: y}"], ["x (expectations[0])", "x (expectations[1])", "y"]),
+    ("by its notes", ["{type: x, notes: n, kwargs: {column: a}}", "{type: x, notes: n}"], ["n (expectations[0])", "n (expectations[1])"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("items, expected", [case[1:] for case in CALLED], ids=[case[0] for case in CALLED])
+def test_no_two_are_called_alike(tmp_path, items, expected):
+    """Their results, and their rows on the pages, are told apart by what they are called."""
+    (tmp_path / "t.yml").write_text(f"expectations: [{', '.join(items)}]")
+    own = read_own_suites(tmp_path, ["public.t"]).by_table["public.t"]
+    assert [own.meaning(number) for number in range(len(items))] == expected
+    planned = [
+        item
+        for item in plan_suite(TableState(now(), "r", "public.t", 1, "synced"), [], own).expectations
+        if item.origin == "own"
+    ]
+    assert [item.meaning for item in planned] == expected
 
 
 def test_no_folder_no_suites(tmp_path):

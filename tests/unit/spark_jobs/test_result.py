@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from spark_jobs.result import RunResult, StageResult, TableResult
+from spark_jobs.verdict import QualityReport
 
 
 def shown(result: RunResult, stage: str | None = None) -> str:
@@ -47,3 +48,14 @@ def test_warnings_are_shown_and_kept():
     result = RunResult("consume", "r", warnings=["slot 's' [bold] holds back 9 GB"])
     assert "warning: slot 's' [bold] holds back 9 GB" in shown(result)
     assert RunResult.from_json(result.to_json()).warnings == result.warnings
+
+
+def test_files_that_fit_no_table_are_told():
+    """Once, also by a check that is tried again; and no more once they are gone."""
+    result = RunResult("consume", "r")
+    for notes in (("x.yml fits no table",), ("x.yml fits no table",)):
+        result.add_check(QualityReport("r", (), notes=notes))
+    assert (result.unused_suites, result.warnings) == (["x.yml fits no table"], ["x.yml fits no table"])
+    assert RunResult.from_json(result.to_json()) == result
+    result.add_check(QualityReport("r", ()))
+    assert result.unused_suites == []

@@ -18,7 +18,7 @@ from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
-from waldelta_airflow.views.pipelines import Schedule, pipeline_of
+from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views.reports import data_docs_folder
 
 pytestmark = pytest.mark.airflow
@@ -211,6 +211,23 @@ def test_a_refused_file_is_shown_to_those_who_see_import_errors(pipelines, sched
     assert ("broken.yml is refused" in open_pages(role).get("/").text) is shown
 
 
+@pytest.mark.parametrize("double", ["pipeline", "slot", "root"])
+def test_of_two_files_that_share_what_is_one_pipelines_the_first_counts(
+    pipelines, write_pipeline, schedules, open_pages, double
+):
+    """As for the DAGs: the pages show whose DAGs there are, and the other file as refused."""
+    text = write_pipeline("shop").read_text()
+    name, root = ("shop" if double == "pipeline" else "stop", "/lake/stop" if double != "root" else "/shop")
+    other = text.replace("pipeline: shop", f"pipeline: {name}").replace("/shop", root)
+    other = other if double == "slot" else re.sub(r"slot: \w+", "slot: other", other)
+    (pipelines / "shop2.yml").write_text(other)
+    found = load_pipelines()
+    assert set(found) == {"shop", "shop2.yml"}
+    assert found["shop"].target.root.endswith("/shop")
+    assert "is also in" in found["shop2.yml"]
+    assert "shop2.yml is refused" in open_pages("admin").get("/").text
+
+
 def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedules, open_pages):
     """One lake's trouble is told in its row, and takes no other pipeline down."""
     fill(load_pipeline_file(write_pipeline("shop")))
@@ -267,6 +284,10 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert re.search(r'title="[^"]+">0\.\d s ago', text)
     schedules["shop"] = Schedule(due=at - timedelta(hours=1))
     assert "overdue by 1 h" in client.get("/p/shop").text
+    schedules["shop"] = Schedule(paused=frozenset({"maintenance", "reconcile"}))
+    text = client.get("/p/shop").text
+    assert "the maintenance DAG is paused" in text
+    assert "the reconcile DAG is paused" not in text  # it has no schedule: it is triggered by hand
 
 
 @pytest.mark.parametrize("path", ["table/..%2f..%2fsecret", "run/consume/..%2f..%2f..%2fetc%2fpasswd", "run/no/x"])
@@ -296,6 +317,43 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
     for part in ("12,345", "0/100000", "missing", "fine", "Repair the table that differs", "not compared", "null"):
         assert part in text, part
     assert "public.orders: other rows than the source has" in client.get("/").text
+
+
+def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(shop, open_pages, monkeypatch):
+    """The link "expectations not met" leads to a page that has the table, with what was found and when."""
+    monkeypatch.setattr("waldelta_airflow.views.pages._HEAT_MAP_RUNS", 1)
+    later = ExpectationResult(now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3)
+    append_expectation_results(shop.target.root, [later])
+    client = open_pages("viewer")
+    assert "public.orders: expectations not met" in client.get("/").text
+    text = client.get("/p/shop/expectations").text
+    assert re.search(r"before these runs.*public\.orders.*failed.*0\.\d s ago.*1 failed of 1", text, re.DOTALL)
+
+
+EQUAL = [
+    ("all", ["equal", "repaired"], "2 of 2 tables", "no differences"),
+    ("an attempt alone", ["equal", "not compared"], "1 without an answer", None),
+    ("one that failed", ["repaired", "failed"], "1 without an answer", None),
+    ("one that nobody compared", ["equal"], "1 never compared", None),
+    ("none", [], "never compared", None),
+]
+
+
+@pytest.mark.parametrize("found, told, fine", [case[1:] for case in EQUAL], ids=[case[0] for case in EQUAL])
+def test_nothing_is_fine_that_was_not_compared(write_pipeline, schedules, open_pages, found, told, fine):
+    """Each page says of how many tables the lake is known to equal its source, and how old that knowledge is."""
+    root = load_pipeline_file(write_pipeline("shop")).target.root
+    names = ["public.a", "public.b"]
+    for name in names:
+        Ledger(root).append(TableState(now(), "s", name, 1, "synced"))
+    at = now() - timedelta(hours=7, minutes=1)
+    rows = [Reconciliation(at, "r", name, status) for name, status in zip(names, found, strict=False)]
+    Reconciliations(root).add(rows)
+    client = open_pages("viewer")
+    pages = [client.get(path).text for path in ("/", "/p/shop", "/p/shop/reconciliation")]
+    assert all(told in text for text in (pages if found else pages[:2]))
+    assert [bool(re.search("oldest answer .*7 h 1 min ago", text)) for text in pages] == [bool(found)] * 3
+    assert ("no differences" in pages[2]) is (fine is not None)
 
 
 def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(shop, open_pages, decided):

@@ -1,0 +1,33 @@
+"""What somebody should look at: in words, how bad it is, and which page tells more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["failed", "warning"]
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One thing that somebody should look at; ``page`` is where, as parts of an address below the pipeline's, if anywhere.
+
+    "tables" is a part of the pipeline's own page.
+    """
+
+    severity: Severity
+    text: str
+    page: tuple[str, ...] = ()
+
+
+def names(found: Sequence[str]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> names(["a", "b"]), names(list("abcde"))
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"{', '.join(found[:_MOST_NAMED])}{more}"

@@ -1,0 +1,116 @@
+"""How the lake compares with its source: each table's last answer, however long ago that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.reconcile.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers
+from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
+from waldelta.review.attention import Attention, names
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import copied_at
+from waldelta.review.verdicts import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """When a target was found to equal its source, or repaired, and at which version."""
+
+    at: datetime
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest answer of those that are equal.
+
+    ``equal`` were equal, or repaired; ``copied`` were different, and copied as a whole since; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
+    ``answers`` are those of the equal ones. Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
+    """
+
+    equal: tuple[str, ...] = ()
+    different: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    oldest: datetime | None = None
+    again: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many tables there are to compare."""
+        return len(self.equal) + len(self.rest)
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        """The tables that aren't known to be equal."""
+        return (*self.different, *self.copied, *self.unanswered, *self.never)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the lake is known to equal its source."""
+        return "failed" if self.different else "unknown" if self.rest or not self.equal else "passed"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What is known of those that aren't known to be equal, in words."""
+        if not self.equal and self.never == self.rest:
+            return ("never compared",) if self.never else ()
+        counts = (
+            (self.different, "different"), (self.copied, "copied since it differed"), (self.unanswered, "without an answer"), (self.never, "never compared"),
+        )  # fmt: skip
+        return tuple(f"{len(found):,} {what}" for found, what in counts if found)
+
+
+def read_compared(lake: Bookkeeping, tables: Collection[str]) -> Compared:
+    """How these tables compare: those that are still fed, since of others nobody asks."""
+    rows = _newest(lake.scan(Reconciliation, ("at", "table_name", "status", "version")))
+    found, attempts = last_answers(row for row in rows.to_pylist() if row["table_name"] in tables)
+    answers = {name: row for name, row in found.items() if row["status"] in ANSWERS}
+    differed = {name: row["at"] for name, row in answers.items() if row["status"] == DIFFERENT}
+    equal = sorted(answers.keys() - differed.keys())
+    copied = {name for name, at in copied_at(lake, differed).items() if at > differed[name]}
+    latest = found | attempts
+    return Compared(
+        equal=tuple(equal),
+        different=tuple(sorted(differed.keys() - copied)),
+        copied=tuple(sorted(copied)),
+        unanswered=tuple(sorted(found.keys() - answers.keys())),
+        never=tuple(sorted(set(tables) - found.keys())),
+        oldest=min((answers[name]["at"] for name in equal), default=None),
+        again=tuple(sorted(attempts)),
+        broken=tuple(sorted(name for name, row in latest.items() if row["status"] == NOT_ANSWERED)),
+        answers={name: Answer(answers[name]["at"], answers[name]["version"]) for name in equal},
+    )
+
+
+def _newest(rows: pa.Table) -> pa.Table:
+    """Of each table the last answer and the last row without one: years of others say no more."""
+    answered = pc.is_in(rows["status"], value_set=pa.array(ANSWERS))
+    numbered = rows.select(["table_name"]).append_column("answered", answered)
+    numbered = numbered.append_column("n", pa.array(np.arange(rows.num_rows)))
+    kept = numbered.group_by(["table_name", "answered"]).aggregate([("n", "max")])["n_max"]
+    return rows.take(kept.combine_chunks().sort())
+
+
+def of_compared(found: Compared) -> Iterator[Attention]:
+    """Targets that were found to hold other rows than their source, whatever attempts since then couldn't say; and these."""
+    page = ("reconciliation",)
+    if found.different:
+        since = ""
+        if again := [name for name in found.different if name in found.again]:
+            of = "" if len(again) == len(found.different) else f"at {names(again)} "
+            since = f"; the latest attempt {of}couldn't compare them again"
+        yield Attention("failed", f"{names(found.different)}: other rows than the source has{since}", page)
+    if found.copied:
+        yield Attention("warning", f"{names(found.copied)}: differed, and was copied since: compare again", page)
+    if found.broken:
+        yield Attention("warning", f"{names(found.broken)}: comparing with the source failed", page)

@@ -1,0 +1,67 @@
+"""What runs found that no table's line tells: others that write to targets, tables without a copy, suites without a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from waldelta.ledger_rows import ForeignCommit
+from waldelta.review.attention import Attention, names
+from waldelta.review.compared import Compared
+from waldelta.review.freshness import CopyState
+from waldelta.review.history import RunLine
+from waldelta.review.results import Results
+from waldelta.standing import REMOVED
+
+# Runs that are looked through for one that came so far: when none of them did, that is what is told.
+_MOST_RESULTS = 5
+
+
+def of_runs(
+    results: Results, landing: Sequence[RunLine], states: Sequence[CopyState], compared: Compared
+) -> Iterator[Attention]:
+    """From the targets' states and the latest results; ``landing`` are the runs that land changes, newest first."""
+    yield from _of_others(states, compared)
+    if (found := _newest_with(results, landing, "apply")) is None:
+        return
+    run, result = found
+    touched = {state.table_name for state in states if state.at > run.at - timedelta(seconds=run.seconds)}
+    if never := [name for name in result.get("never_copied") or () if name not in touched]:
+        yield Attention("warning", f"{names(never)}: published, but never copied: run the initial sync")
+    if unused := [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]:
+        yield Attention("warning", f"expectations that judge nothing: {names(unused)}", ("run", run.verb, run.run_id))
+
+
+def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Attention]:
+    """Until a copy has made the target a mirror again, or a comparison found that it is one."""
+    written = [
+        state.table_name
+        for state in states
+        if state.foreign is not None
+        and state.status != REMOVED
+        and not _is_outlived(state.foreign, state.table_name, compared)
+    ]
+    if written:
+        found = names(sorted(written))
+        yield Attention(
+            "warning",
+            f"{found}: somebody else wrote to its target, which may differ from the source",
+            ("reconciliation",),
+        )
+
+
+def _is_outlived(commit: ForeignCommit, name: str, compared: Compared) -> bool:
+    """Whether an answer has seen the commit; by both, since the versions of a target that was removed begin anew."""
+    answer = compared.answers.get(name)
+    if answer is None or answer.version is None or commit.at is None:
+        return False
+    return answer.version >= commit.version and answer.at > commit.at
+
+
+def _newest_with(results: Results, runs: Sequence[RunLine], stage: str) -> tuple[RunLine, dict[str, Any]] | None:
+    """The newest run that came to this stage, and its result."""
+    for run in [run for run in runs if run.status != "running"][:_MOST_RESULTS]:
+        if stage in ((result := results(run)).get("stages") or {}):
+            return run, result
+    return None

@@ -1,0 +1,36 @@
+"""The folder of pipeline files: each file's pipeline, or why it is refused; the DAGs and the pages read it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from waldelta.errors import ConfigError
+from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+
+
+def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:
+    """Every file (``*.yml``, ``*.yaml``) of a folder, by name; of several that can't be beside each other the first counts."""
+    taken: dict[str, Path] = {}
+    for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
+        try:
+            pipeline = load_pipeline_file(path)
+            _refuse_doubles(path, pipeline, taken)
+            yield path, pipeline
+        except Exception as err:  # a file that is refused takes no other down
+            yield path, err
+
+
+def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
+    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other consumed; with one
+    lake, each would apply the other's changes too."""
+    slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
+    alone = (
+        (f"pipeline {pipeline.pipeline!r}", "rename one"),
+        (slot, "give each its own slot"),
+        (f"target.root {pipeline.target.root!r}", "give each a root of its own"),
+    )
+    for what, remedy in alone:
+        if what in taken:
+            raise ConfigError(f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}")
+        taken[what] = path
