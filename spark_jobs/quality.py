@@ -140,7 +140,7 @@ def check(
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. A target that can't be
+    ``left`` is what the run has made of its targets; others are checked as they are now. A target that can't be
     judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
     """
     left = left or Left()
@@ -157,7 +157,7 @@ def check(
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
-        targets, lost = _targets(ledger, [states[name] for name in wanted], left.versions)
+        targets, lost = _targets(background, ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
             _ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
@@ -318,27 +318,27 @@ def _ask_keys(
 
 
 def _targets(
-    ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
+    background: ThreadPoolExecutor, ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
 ) -> tuple[list[_Target], list[TableVerdict]]:
-    """The targets at the versions given, else at the latest cut's, else as they are; and verdicts on those that aren't there."""
-    cuts: dict[tuple[str, int], int] = {}
-    if any(state.table_name not in versions for state in states):
-        cuts = {(cut.table_name, cut.generation): cut.version for batch in ledger.batches() for cut in batch.targets}
-    targets, lost = [], []
-    for state in states:
+    """The targets at the versions given, else as they are; and verdicts on those that aren't there, or can't be opened.
+
+    Not as the latest cut has them: while one table stays behind there are no new cuts, and what a verdict says of an old version
+    would be taken for the last word.
+    """
+
+    def open_one(state: TableState) -> _Target | TableVerdict:
         uri = target_uri(ledger.root, *split_table_name(state.table_name))
-        version = versions.get(state.table_name, cuts.get((state.table_name, state.generation)))
         try:
-            version = _latest_version(ledger, state.table_name, uri) if version is None else version
-        except StateError as err:
-            lost.append(_failed(state.table_name, None, err))
-        else:
-            targets.append(_Target(state, version, uri))
-    return targets, lost
+            version = versions.get(state.table_name)
+            return _Target(state, _present_version(ledger, state.table_name, uri) if version is None else version, uri)
+        except Exception as err:
+            return _failed(state.table_name, None, err)
+
+    found = list(background.map(open_one, states))
+    return [t for t in found if isinstance(t, _Target)], [v for v in found if isinstance(v, TableVerdict)]
 
 
-def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
-    """The version a target is at that no cut has yet: it has only been copied."""
+def _present_version(ledger: Ledger, table: str, uri: str) -> int:
     try:
         return DeltaTable(uri, storage_options=ledger.storage_options).version()
     except TableNotFoundError as err:

@@ -9,10 +9,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from deltalake import DeltaTable
 
 from spark_jobs.data_docs import prune_reports
-from spark_jobs.quality import check
+from spark_jobs.quality import Left, check
 from waldelta.errors import ConfigError, QualityFailed, StateError
 from waldelta.expectation_results import read_expectation_results
 from waldelta.lake import target_uri
@@ -74,8 +73,8 @@ class Lake:
     def own(self, text, name="public.t.yml"):
         (self.suites / name).write_text(text)
 
-    def check(self, pipeline=None, tables=None, run_id=RUN_ID):
-        return check(self.spark, pipeline or self.pipeline(), self.ledger, run_id, tables)
+    def check(self, pipeline=None, tables=None, run_id=RUN_ID, left=None):
+        return check(self.spark, pipeline or self.pipeline(), self.ledger, run_id, tables, left)
 
     @property
     def docs(self):
@@ -202,14 +201,20 @@ def test_refused_expectations(lake):
     }  # fmt: skip
 
 
-def test_the_recorded_version_is_checked(lake):
-    """What a later writer did to the target doesn't blur the verdict on this cut."""
+def test_the_version_that_is_there_is_checked(lake):
+    """Of a run that which it has left, whatever a later writer did; else the present one, though no cut has it and none comes."""
     lake.target()
     lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
-    lake.target([(1, "LGA", "1", None)])
-    report = lake.check()
-    assert (report.tables[0].version, report.failures) == (0, ())
-    assert DeltaTable(target_uri(lake.root, "public", "t")).version() == 1
+    lake.target([(4, "LGA", "1", None)])
+    (verdict,) = lake.check(left=Left({"public.t": 0})).tables
+    assert (verdict.version, len(verdict.failed("critical"))) == (0, 0)
+    lake.ledger.append(TableState(now(), "r", "public.torn", 1, "synced"))
+    log = lake.folder / "lake" / "public" / "torn" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("{")
+    for left in (Left(), Left(is_upkeep=True)):
+        found = {v.table: (v.version, len(v.failed("critical"))) for v in lake.check(left=left).tables}
+        assert found == {"public.t": (1, 1), "public.torn": (None, 1)}
 
 
 def test_results_are_kept_as_rows(lake):
