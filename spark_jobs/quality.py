@@ -36,7 +36,7 @@ from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
-from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
+from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows, find_lacking_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
 from spark_jobs.own_suites import OwnSuites, read_own_suites
@@ -46,6 +46,7 @@ from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.column_names import UNCHANGED
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.fault import fault_point
@@ -56,8 +57,9 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.profiles import Profiles
+from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
-from waldelta.target_mode import MIRROR
+from waldelta.target_mode import CHANGELOG, MIRROR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,14 +107,17 @@ class Left:
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # What earlier runs measured of them, by target.
     before: Mapping[str, Before] = field(default_factory=dict)
+    # How many rows they lack because a value wasn't sent, by target.
+    unknown: Mapping[str, int] = field(default_factory=dict)
     # What earlier checks know of them.
     known: Known = field(default_factory=Known)
     # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
     is_upkeep: bool = False
 
     def rules_of(self, target: _Target) -> SourceRules:
-        """What the source makes sure of for a target's rows; nothing, where it couldn't be asked."""
-        return self.rules.get(target.state.table_name, SourceRules())
+        """What the source makes sure of for a target's rows, nothing where it couldn't be asked; and what quarantine has of them."""
+        name = target.state.table_name
+        return replace(self.rules.get(name, SourceRules()), unknown_rows=self.unknown.get(name, 0))
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -153,7 +158,9 @@ def check(
         return QualityReport(run_id, (), notes=tuple(own.unused))
     known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
     quick = frozenset(wanted) if left.is_upkeep else left.quick
-    left = replace(left, before=_before(pipeline, profiles, wanted, run_id), known=known, quick=quick)
+    unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts({n: states[n].generation for n in wanted})
+    before = _before(pipeline, profiles, wanted, run_id)
+    left = replace(left, before=before, unknown=unknown, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
@@ -303,6 +310,8 @@ def _ask_keys(
     asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
     if mode != MIRROR:
         asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
+    if mode == CHANGELOG:
+        asked[KEPT_ROWS, UNCHANGED] = background.submit(lambda: find_lacking_rows(target.kept(spark)))
     if not columns:
         return asked
 

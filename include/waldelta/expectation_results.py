@@ -16,8 +16,9 @@ from waldelta.ledger_table import LedgerTable
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
+ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
 # What else than a target's own rows decides on: of one that hasn't changed since its check, maintenance judges these alone.
-ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH})
+ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 
 # A check leaves hundreds of short rows, which are read by days.
 _GROUP_ROWS = 20_000

@@ -18,6 +18,7 @@ from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.quarantine import IncompleteRow, Quarantine
 
 pytestmark = pytest.mark.spark
 
@@ -97,6 +98,7 @@ def test_a_good_target_passes(lake):
         "expect_target_key_to_be_unique",
         "expect_column_values_to_not_be_null",
         "expect_target_rows_to_satisfy",
+        "expect_target_to_know_all_values",
     }
     assert report.location == str(lake.docs / "index.html")
     page = unescape(report.tables[0].page.read_text())
@@ -197,7 +199,7 @@ def test_refused_expectations(lake):
     kept = read_expectation_results(lake.root)
     assert [r.table_name for r in kept if r.success is None] == ["public.gone", "public.t", "public.v"]
     assert {name: sum(r.success is True for r in kept if r.table_name == name) for name in "tuv" for name in [f"public.{name}"]} == {
-        "public.t": 6, "public.u": 4, "public.v": 6,
+        "public.t": 7, "public.u": 5, "public.v": 7,
     }  # fmt: skip
 
 
@@ -266,10 +268,14 @@ def test_old_reports_are_pruned(lake):
 
 
 def test_tables_and_their_absence(lake):
-    """Only the given tables are checked; nothing to check writes nothing."""
+    """Only the given tables are checked, which may lack rows; nothing to check writes nothing."""
     lake.target()
     lake.target(table="public.u")
-    assert [t.table for t in lake.check(tables=["public.u"]).tables] == ["public.u"]
+    Quarantine(lake.root).add([IncompleteRow(now(), "r", "quarantined", "public.u", 1, 1, '{"id": "9"}', ["big"])])
+    report = lake.check(tables=["public.u"])
+    assert ([t.table for t in report.tables], report.failures) == (["public.u"], ())
+    kind = "expect_target_to_know_all_values"
+    assert report.warnings == (f"public.u: {kind}: no row is in quarantine because a value of it wasn't sent",)
     assert lake.check(tables=[]).tables == ()
 
 
