@@ -40,6 +40,7 @@ def _record(ledger: Ledger, report: QualityReport, at: datetime) -> None:
             outcome.observed,
             outcome.unexpected_count,
             verdict.version,
+            list(verdict.left_out) if outcome is verdict.outcomes[0] else None,
         )
         for verdict in report.tables
         for outcome in verdict.outcomes

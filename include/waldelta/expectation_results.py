@@ -34,6 +34,7 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("observed", pa.string()),
     pa.field("unexpected_count", pa.int64()),
     pa.field("version", pa.int64()),
+    pa.field("not_checked", pa.list_(pa.string())),
 ]
 
 
@@ -42,6 +43,7 @@ class ExpectationResult:
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
     ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet.
+    ``not_checked`` stands in the first row of a table's check: what couldn't be judged at all, and why.
     """
 
     at: datetime
@@ -55,6 +57,7 @@ class ExpectationResult:
     observed: str | None
     unexpected_count: int | None
     version: int | None
+    not_checked: list[str] | None = None
 
     table: ClassVar[str] = "expectations"
     schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)
