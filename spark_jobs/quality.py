@@ -148,7 +148,7 @@ def check(
     ``left`` is what the run has made of its targets; others are checked as they are now. A target that can't be
     judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
     """
-    left = left or Left()
+    began, left = now(), left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
@@ -182,7 +182,8 @@ def check(
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    keep_report(ledger, report, known, states)
+    # A run judges what it has left while it is the only one; others look at all targets beside it, for long.
+    keep_report(ledger, report, known, states, None if left.versions else began)
     return report
 
 

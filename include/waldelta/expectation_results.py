@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -78,6 +79,13 @@ def read_expectation_results(root: str, storage_options: dict[str, str] | None =
     except TableNotFoundError:
         return []
     return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
+
+
+def newest_versions(root: str, since: datetime, storage_options: dict[str, str] | None = None) -> dict[str, int]:
+    """The latest version of each target that a check has entered results of since then."""
+    rows = expectations_table(root, storage_options).scan(["table_name", "version"], since)
+    newest = rows.filter(pc.is_valid(rows["version"])).group_by("table_name").aggregate([("version", "max")])
+    return dict(zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True))
 
 
 def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:
