@@ -21,17 +21,17 @@ from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from spark_jobs.table_profile import Measured, profiled_columns
 from waldelta.check_constraints import CheckConstraint
-from waldelta.column_names import RAW
+from waldelta.column_names import RAW, UNCHANGED
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD
+from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
 from waldelta.row_filter.typed import column_type
 from waldelta.target_filter import filter_of
-from waldelta.target_mode import MIRROR
+from waldelta.target_mode import CHANGELOG, MIRROR
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
@@ -60,7 +60,8 @@ class PlannedExpectation:
 @dataclass(frozen=True, slots=True)
 class SourceRules:
     """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum columns by name, what columns'
-    declared types say, foreign keys; and how fresh the target is.
+    declared types say, foreign keys; how fresh the target is, and how many rows it lacks since a value of theirs never came (None:
+    that isn't asked).
 
     ``left_out`` are those that can't be judged, and why.
     """
@@ -70,6 +71,7 @@ class SourceRules:
     declared: Sequence[DeclaredType] = ()
     references: Sequence[Reference] = ()
     freshness: Sequence[FreshnessLimit] = ()
+    unknown_rows: int | None = None
     left_out: Sequence[str] = ()
 
 
@@ -108,6 +110,7 @@ def plan_suite(
         *_limits_hold(state, sure.declared),
         *_filters_hold(state, held_columns, left_out),
         *_references_hold(sure.references),
+        *_all_values_known(state, sure.unknown_rows),
         *_is_fresh(sure.freshness),
         *_is_as_before(state, before),
         *_own(own),
@@ -140,6 +143,10 @@ def _kept_rows(state: TableState) -> Iterator[PlannedExpectation]:
         meaning = MEANINGS[mode]
         kwargs = {"columns": [KEPT_ROWS, mode], "meaning": meaning}
         yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "critical", "pipeline", f"{mode}: {meaning}")
+    if mode == CHANGELOG:
+        meaning = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
+        kwargs = {"columns": [KEPT_ROWS, UNCHANGED], "meaning": meaning}
+        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "warning", "pipeline", meaning)
 
 
 def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
@@ -253,6 +260,14 @@ def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpecta
     for reference in references:
         kwargs = {"columns": list(reference.asked_by), "meaning": reference.meaning}
         yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
+
+
+def _all_values_known(state: TableState, rows: int | None) -> Iterator[PlannedExpectation]:
+    # A changelog has its rows all the same, and says which values they lack.
+    if rows is not None and state.kept_as != CHANGELOG:
+        meaning = "no row is in quarantine because a value of it wasn't sent"
+        kwargs = {"meaning": meaning, "is_met": not rows, "observed": f"{rows:,} rows in quarantine lack values"}
+        yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", meaning)
 
 
 def _is_fresh(limits: Sequence[FreshnessLimit]) -> Iterator[PlannedExpectation]:

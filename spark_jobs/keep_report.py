@@ -8,7 +8,7 @@ from datetime import datetime
 
 from spark_jobs.judged_before import Known
 from spark_jobs.verdict import QualityReport
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.expectation_results import ExpectationResult, append_expectation_results, newest_versions
 from waldelta.judged import Judged, JudgedSuites
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
@@ -17,16 +17,26 @@ from waldelta.profiles import Profile, Profiles
 log = logging.getLogger(__name__)
 
 
-def keep_report(ledger: Ledger, report: QualityReport, known: Known, states: Mapping[str, TableState]) -> None:
-    """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'."""
+def keep_report(
+    ledger: Ledger,
+    report: QualityReport,
+    known: Known,
+    states: Mapping[str, TableState],
+    since: datetime | None = None,
+) -> None:
+    """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'.
+
+    ``since``: of what a run has judged at a later version since then, nothing is entered as found, for that is the last word.
+    """
     at = now()
-    _record(ledger, report, at)
+    later = {} if since is None else newest_versions(ledger.root, since, ledger.storage_options)
+    _record(ledger, report, at, later)
     _keep_profiles(ledger, report, at)
     _keep_suites(ledger, report, at, (known, states))
     _log(report)
 
 
-def _record(ledger: Ledger, report: QualityReport, at: datetime) -> None:
+def _record(ledger: Ledger, report: QualityReport, at: datetime, later: Mapping[str, int]) -> None:
     rows = [
         ExpectationResult(
             at,
@@ -40,8 +50,10 @@ def _record(ledger: Ledger, report: QualityReport, at: datetime) -> None:
             outcome.observed,
             outcome.unexpected_count,
             verdict.version,
+            list(verdict.left_out) if outcome is verdict.outcomes[0] else None,
         )
         for verdict in report.tables
+        if verdict.version is None or verdict.version >= later.get(verdict.table, 0)
         for outcome in verdict.outcomes
     ]
     append_expectation_results(ledger.root, rows, ledger.storage_options)

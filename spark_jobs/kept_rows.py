@@ -20,6 +20,7 @@ from waldelta.column_names import (
     LSN,
     OP,
     SEQ,
+    UNCHANGED,
     VALID_FROM,
     VALID_FROM_LSN,
     VALID_TO,
@@ -61,3 +62,8 @@ def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> 
         known = ", ".join(f"'{operation}'" for operation in _OPERATIONS)
         broken = f"coalesce({OP} not in ({known}), true) or ({OP} <> '{SNAPSHOT}' and (rows > 1 or {SEQ} is null))"
     return DuplicateKeys(frame.where(broken).count())
+
+
+def find_lacking_rows(frame: DataFrame) -> DuplicateKeys:
+    """How many changes of a changelog have columns whose value nobody knows."""
+    return DuplicateKeys(frame.where(F.col(UNCHANGED).isNotNull()).count())

@@ -202,12 +202,12 @@ def _none_found(metrics: dict[str, Any], what: str) -> dict[str, Any]:
     return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
 
 
-class ExpectTargetToBeFresh(_TargetExpectation):
-    """A target isn't farther behind the source than it may be; measured by the run, not asked of the rows."""
+class _FoundBefore(_TargetExpectation):
+    """What the run found before Great Expectations looks; not asked of the rows."""
 
     meaning: str = pydantic.Field(description="what is expected, in words")
     is_met: bool = pydantic.Field(description="whether it is")
-    observed: str = pydantic.Field(description="how far behind it was found")
+    observed: str = pydantic.Field(description="what was found")
 
     metric_dependencies: ClassVar[tuple[str, ...]] = ("table.row_count",)
     success_keys: ClassVar[tuple[str, ...]] = ("is_met", "observed")
@@ -219,6 +219,14 @@ class ExpectTargetToBeFresh(_TargetExpectation):
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {"success": self.is_met, "result": {"observed_value": self.observed}}
+
+
+class ExpectTargetToBeFresh(_FoundBefore):
+    """A target isn't farther behind the source than it may be."""
+
+
+class ExpectTargetToKnowAllValues(_FoundBefore):
+    """A target lacks no row because a value of it wasn't sent, as of a TOASTed one that an UPDATE didn't change."""
 
 
 class TargetProfile(TableMetricProvider):

@@ -36,7 +36,7 @@ from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
-from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
+from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows, find_lacking_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
 from spark_jobs.own_suites import OwnSuites, read_own_suites
@@ -46,6 +46,7 @@ from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.column_names import UNCHANGED
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.fault import fault_point
@@ -56,8 +57,9 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.profiles import Profiles
+from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
-from waldelta.target_mode import MIRROR
+from waldelta.target_mode import CHANGELOG, MIRROR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,14 +107,17 @@ class Left:
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # What earlier runs measured of them, by target.
     before: Mapping[str, Before] = field(default_factory=dict)
+    # How many rows they lack because a value wasn't sent, by target.
+    unknown: Mapping[str, int] = field(default_factory=dict)
     # What earlier checks know of them.
     known: Known = field(default_factory=Known)
     # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
     is_upkeep: bool = False
 
     def rules_of(self, target: _Target) -> SourceRules:
-        """What the source makes sure of for a target's rows; nothing, where it couldn't be asked."""
-        return self.rules.get(target.state.table_name, SourceRules())
+        """What the source makes sure of for a target's rows, nothing where it couldn't be asked; and what quarantine has of them."""
+        name = target.state.table_name
+        return replace(self.rules.get(name, SourceRules()), unknown_rows=self.unknown.get(name, 0))
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -140,10 +145,10 @@ def check(
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``left`` is what the run has made of its targets; others are checked as the latest cut has them. A target that can't be
+    ``left`` is what the run has made of its targets; others are checked as they are now. A target that can't be
     judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
     """
-    left = left or Left()
+    began, left = now(), left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
@@ -153,11 +158,13 @@ def check(
         return QualityReport(run_id, (), notes=tuple(own.unused))
     known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
     quick = frozenset(wanted) if left.is_upkeep else left.quick
-    left = replace(left, before=_before(pipeline, profiles, wanted, run_id), known=known, quick=quick)
+    unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts({n: states[n].generation for n in wanted})
+    before = _before(pipeline, profiles, wanted, run_id)
+    left = replace(left, before=before, unknown=unknown, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
-        targets, lost = _targets(ledger, [states[name] for name in wanted], left.versions)
+        targets, lost = _targets(background, ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
             _ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
@@ -175,7 +182,8 @@ def check(
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    keep_report(ledger, report, known, states)
+    # A run judges what it has left while it is the only one; others look at all targets beside it, for long.
+    keep_report(ledger, report, known, states, None if left.versions else began)
     return report
 
 
@@ -303,6 +311,8 @@ def _ask_keys(
     asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
     if mode != MIRROR:
         asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
+    if mode == CHANGELOG:
+        asked[KEPT_ROWS, UNCHANGED] = background.submit(lambda: find_lacking_rows(target.kept(spark)))
     if not columns:
         return asked
 
@@ -318,27 +328,27 @@ def _ask_keys(
 
 
 def _targets(
-    ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
+    background: ThreadPoolExecutor, ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
 ) -> tuple[list[_Target], list[TableVerdict]]:
-    """The targets at the versions given, else at the latest cut's, else as they are; and verdicts on those that aren't there."""
-    cuts: dict[tuple[str, int], int] = {}
-    if any(state.table_name not in versions for state in states):
-        cuts = {(cut.table_name, cut.generation): cut.version for batch in ledger.batches() for cut in batch.targets}
-    targets, lost = [], []
-    for state in states:
+    """The targets at the versions given, else as they are; and verdicts on those that aren't there, or can't be opened.
+
+    Not as the latest cut has them: while one table stays behind there are no new cuts, and what a verdict says of an old version
+    would be taken for the last word.
+    """
+
+    def open_one(state: TableState) -> _Target | TableVerdict:
         uri = target_uri(ledger.root, *split_table_name(state.table_name))
-        version = versions.get(state.table_name, cuts.get((state.table_name, state.generation)))
         try:
-            version = _latest_version(ledger, state.table_name, uri) if version is None else version
-        except StateError as err:
-            lost.append(_failed(state.table_name, None, err))
-        else:
-            targets.append(_Target(state, version, uri))
-    return targets, lost
+            version = versions.get(state.table_name)
+            return _Target(state, _present_version(ledger, state.table_name, uri) if version is None else version, uri)
+        except Exception as err:
+            return _failed(state.table_name, None, err)
+
+    found = list(background.map(open_one, states))
+    return [t for t in found if isinstance(t, _Target)], [v for v in found if isinstance(v, TableVerdict)]
 
 
-def _latest_version(ledger: Ledger, table: str, uri: str) -> int:
-    """The version a target is at that no cut has yet: it has only been copied."""
+def _present_version(ledger: Ledger, table: str, uri: str) -> int:
     try:
         return DeltaTable(uri, storage_options=ledger.storage_options).version()
     except TableNotFoundError as err:

@@ -38,7 +38,7 @@ from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
 from waldelta.column_names import LSN
-from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD
+from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
 from waldelta.lake import SPARKS_TIMESTAMPS
 
 if TYPE_CHECKING:
@@ -58,8 +58,10 @@ _IN_SET = "expect_column_values_to_be_in_set"
 _LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
 _REGEX = "expect_column_values_to_match_regex"
 _OF_VALUES = frozenset({_IN_SET, _LENGTHS, _LENGTH, _REGEX})
-_FOR_ARROW = frozenset({COLUMNS_MATCH, KEY_UNIQUE, REFERENCES_HOLD, IS_FRESH, AS_BEFORE, _NOT_NULL, *_OF_VALUES})
-_OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, IS_FRESH, AS_BEFORE)
+# Which carry what was found, and whether that is enough.
+_FOUND_BEFORE = (IS_FRESH, ALL_VALUES_KNOWN)
+_OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, AS_BEFORE, *_FOUND_BEFORE)
+_FOR_ARROW = frozenset({KEY_UNIQUE, *_OF_NO_VALUES, _NOT_NULL, *_OF_VALUES})
 
 
 def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
@@ -128,7 +130,7 @@ def rest_outcomes(
     """What each expectation found, met or not, where all depend on more than the rows (``rest_of``); None when one couldn't be asked."""
     found = []
     for planned in plan.expectations:
-        if planned.type == IS_FRESH:
+        if planned.type in _FOUND_BEFORE:
             found.append(Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None))
             continue
         try:
@@ -144,7 +146,7 @@ def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
     """The expectations that judge rows by themselves, by number; None when one isn't known here, or isn't met whatever the rows are."""
     conditions: dict[int, RowCondition] = {}
     for number, planned in enumerate(plan.expectations):
-        if planned.type == IS_FRESH and not planned.kwargs["is_met"]:
+        if planned.type in _FOUND_BEFORE and not planned.kwargs["is_met"]:
             return None
         if planned.type in (KEY_UNIQUE, *_OF_NO_VALUES):
             continue
@@ -291,8 +293,8 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
 
 
 def _met(planned: PlannedExpectation) -> Outcome:
-    observed = planned.kwargs["observed"] if planned.type == IS_FRESH else _OBSERVED.get(planned.type)
-    count = None if planned.type in (COLUMNS_MATCH, IS_FRESH, AS_BEFORE) else 0
+    observed = planned.kwargs["observed"] if planned.type in _FOUND_BEFORE else _OBSERVED.get(planned.type)
+    count = None if planned.type in (COLUMNS_MATCH, AS_BEFORE, *_FOUND_BEFORE) else 0
     return Outcome(planned, success=True, observed=observed, unexpected_count=count)
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -16,8 +17,9 @@ from waldelta.ledger_table import LedgerTable
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
+ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
 # What else than a target's own rows decides on: of one that hasn't changed since its check, maintenance judges these alone.
-ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH})
+ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 
 # A check leaves hundreds of short rows, which are read by days.
 _GROUP_ROWS = 20_000
@@ -33,6 +35,7 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("observed", pa.string()),
     pa.field("unexpected_count", pa.int64()),
     pa.field("version", pa.int64()),
+    pa.field("not_checked", pa.list_(pa.string())),
 ]
 
 
@@ -41,6 +44,7 @@ class ExpectationResult:
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
     ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet.
+    ``not_checked`` stands in the first row of a table's check: what couldn't be judged at all, and why.
     """
 
     at: datetime
@@ -54,6 +58,7 @@ class ExpectationResult:
     observed: str | None
     unexpected_count: int | None
     version: int | None
+    not_checked: list[str] | None = None
 
     table: ClassVar[str] = "expectations"
     schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)
@@ -74,6 +79,13 @@ def read_expectation_results(root: str, storage_options: dict[str, str] | None =
     except TableNotFoundError:
         return []
     return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
+
+
+def newest_versions(root: str, since: datetime, storage_options: dict[str, str] | None = None) -> dict[str, int]:
+    """The latest version of each target that a check has entered results of since then."""
+    rows = expectations_table(root, storage_options).scan(["table_name", "version"], since)
+    newest = rows.filter(pc.is_valid(rows["version"])).group_by("table_name").aggregate([("version", "max")])
+    return dict(zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True))
 
 
 def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:

@@ -162,6 +162,14 @@ class Quarantine:
         rows = [row for row in latest.values() if row.status == QUARANTINED]
         return sorted(rows, key=lambda row: (row.table_name, row.at))
 
+    def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
+        """How many rows each of these tables lacks likewise because they came without a value; asked for all tables at once."""
+        names = ["table_name", "generation", "key", "status", "columns"]
+        rows = self._table.scan(names, chosen=pc.field("table_name").isin(list(generations)), kept=False).to_pylist()
+        latest = {(r["table_name"], r["key"]): r for r in rows if generations[r["table_name"]] == r["generation"]}
+        unknown = (r["table_name"] for r in latest.values() if r["status"] == QUARANTINED and r["columns"])
+        return dict(Counter(unknown))
+
     def lacking(self, table_name: str, generation: int, upto: int | None = None) -> dict[str, Outline]:
         """What was told last of the keys that a copy of a table is known to lack, or to have as they were before (outdated).
 

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
-from tests.integration.test_quality import FILTER, GOOD, Lake
-from waldelta.ledger_rows import BatchCut, TargetCut, now
+from tests.integration.test_quality import GOOD, Lake
 
 pytestmark = pytest.mark.spark
 
@@ -35,17 +34,6 @@ def test_query_expectations_see_their_own_table(lake):
     report = lake.check()
     assert set(report.failed_tables) == wrong
     assert [verdict.table for verdict in report.tables] == sorted(verdict.table for verdict in report.tables)
-
-
-def test_the_version_that_the_run_left_is_checked(spark, lake):
-    """While another target is behind no cut is published, so that the run's own version counts, not the cut's."""
-    from spark_jobs.quality import Left, check
-
-    lake.target(row_filter=FILTER)
-    lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
-    lake.target([(4, "LGA", "1", None)], row_filter=FILTER)
-    report = check(spark, lake.pipeline(), lake.ledger, "run", ["public.t"], Left({"public.t": 1}))
-    assert (report.tables[0].version, report.failed_tables) == (1, ("public.t",))
 
 
 def test_each_piece_of_work_has_a_session_to_itself(spark):

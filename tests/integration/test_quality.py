@@ -9,16 +9,16 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from deltalake import DeltaTable
 
 from spark_jobs.data_docs import prune_reports
-from spark_jobs.quality import check
+from spark_jobs.quality import Left, check
 from waldelta.errors import ConfigError, QualityFailed, StateError
 from waldelta.expectation_results import read_expectation_results
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.quarantine import IncompleteRow, Quarantine
 
 pytestmark = pytest.mark.spark
 
@@ -74,8 +74,8 @@ class Lake:
     def own(self, text, name="public.t.yml"):
         (self.suites / name).write_text(text)
 
-    def check(self, pipeline=None, tables=None, run_id=RUN_ID):
-        return check(self.spark, pipeline or self.pipeline(), self.ledger, run_id, tables)
+    def check(self, pipeline=None, tables=None, run_id=RUN_ID, left=None):
+        return check(self.spark, pipeline or self.pipeline(), self.ledger, run_id, tables, left)
 
     @property
     def docs(self):
@@ -98,6 +98,7 @@ def test_a_good_target_passes(lake):
         "expect_target_key_to_be_unique",
         "expect_column_values_to_not_be_null",
         "expect_target_rows_to_satisfy",
+        "expect_target_to_know_all_values",
     }
     assert report.location == str(lake.docs / "index.html")
     page = unescape(report.tables[0].page.read_text())
@@ -198,18 +199,24 @@ def test_refused_expectations(lake):
     kept = read_expectation_results(lake.root)
     assert [r.table_name for r in kept if r.success is None] == ["public.gone", "public.t", "public.v"]
     assert {name: sum(r.success is True for r in kept if r.table_name == name) for name in "tuv" for name in [f"public.{name}"]} == {
-        "public.t": 6, "public.u": 4, "public.v": 6,
+        "public.t": 7, "public.u": 5, "public.v": 7,
     }  # fmt: skip
 
 
-def test_the_recorded_version_is_checked(lake):
-    """What a later writer did to the target doesn't blur the verdict on this cut."""
+def test_the_version_that_is_there_is_checked(lake):
+    """Of a run that which it has left, whatever a later writer did; else the present one, though no cut has it and none comes."""
     lake.target()
     lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
-    lake.target([(1, "LGA", "1", None)])
-    report = lake.check()
-    assert (report.tables[0].version, report.failures) == (0, ())
-    assert DeltaTable(target_uri(lake.root, "public", "t")).version() == 1
+    lake.target([(4, "LGA", "1", None)])
+    (verdict,) = lake.check(left=Left({"public.t": 0})).tables
+    assert (verdict.version, len(verdict.failed("critical"))) == (0, 0)
+    lake.ledger.append(TableState(now(), "r", "public.torn", 1, "synced"))
+    log = lake.folder / "lake" / "public" / "torn" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("{")
+    for left in (Left(), Left(is_upkeep=True)):
+        found = {v.table: (v.version, len(v.failed("critical"))) for v in lake.check(left=left).tables}
+        assert found == {"public.t": (1, 1), "public.torn": (None, 1)}
 
 
 def test_results_are_kept_as_rows(lake):
@@ -263,10 +270,14 @@ def test_old_reports_are_pruned(lake):
 
 
 def test_tables_and_their_absence(lake):
-    """Only the given tables are checked; nothing to check writes nothing."""
+    """Only the given tables are checked, which may lack rows; nothing to check writes nothing."""
     lake.target()
     lake.target(table="public.u")
-    assert [t.table for t in lake.check(tables=["public.u"]).tables] == ["public.u"]
+    Quarantine(lake.root).add([IncompleteRow(now(), "r", "quarantined", "public.u", 1, 1, '{"id": "9"}', ["big"])])
+    report = lake.check(tables=["public.u"])
+    assert ([t.table for t in report.tables], report.failures) == (["public.u"], ())
+    kind = "expect_target_to_know_all_values"
+    assert report.warnings == (f"public.u: {kind}: no row is in quarantine because a value of it wasn't sent",)
     assert lake.check(tables=[]).tables == ()
 
 

@@ -112,7 +112,7 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     rules = {"public.t": SourceRules(labels={"origin": ("JFK", "LGA")})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None
-    assert len(verdict.outcomes) == 6
+    assert len(verdict.outcomes) == 7
     lake.target([(1, "JFK", "1", None)], row_filter=None)
     lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
     monkeypatch.undo()

@@ -78,6 +78,17 @@ def test_what_a_copy_is_known_to_lack(lake, rows, expected):
     assert quarantine.lacking(NAME, 1, 3).keys() == expected
 
 
+def test_rows_that_came_without_a_value_are_counted(lake):
+    """Of the copy that is there; not those that a gate keeps out, nor what somebody has decided on."""
+    quarantine = Quarantine(lake)
+    assert quarantine.unknown_counts({NAME: 1}) == {}
+    kept_out = replace(row(QUARANTINED, "gate", 1), columns=[])
+    old, other = row(QUARANTINED, "c", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t")
+    quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), kept_out, old, other])
+    quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
+    assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
+
+
 def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):
     """And again when another run, or a person, has written since."""
     quarantine, asked, scan = Quarantine(lake), [], LedgerTable.scan

@@ -203,16 +203,20 @@ def test_the_worst_finding_is_the_verdict(book, verdict, found):
 def test_heat_maps(book):
     """Tables by runs and one table's expectations by runs; the newest run last, the worst row first."""
     append_expectation_results(
-        book.root, [result(minutes(1), "one", "public.a"), result(minutes(1), "one", "public.b")]
+        book.root,
+        [result(minutes(1), "one", "public.a"), replace(result(minutes(1), "one", "public.b"), not_checked=["gone"])],
     )
-    append_expectation_results(book.root, [result(minutes(6), "two", "public.b", False, count=3)])
+    missed = result(minutes(6), "two", "public.b", False, count=3)
+    append_expectation_results(book.root, [replace(missed, not_checked=["unique key: none"])])
     heat = tables_map(book, minutes(9), 10)
     assert [r.run_id for r in heat.runs] == ["one", "two"]
     verdicts = {name: [c and c.verdict for c in cells] for name, cells in heat.rows}
     assert verdicts == {"public.b": ["passed", "failed"], "public.a": ["passed", None]}
     assert [name for name, _ in heat.rows] == ["public.b", "public.a"]
     assert [r.run_id for r in tables_map(book, minutes(9), 1).runs] == ["two"]
-    ((name, cells),) = expectations_map(book, "public.b", minutes(9), 10).rows
+    of_one = expectations_map(book, "public.b", minutes(9), 10)
+    assert of_one.not_checked == ("unique key: none",)
+    ((name, cells),) = of_one.rows
     assert (name, [c.told for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
     assert read_latest_checks(book, None)["public.b"].run_id == "two"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -69,10 +69,14 @@ class CheckedAt:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Verdicts by row and run, the newest run last; a cell is None where nothing was checked."""
+    """Verdicts by row and run, the newest run last; a cell is None where nothing was checked.
+
+    ``not_checked``, of one table: what the last check couldn't judge at all, and why.
+    """
 
     runs: tuple[CheckedAt, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    not_checked: tuple[str, ...] = ()
 
 
 def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:
@@ -183,7 +187,7 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
 
     def read(since: datetime | None) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = _read(
-            lake, since, ("severity", "meaning", "unexpected_count"), chosen
+            lake, since, ("severity", "meaning", "unexpected_count", "version", "not_checked"), chosen
         ).to_pylist()
         return rows
 
@@ -195,7 +199,14 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
         if ends.get(of) == row["at"]:  # of one meaning, in results of earlier versions
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
-    return _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
+    heat = _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
+    return replace(heat, not_checked=_not_checked(found))
+
+
+def _not_checked(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What the last check left out; gates, which know no version, don't say."""
+    checks = [row for row in rows if row["version"] is not None]
+    return tuple(text for row in checks if row["at"] == checks[-1]["at"] for text in row["not_checked"] or ())
 
 
 def _read(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from spark_jobs.expectation_suite import SourceRules, plan_suite
+from spark_jobs.judged_before import rest_of
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
+from spark_jobs.quick_check import rest_outcomes
 from waldelta.check_constraints import CheckConstraint
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter
@@ -128,3 +131,21 @@ def test_enum_labels():
     plan = plan_suite(state(columns), HELD, None, SourceRules(labels={"mood": ("sad", "ok"), "moods": ("sad", "ok")}))
     found = [(item.type, item.kwargs, item.severity) for item in plan.expectations if "labels" in item.meaning]
     assert found == [("expect_column_values_to_be_in_set", {"column": "mood", "value_set": ["sad", "ok"]}, "critical")]
+
+
+UNKNOWN = [
+    ("that isn't asked", "mirror", None, []),
+    ("none", "mirror", 0, [("expect_target_to_know_all_values", True)]),
+    ("of a state", "history", 2, [("expect_target_to_know_all_values", False)]),
+    ("which a changelog says of each row", "changelog", 2, [("expect_kept_rows_to_hold", None)]),
+]
+
+
+@pytest.mark.parametrize(("mode", "rows", "expected"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])
+def test_values_that_were_not_sent(mode, rows, expected):
+    """A warning; and judged anew of a target that hasn't changed."""
+    plan = plan_suite(replace(state([ID]), mode=mode), HELD, None, SourceRules(unknown_rows=rows))
+    found = [item for item in plan.expectations if item.severity == "warning"]
+    assert [(item.type, item.kwargs.get("is_met")) for item in found] == expected
+    told = [(outcome.success, outcome.observed) for outcome in rest_outcomes(rest_of(plan), {})]
+    assert told == [(met, f"{rows} rows in quarantine lack values") for _, met in expected if met is not None]

@@ -52,6 +52,8 @@ CASES = [
         SourceRules(declared=[DeclaredType("mood", "numeric(50,2)", 1700, ((50 << 16) | 2) + 4)]),
         False,
     ),
+    ("no row that lacks a value", FINE, SourceRules(unknown_rows=0), True),
+    ("rows that do, in quarantine", FINE, SourceRules(unknown_rows=1), False),
     ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), False),
 ]
 

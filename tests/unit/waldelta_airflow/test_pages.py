@@ -73,7 +73,7 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
                 retained_bytes=16 << 20, wal_status="reserved", applied=status == "succeeded")
         )  # fmt: skip
         ledger.append(BatchCut(ended, name, 40 - n, n << 20, ended, [TargetCut("public.orders", 1, 3, inserted=n)]))
-    found = ExpectationResult(at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3)
+    found = ExpectationResult(at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said])
     append_expectation_results(root, [found])
     row = IncompleteRow(
         at, run_id, "quarantined", "public.orders", 1, 1, json.dumps({"id": said}), [said], json.dumps({said: said, "n": None}),
@@ -142,6 +142,11 @@ def test_all_links_lead_somewhere(shop, open_pages):
         todo += fresh
     assert {"/p/shop", "/p/shop/runs", "/p/shop/expectations", "/p/shop/quarantine", "/docs/", "/style.css"} <= seen
     assert any(link.startswith("/docs/shop/validations/") for link in seen)
+
+
+def test_a_tables_page_lists_what_was_not_checked(shop, open_pages):
+    text = open_pages("viewer").get("/p/shop/table/public.orders").text
+    assert re.search(r"Not checked</h3>\s*<ul><li[^>]*>fine</li></ul>", text)
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/", "p/shop/table/public.orders"])
