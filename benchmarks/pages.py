@@ -23,12 +23,14 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Run, TableState, now
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
 EVERY = timedelta(minutes=5)
 _PART = 500
+_NIGHTS = 30
 _STAGES = ("land", "apply", "check", "report")
 _KINDS = ("expect_column_values_to_be_unique", "expect_column_values_to_not_be_null", "row_count", "own_rule")
 
@@ -49,6 +51,18 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
         for first in range(0, runs, _PART):
             chunk = range(first, min(runs, first + _PART))
             table.extend(list(made(names, chunk, end - EVERY * runs)))
+
+
+def compare(root: str, tables: int, nights: int, end: datetime) -> None:
+    """What as many nightly reconciliations of all tables found: all equal, but for one table that isn't."""
+    for night in range(nights, 0, -1):
+        at = end - timedelta(days=night)
+        names = [f"public.table_{n:03}" for n in range(tables)]
+        found = [
+            Reconciliation(at, run_id(at), name, "different" if n == 7 else "equal", version=1)
+            for n, name in enumerate(names)
+        ]
+        Reconciliations(root).add(found)
 
 
 def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
@@ -146,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="waldelta-pages-") as folder:
         root = f"file://{folder}/lake"
         write_history(root, asked.tables, asked.runs, now())
+        compare(root, asked.tables, _NIGHTS, now())
         set_aside(root, asked.tables, asked.quarantined, now())
         if not asked.uncompacted:
             ledger = Ledger(root)
@@ -187,7 +202,7 @@ def _client(folder: Path, root: str) -> TestClient:
 
 def _paths(client: TestClient) -> list[str]:
     run = re.search(r'href="(/p/shop/run/consume/[^"]+)"', client.get("/p/shop/runs?page=40").text)
-    names = ("", "?hours=168", "/runs", "/expectations", "/table/public.table_003", "/quarantine")
+    names = ("", "?hours=168", "/runs", "/expectations", "/table/public.table_003", "/reconciliation", "/quarantine")
     row = re.search(r'href="(/p/shop/quarantine/row/[^"]+)"', client.get("/p/shop/quarantine?page=50").text)
     return ["/", *(f"/p/shop{name}" for name in names), *(found[1] for found in (run, row) if found)]
 

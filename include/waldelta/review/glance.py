@@ -108,7 +108,7 @@ def read_glance(
     latest = landing[0] if landing else None
     attention = [
         *_silent(latest, now),
-        *_attention(pipeline, results, latest, tables, gaps),
+        *_attention(pipeline, results, (latest, looked), tables, gaps),
         *of_compared(compared),
         *of_runs(results, landing, states, compared),
         *_failed_otherwise(lake, results, now),
@@ -143,9 +143,14 @@ def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
 
 
 def _attention(
-    pipeline: PipelineFile, results: Results, latest: RunLine | None, tables: list[TableLine], gaps: list[Gap]
+    pipeline: PipelineFile,
+    results: Results,
+    newest: tuple[RunLine | None, datetime | None],
+    tables: list[TableLine],
+    gaps: list[Gap],
 ) -> Iterator[Attention]:
-    """What is wrong first, then what may become so."""
+    """What is wrong first, then what may become so; ``newest`` are the latest run and the latest that found nothing to do."""
+    latest, looked = newest
     for gap in gaps:
         yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
     if latest is not None and latest.status == "failed":
@@ -164,7 +169,7 @@ def _attention(
     of_slot = list(_slot_attention(pipeline, latest))
     yield from of_slot
     if latest is not None and not any(item.severity == "failed" for item in of_slot):
-        yield from _slot_began(results, latest)
+        yield from _slot_began(results, latest, looked)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
 
@@ -181,7 +186,7 @@ def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
 def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:
     """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
     since = now - _NIGHTLY
-    told = {row["run_id"] for row in lake.scan(Reconciliation, ("run_id",), since).to_pylist()}
+    told = set(lake.scan(Reconciliation, ("run_id",), since)["run_id"].unique().to_pylist())
     if (run := latest_run(lake, "maintain", since)) is not None and run.status == "failed":
         yield Attention("warning", f"the latest maintenance failed{_why(results, run)}", ("run", run.verb, run.run_id))
     run = latest_run(lake, "reconcile", since)
@@ -210,7 +215,12 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
         yield Attention("warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})")
 
 
-def _slot_began(results: Results, latest: RunLine) -> Iterator[Attention]:
-    """What was critical when the run began, and may be so again before the next one; its end alone tells nothing of that."""
+def _slot_began(results: Results, latest: RunLine, looked: datetime | None) -> Iterator[Attention]:
+    """What was critical when the run began, and may be so again before the next one; its end alone tells nothing of that.
+
+    A later look that found nothing to do has found the slot as it should be, or would have told.
+    """
+    if looked is not None and looked > latest.at:
+        return
     for told in results(latest).get("slot_critical") or ():
         yield Attention("failed", f"when the latest run began, {told}", ("run", latest.verb, latest.run_id))
