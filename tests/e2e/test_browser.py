@@ -26,6 +26,7 @@ from demo.stack import Stack
 from tests.browser import LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.busy import times_longer
 from tests.e2e.shop import Shop, change, make_shop
+from waldelta.quarantine import Quarantine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
 
@@ -36,6 +37,13 @@ expectations:
     kwargs: {column: note, value_set: [never]}
     severity: critical
 """
+SET_ASIDE = """
+expectations:
+  - type: expect_column_values_to_not_match_regex
+    kwargs: {column: name, regex: ^bad}
+    severity: critical
+    gate: quarantine
+"""
 PAGES = {
     "pipelines": "/",
     "pipeline": "/p/browsed",
@@ -44,6 +52,7 @@ PAGES = {
     "expectations": "/p/browsed/expectations",
     "table": "/p/browsed/table/public.orders",
     "quarantine": "/p/browsed/quarantine",
+    "quarantined row": "/p/browsed/quarantine/row/{row}",
     "reconciliation": "/p/browsed/reconciliation",
     "reports": "/docs/",
 }
@@ -58,19 +67,23 @@ def browser() -> Iterator[WebDriver]:
 
 @pytest.fixture(scope="module")
 def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
-    """A pipeline with a run that went well, a latest one whose check failed, and a row that somebody has tampered with; the
-    browser is logged in.
+    """A pipeline with a run that went well, a latest one whose check failed and that set a row aside, and a row that somebody
+    has tampered with; the browser is logged in.
     """
     for shop in make_shop(stack, "browsed", "waldelta_spark"):
         change(shop)
         shop.run("cdc")
         (shop.suites / "public.orders.yml").write_text(FAILING)
+        (shop.suites / "public.customers.yml").write_text(SET_ASIDE)
         change(shop)
+        shop.source.execute("insert into customers values (11, 'bad customer')")
         shop.runs.append(shop.client.wait("browsed_cdc", shop.client.trigger("browsed_cdc")))
+        shop.source.execute("delete from customers where id = 11")  # no run comes to know of it
         customers = DeltaTable(f"{shop.root}/public/customers")
         customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
-        shop.client.wait_for_dags(["browsed_reconcile"])
-        shop.client.unpause("browsed_reconcile")
+        shop.client.wait_for_dags(["browsed_reconcile", "browsed_quarantine"])
+        for dag_id in ("browsed_reconcile", "browsed_quarantine"):
+            shop.client.unpause(dag_id)
         compared = shop.client.wait("browsed_reconcile", shop.client.trigger("browsed_reconcile"))
         assert compared.state == "failed"
         log_in(browser, stack)
@@ -94,7 +107,11 @@ def failed_run(shop: Shop) -> DagRun:
 
 
 def address(shop: Shop, page: str) -> str:
-    return f"{shop.stack.url}/waldelta{PAGES[page].format(run=quote(failed_run(shop).run_id))}"
+    chosen = {"run": failed_run(shop).run_id}
+    if "{row}" in PAGES[page]:
+        (row,) = Quarantine(shop.root).open_rows({"public.customers": 1})
+        chosen["row"] = row.id
+    return f"{shop.stack.url}/waldelta{PAGES[page].format(**{k: quote(v) for k, v in chosen.items()})}"
 
 
 def text_of(browser: WebDriver) -> str:
@@ -203,6 +220,26 @@ def test_a_page_works_by_keyboard(browser, browsed, page):
     assert browser.execute_script("return document.activeElement.id") == "content"
 
 
+def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
+    """Its values and messages are looked at first; then the button triggers the DAG, and the page tells who did it, and why."""
+    quarantine = address(browsed, "quarantine")
+    browser.get(quarantine)
+    follow(browser, "as sent")
+    assert "bad customer" in text_of(browser)
+    browser.get(quarantine)
+    browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()
+    browser.find_element(By.NAME, "reason").send_keys("no customer of ours")
+    browser.find_element(By.XPATH, "//button[starts-with(normalize-space(), 'Discard')]").click()
+    status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
+    assert browsed.client.wait("browsed_quarantine", status.text).state == "success"
+    browser.get(quarantine)
+    seen = text_of(browser)
+    assert "No table lacks a row" in seen
+    assert "no customer of ours" in seen
+    assert stack.user in seen
+    screenshot(browser, PICTURES, "discarded")
+
+
 def test_the_button_repairs_the_rows_that_differ(browser, browsed):
     """Within Airflow's frame: both values are shown, the button triggers the DAG, and the target is the source's again."""
     assert not browsed.is_equal()
@@ -228,7 +265,7 @@ def test_the_button_repairs_the_rows_that_differ(browser, browsed):
 
 def test_who_isnt_logged_in_sees_nothing(stack, browsed):
     with open_browser() as stranger:
-        stranger.get(address(browsed, "pipeline"))
+        stranger.get(f"{stack.url}/waldelta/p/browsed")
         deadline = time.monotonic() + 10
         while "public.orders" not in stranger.page_source and time.monotonic() < deadline:
             if "login" in stranger.current_url or "Not authenticated" in stranger.page_source:
