@@ -26,6 +26,7 @@ from demo.stack import Stack
 from tests.browser import LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.busy import times_longer
 from tests.e2e.shop import Shop, change, make_shop
+from waldelta.ledger import Ledger
 from waldelta.quarantine import Quarantine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
@@ -78,7 +79,6 @@ def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
         change(shop)
         shop.source.execute("insert into customers values (11, 'bad customer')")
         shop.runs.append(shop.client.wait("browsed_cdc", shop.client.trigger("browsed_cdc")))
-        shop.source.execute("delete from customers where id = 11")  # no run comes to know of it
         customers = DeltaTable(f"{shop.root}/public/customers")
         customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
         shop.client.wait_for_dags(["browsed_reconcile", "browsed_quarantine"])
@@ -254,7 +254,9 @@ def test_the_button_repairs_the_rows_that_differ(browser, browsed):
     browser.find_element(By.XPATH, "//button[starts-with(normalize-space(), 'Repair')]").click()
     status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
     run = browsed.client.wait("browsed_reconcile", status.text)
-    assert run.state == "success"
+    last = Ledger(browsed.root).last_run()
+    assert run.state == "success", last and last.result
+    browsed.source.execute("delete from customers where id = 11")  # which was discarded
     assert browsed.is_equal()
     browser.refresh()
     browser.switch_to.default_content()
