@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from spark_jobs import maintain
 from tests.soak.fault_matrix import Matrix
 from tests.soak.scene import Scene
 from tests.soak.steps import STEPS
+from waldelta import saved
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -27,7 +29,11 @@ def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
     scene = Scene(postgres, tmp_path_factory.mktemp("faults"), seed)
     scene.use(spark)
     scene.set_up()
-    yield Matrix([scene], alone=True)
+    with pytest.MonkeyPatch.context() as patch:
+        # Which the matrix sets, for good.
+        patch.setattr(maintain, "now", maintain.now)
+        patch.setattr(saved, "MOVING", saved.MOVING)
+        yield Matrix([scene], alone=True)
     scene.close()
 
 

@@ -82,7 +82,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert result.error["class"] == "QualityFailed"
     assert "public.t" in result.error["message"]
     assert "1 rows" in result.error["message"]
-    assert "-2" not in result.error["message"].split("report: ")[0]  # the rest is a path
+    assert "-2" not in result.error["message"].replace(str(made.folder), "")
     assert (made.rows(), made.rows(table="u")) == ([(1, 1)], [(1, 1)])
     assert made.told() == []
     # The slot was emptied all the same, and later changes are judged with what waits.
