@@ -137,7 +137,9 @@ class _Sampler:
                 role = self._role(process)
                 times = process.cpu_times()
                 self.cpu[process.pid] = times.user + times.system
-                self._note_memory(role, process)
+                # A worker that has read goes on to other tasks: what a merge needs isn't what reading needs.
+                reads = role != "reader" or self._reads_source(process)
+                self._note_memory(role if reads else "workers", process)
         for role, pid in self._servers.items():
             self._backends[role] = [child for child in found.children(pid) if not self._is_auxiliary(child)]
             for backend in self._backends[role]:
