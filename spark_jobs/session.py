@@ -129,15 +129,23 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
 
 @contextmanager
 def _marked_open(spark: SparkSession) -> Iterator[None]:
-    """Tell who comes next that somebody may be in the session, unless this process says at its end that it isn't any more."""
+    """Tell who comes next that somebody may be in the session, unless this process says at its end that it isn't any more.
+
+    A mark that stays, since the server is gone or has closed an idle session, costs the next run one more id.
+    """
     spark.conf.set(_IS_OPEN, "true")
     try:
         yield
     except Exception as err:
         if not _was_lost(err):
-            spark.conf.unset(_IS_OPEN)
+            _unmark(spark)
         raise
-    spark.conf.unset(_IS_OPEN)
+    _unmark(spark)
+
+
+def _unmark(spark: SparkSession) -> None:
+    with suppress(Exception):
+        spark.conf.unset(_IS_OPEN)
 
 
 def _was_lost(err: BaseException) -> bool:
@@ -168,7 +176,8 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         with _marked_open(sibling):
             yield sibling
     except BaseException:
-        sibling.interruptAll()
+        with suppress(Exception):  # what went wrong comes first
+            sibling.interruptAll()
         raise
     finally:
         _close(sibling)

@@ -54,9 +54,10 @@ def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Atte
 def _is_outlived(commit: ForeignCommit, name: str, compared: Compared) -> bool:
     """Whether an answer has seen the commit; by both, since the versions of a target that was removed begin anew."""
     answer = compared.answers.get(name)
-    if answer is None or answer.version is None or commit.at is None:
+    if answer is None or answer.version is None:
         return False
-    return answer.version >= commit.version and answer.at > commit.at
+    # Earlier versions recorded no moment.
+    return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
 def _newest_with(results: Results, runs: Sequence[RunLine], stage: str) -> tuple[RunLine, dict[str, Any]] | None:
