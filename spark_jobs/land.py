@@ -20,6 +20,7 @@ from waldelta.asked import Asked
 from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
 from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
+from waldelta.lake import remove_empty_log
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
 
@@ -45,6 +46,7 @@ _TOLD = pa.schema(
 
 def create_change_log(spark: SparkSession, uri: str) -> None:
     """Create the empty change log when there is none; raises TargetNotWritable."""
+    remove_empty_log(uri)
     try:
         spark.sql(
             f"create table if not exists {path(uri)} (batch bigint, {_DDL}) using delta partitioned by (batch) "

@@ -19,7 +19,7 @@ from waldelta.catalog import PublishedTable
 from waldelta.column_names import COMMIT_TS, LSN, RAW, clashes
 from waldelta.copy import METADATA_COLUMNS
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
-from waldelta.lake import sync_commit
+from waldelta.lake import remove_empty_log, sync_commit
 from waldelta.type_map import column_types
 from waldelta.type_options import TypeOptions
 
@@ -104,6 +104,7 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
     try:
         existing = _read_schema(spark, uri)
         if existing is None:
+            remove_empty_log(uri)
             properties = _MAPPING if needs_mapping(columns) else {}
             spark.sql(f"create table {path(uri)} ({target_ddl(columns)}) using delta{_tblproperties(properties)}")
         elif needs_mapping(columns) and not needs_mapping(existing.fields):

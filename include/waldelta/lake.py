@@ -275,6 +275,17 @@ def remove_folder(uri: str) -> None:
         files.delete_dir(path)
 
 
+def remove_empty_log(uri: str) -> None:
+    """Remove a Delta log without any commit, as a run leaves it that is killed while it makes the table.
+
+    Spark takes such a table to be there, makes none in its place, and nobody can read it; object stores know no empty folders.
+    """
+    folder = local_path(uri)
+    if folder is not None and (log_folder := folder / "_delta_log").is_dir() and not any(log_folder.glob("*.json")):
+        log.warning("%s: its making was broken off, and it has no commit: it is made anew", uri)
+        shutil.rmtree(log_folder, ignore_errors=True)
+
+
 def list_folders(uri: str) -> dict[str, datetime]:
     """The folders right below a folder, by URI, and when anything in each was written last; none when it isn't there."""
     files, path = _file_system(uri)

@@ -33,6 +33,7 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.idle import look
+from waldelta.lake import CHANGES, bookkeeping_uri, local_path
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, reader_name
@@ -63,7 +64,13 @@ def land_only(spark, job, batch):
 
 
 def test_changes_land_once_and_the_slot_follows(spark, database, job):
-    """A drain lands what was committed, moves the slot to the server's end, and a second one finds nothing."""
+    """A drain lands what was committed, moves the slot to the server's end, and a second one finds nothing.
+
+    So too when an earlier run was killed while it made the change log, and left a log without a commit.
+    """
+    killed = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES)) / "_delta_log"
+    killed.mkdir(parents=True)
+    (killed / ".00000000000000000000.json.8a3b.tmp").touch()
     database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
     database.execute("update t set v = 'y' where id <= 10")
     database.execute("delete from t where id = 11")
