@@ -337,7 +337,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
         judged = judge_of(run.spark, job, plan, run.gates)
         if state.kept_as != CHANGELOG:  # which says what was sent
-            changes = reread(job, run.stretches.change_log, plan, changes, (run.quarantine, check), judged)
+            changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
         elif judged is not None:
             changes = judged(changes).staged
         if plan.decode.unfolding is not None:

@@ -29,7 +29,7 @@ from waldelta.column_names import RAW
 from waldelta.data_file import DataFile, replacement
 from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake import checkpoint, only_if_unchanged, rooted, sync_commit
+from waldelta.lake import checkpoint, files_of, only_if_unchanged, rooted, sync_commit
 from waldelta.private import private_files
 from waldelta.unwritable import unwritable
 
@@ -234,7 +234,7 @@ def _among(commits: Iterable[Commit], metadata: str) -> int | None:
 
 
 def _files(table: DeltaTable) -> list[tuple[str, int]]:
-    held = pa.table(table.get_add_actions(flatten=True))
+    held = files_of(table)
     return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
 
 

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
-from waldelta.lake import SPARKS_TIMESTAMPS
+from waldelta.lake import SPARKS_TIMESTAMPS, files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,7 +79,7 @@ class IntegerKey:
             # Statistics go by the files' own names of columns, which a mapping may have given to another one.
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
                 return None
-            files = pa.table(table.get_add_actions(flatten=True))
+            files = files_of(table)
         except Exception as err:
             log.info("keys are grouped, since the statistics of %s can't be read: %s", uri, err)
             return None

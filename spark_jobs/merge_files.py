@@ -34,7 +34,7 @@ from waldelta.data_file import DataFile, replacement
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
-from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
+from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged, rooted
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, ta
 
 def _files(table: DeltaTable, written: Written) -> list[_File]:
     """The target's files as of its version."""
-    told = pa.table(table.get_add_actions(flatten=True))
+    told = files_of(table)
     rows = told["num_records"].fill_null(ROWS_PER_FILE).to_pylist()
     count = len(told)
     bounds = [[None] * count, [None] * count]

@@ -26,9 +26,9 @@ from spark_jobs.merge import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.net_files import batches
 from spark_jobs.plan import TargetPlan
-from spark_jobs.small_target import files_of, is_small
+from spark_jobs.small_target import is_small
 from waldelta.job import Job
-from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
+from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from spark_jobs.collapse import codes_of
 from spark_jobs.duplicate_keys import DuplicateKeys
 from spark_jobs.identifier import quote
 from spark_jobs.references import Comparison, Reference, Side
-from spark_jobs.small_target import files_of, is_small
+from spark_jobs.small_target import is_small
 from waldelta.column_names import LSN
-from waldelta.lake import SPARKS_TIMESTAMPS
+from waldelta.lake import SPARKS_TIMESTAMPS, files_of
 from waldelta.target_mode import MIRROR
 
 if TYPE_CHECKING:

@@ -107,17 +107,14 @@ class Left:
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # What earlier runs measured of them, by target.
     before: Mapping[str, Before] = field(default_factory=dict)
-    # How many rows they lack because a value wasn't sent, by target.
-    unknown: Mapping[str, int] = field(default_factory=dict)
     # What earlier checks know of them.
     known: Known = field(default_factory=Known)
     # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
     is_upkeep: bool = False
 
     def rules_of(self, target: _Target) -> SourceRules:
-        """What the source makes sure of for a target's rows, nothing where it couldn't be asked; and what quarantine has of them."""
-        name = target.state.table_name
-        return replace(self.rules.get(name, SourceRules()), unknown_rows=self.unknown.get(name, 0))
+        """What is known of a target's rows besides."""
+        return self.rules[target.state.table_name]
 
 
 # Answers about keys, by the key's columns, that the server is working on.
@@ -159,8 +156,10 @@ def check(
     known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
     quick = frozenset(wanted) if left.is_upkeep else left.quick
     unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts({n: states[n].generation for n in wanted})
+    # The source's are lacking where it couldn't be asked.
+    rules = {n: replace(left.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0)) for n in wanted}
     before = _before(pipeline, profiles, wanted, run_id)
-    left = replace(left, before=before, unknown=unknown, known=known, quick=quick)
+    left = replace(left, rules=rules, before=before, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)

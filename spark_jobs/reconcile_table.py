@@ -34,7 +34,7 @@ from waldelta.copy import TableCopy, plan_copy
 from waldelta.copy_where import Choice, whole_relation
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.job import Job
-from waldelta.lake import open_parquet, remove_folder
+from waldelta.lake import files_of, open_parquet, remove_folder
 from waldelta.ledger_rows import TableState, now
 from waldelta.leftovers import staging_folder
 from waldelta.membership import EVERY_CHANGE
@@ -176,7 +176,7 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
 def _rows_held(job: Job, state: TableState) -> int:
     """About how many rows the target has, by its files' statistics; those that are marked as gone count."""
     table = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
-    actions = pa.table(table.get_add_actions(flatten=True))
+    actions = files_of(table)
     return int(pc.sum(actions["num_records"]).as_py() or 0) if "num_records" in actions.column_names else state.rows
 
 

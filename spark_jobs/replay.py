@@ -248,7 +248,7 @@ def _mend_by_key(
     changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
     done.warnings += _told_skipped(state, changes)
     judged = judge_of(run.spark, job, plan.target, run.gates)
-    changes = reread(job, change_log, plan.target, changes, (run.quarantine, lock.check), judged, replays=True)
+    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, check=lock.check, replays=True)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
 

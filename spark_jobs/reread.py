@@ -79,15 +79,16 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     change_log: ChangeLog,
     plan: TargetPlan,
     staged: Staged,
-    told_to: tuple[Quarantine, Callable[[], None]],
+    quarantine: Quarantine,
     judge: Judge | None = None,
     *,
+    check: Callable[[], None],
     replays: bool = False,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all; returns what to merge instead.
 
-    What is told of them to the quarantine takes the place of what a killed run told of the same batches; of a replay it is told
-    beside it. Second of ``told_to`` raises when the target is another run's meanwhile, whose rows of later batches would go.
+    What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
+    ``check`` raises when the target is another run's meanwhile, whose rows of later batches would go.
     A quarantined row's later update takes the row out of quarantine, whatever its key is by then; a discarded one's doesn't, but
     another row at its key does. It stays discarded at another key that an update gives it. Raises
     TransactionsStillOpen (retryable) while a change isn't visible on the source yet, SourceUnreachable,
@@ -95,7 +96,6 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
-    quarantine, check = told_to
     state, after = plan.state, plan.batches[1] if replays else plan.batches[0]
     held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held and judge is None:

@@ -149,7 +149,7 @@ def _unmark(spark: SparkSession) -> None:
 
 
 def _was_lost(err: BaseException) -> bool:
-    """Whether the server didn't answer any more: it would be asked again for minutes."""
+    """Whether a call to the server failed: if it is gone, it would be asked again for minutes."""
     seen: BaseException | None = err
     while seen is not None and not type(seen).__module__.startswith("grpc"):
         seen = seen.__cause__ or seen.__context__

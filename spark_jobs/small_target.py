@@ -1,19 +1,16 @@
-"""Small targets: read, merged and checked here by Arrow, as Spark plans and compiles for longer than the work itself takes."""
+"""Small targets: read, merged and checked here by Arrow, as Spark plans and compiles for longer than the work itself takes.
+
+``files`` is what Delta's log says of a target's files (``lake.files_of``).
+"""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 # Beyond, a job of Spark's that writes, or scans, only the files that matter is the cheaper one.
 MOST_ROWS = 100_000
 MOST_FILE_BYTES = 16 << 20
-
-
-def files_of(table: DeltaTable) -> pa.Table:
-    """What the table's log says of its files, one row for each."""
-    return pa.table(table.get_add_actions(flatten=True))
 
 
 def row_count(files: pa.Table) -> int | None:

@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
-from spark_jobs.small_target import files_of, is_small, row_count
-from waldelta.lake import SPARKS_TIMESTAMPS
+from spark_jobs.small_target import is_small, row_count
+from waldelta.lake import SPARKS_TIMESTAMPS, files_of
 from waldelta.ledger_rows import TableState
 from waldelta.profiles import ColumnProfile
 

@@ -29,9 +29,8 @@ class Outcome:
         if self.unexpected_count:
             found = f"{self.unexpected_count} rows"
         told = self.planned.meaning
-        if not told.startswith(
-            self.planned.type
-        ):  # one of the engineer's without notes is called by its type and columns
+        # One of the engineer's without notes is called by its type and columns already.
+        if not told.startswith(self.planned.type):
             column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
             told = f"{self.planned.type}: {told}" + (f" on {column}" if column else "")
         return told + (f" ({found})" if found else "")

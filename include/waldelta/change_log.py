@@ -21,7 +21,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, write_batch
 from waldelta.delta_log import read_metadata
-from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, rooted, sync_commit
+from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, files_of, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -148,9 +148,7 @@ class ChangeLog:
         if table is None:
             return {}
         found: dict[int, int] = {}
-        for file in (
-            pa.table(table.get_add_actions(flatten=True)).select(["partition.batch", "num_records"]).to_pylist()
-        ):
+        for file in files_of(table).select(["partition.batch", "num_records"]).to_pylist():
             batch = int(file["partition.batch"])
             if after_batch < batch <= upto_batch:
                 found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
@@ -164,7 +162,7 @@ class ChangeLog:
         table = self._open()
         if table is None:
             return after_batch
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = files_of(table)
         if "max.xid8" not in actions.column_names:
             return after_batch
         last: dict[int, int | None] = {}
@@ -182,7 +180,7 @@ class ChangeLog:
 
     def landed_end(self, batch: int) -> int:
         """The end of a batch's last transaction, from the log's file statistics alone; 0 of an empty one, which tells nothing."""
-        actions = pa.table(self._must_open().get_add_actions(flatten=True))
+        actions = files_of(self._must_open())
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
@@ -212,7 +210,7 @@ class ChangeLog:
         table = self._open()
         if table is None:
             return Reach({})
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = files_of(table)
         names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
         ends: dict[int, int] = {}
         begins: dict[int, int] = {}

@@ -68,7 +68,7 @@ def find_promotion(
     if refused := _not_followed(identity, server, slot):
         raise SourceChanged(f"{_moved(identity, server)}; {refused}")
     ends = _read_ends(job, identity, server)
-    moves = [m for m in job.ledger.slot_lives() if m.slot == identity.slot and m.incarnation == identity.incarnation]
+    moves = [m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation]
     known = known_ends(life_of(identity.slot, moves), moves)
     left_at = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
     return Promotion(replace(identity, timeline=server.timeline), left_at)
@@ -185,7 +185,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
 
 def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
     """What was done to the slot last; None when that is this promotion: twice, it would say that this timeline was left there, too."""
-    last = [move for move in job.ledger.slot_lives() if move.slot == identity.slot][-1]
+    last = job.ledger.slot_lives(identity.slot)[-1]
     is_it = (last.event, last.incarnation, last.timeline) == ("promoted", identity.incarnation, identity.timeline)
     return None if is_it else last
 

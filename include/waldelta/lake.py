@@ -275,6 +275,11 @@ def remove_folder(uri: str) -> None:
         files.delete_dir(path)
 
 
+def files_of(table: DeltaTable) -> pa.Table:
+    """What a table's log says of its files, one row for each."""
+    return pa.table(table.get_add_actions(flatten=True))
+
+
 def remove_empty_log(uri: str) -> None:
     """Remove a Delta log without any commit, as a run leaves it that is killed while it makes the table.
 

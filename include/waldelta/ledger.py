@@ -34,6 +34,8 @@ from waldelta.ledger_rows import (
 )
 from waldelta.ledger_table import LedgerTable, Newest
 
+_NO_INTENT = pc.field("event") != "intent"
+
 R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite, Release)
 
 
@@ -65,22 +67,18 @@ class Ledger:
 
         Raises LateWriter, and adds nothing, when another run has written a row of this target meanwhile.
         """
-        newest = Newest(after.at if after is not None else None, pc.field("table_name") == row.table_name)
-        written = self._table(TableState).append(asdict(row), newest)
-        return replace(row, at=written["at"])
+        return self._append_behind(row, after, pc.field("table_name") == row.table_name)
 
     def append_life(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
         """Add what is done to a slot as a whole behind what was done last (None: it is the first); returns it as it was written.
 
         Raises LateWriter, and adds nothing, when another run has done something to that slot meanwhile.
         """
-        lives = (pc.field("slot") == row.slot) & (pc.field("event") != "intent")
-        written = self._table(SlotMove).append(asdict(row), Newest(after.at if after is not None else None, lives))
-        return replace(row, at=written["at"])
+        return self._append_behind(row, after, (pc.field("slot") == row.slot) & _NO_INTENT)
 
     def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
         """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter when that isn't so any more."""
-        self._table(BatchCut).append(asdict(row), Newest(after.at if after is not None else None))
+        self._append_behind(row, after)
 
     def append_gap(self, row: Gap, after: Gap | None) -> None:
         """Add a gap's row behind the newest one of that life of the slot (None: it is the first).
@@ -88,7 +86,7 @@ class Ledger:
         Raises LateWriter, and adds nothing, when another run has written one meanwhile.
         """
         life = (pc.field("slot") == row.slot) & (pc.field("incarnation") == row.incarnation)
-        self._table(Gap).append(asdict(row), Newest(after.at if after is not None else None, life))
+        self._append_behind(row, after, life)
 
     def gaps(self, slot: str) -> list[Gap]:
         """All rows on gaps of a slot, oldest first."""
@@ -106,9 +104,9 @@ class Ledger:
         """The newest row of any move."""
         return self._newest(SlotMove)
 
-    def slot_lives(self) -> list[SlotMove]:
-        """What was done to slots as a whole, oldest first: all events but ``intent``."""
-        return self._read(SlotMove, pc.field("event") != "intent")
+    def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
+        """What was done to slots, or to one, as a whole, oldest first: all events but ``intent``."""
+        return self._read(SlotMove, _NO_INTENT if slot is None else (pc.field("slot") == slot) & _NO_INTENT)
 
     def furthest_lsn(self, slot: str, incarnation: str) -> int:
         """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row.
@@ -176,6 +174,11 @@ class Ledger:
     def prune(self, kind: type[R], keep: Callable[[Sequence[R]], Sequence[bool]]) -> int:
         """Drop the rows of one table that ``keep`` says no to; returns how many."""
         return self._table(kind).prune(lambda rows: keep([_build(kind, row) for row in rows]))
+
+    def _append_behind(self, row: R, after: R | None, chosen: pc.Expression | None = None) -> R:
+        """Add a row while the newest of its kind, or of those that are chosen, still is ``after`` (None: there is none)."""
+        written = self._table(type(row)).append(asdict(row), Newest(after.at if after is not None else None, chosen))
+        return replace(row, at=written["at"])
 
     def _read(self, kind: type[R], chosen: pc.Expression | None = None) -> list[R]:
         return [_build(kind, row) for row in self._table(kind).read(chosen)]

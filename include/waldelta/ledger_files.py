@@ -14,6 +14,8 @@ import pyarrow.fs as pa_fs
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
+from waldelta.lake import files_of
+
 # Larger files come of compaction, and are few.
 _SMALL_ROWS = 2_000
 _MOST_FILES = 512
@@ -29,7 +31,7 @@ def read_sorted(
 ) -> pa.Table:
     """The rows that a filter chooses, oldest first (by ``at``)."""
     schema = pa.schema(table.schema().to_arrow())
-    files = pa.table(table.get_add_actions(flatten=True)).select(["path", "num_records"]).to_pylist()
+    files = files_of(table).select(["path", "num_records"]).to_pylist()
     reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
     parts = [reader.read(file["path"], file["num_records"], chosen) for file in files]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
@@ -52,7 +54,7 @@ def scan_sorted(
     memory, without ``kept``.
     """
     schema = pa.schema(table.schema().to_arrow())
-    actions = pa.table(table.get_add_actions(flatten=True))
+    actions = files_of(table)
     if since is not None:
         recent = pc.field("at") >= since
         chosen = recent if chosen is None else recent & chosen

@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from waldelta.errors import LateWriter
 from waldelta.fault import fault_point
-from waldelta.lake import NO_HOOKS, checkpoint, sync_commit, write_checkpoint
+from waldelta.lake import NO_HOOKS, checkpoint, files_of, sync_commit, write_checkpoint
 from waldelta.ledger_files import STATISTIC, read_sorted, scan_sorted
 from waldelta.unwritable import unwritable
 
@@ -263,7 +263,7 @@ class LedgerTable:
         return rows[-1] if rows else None
 
     def _newest_at(self, table: DeltaTable) -> datetime | None:
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = files_of(table)
         if "max.at" not in actions.column_names:
             return None
         newest: datetime | None = pc.max(actions["max.at"]).as_py()

@@ -31,12 +31,11 @@ AWAY_TIMEOUT_S = 10
 
 def slot_life(job: Job) -> list[SlotMove]:
     """What began and ended the slot's lives, oldest first."""
-    return [m for m in _done_to(job) if m.event != "promoted"]
+    return _begun_or_ended(job.ledger.slot_lives(job.pipeline.source.slot))
 
 
-def _done_to(job: Job) -> list[SlotMove]:
-    """What was done to the slot as a whole, oldest first; what follows is entered behind the last of it."""
-    return [m for m in job.ledger.slot_lives() if m.slot == job.pipeline.source.slot]
+def _begun_or_ended(done: Sequence[SlotMove]) -> list[SlotMove]:
+    return [move for move in done if move.event != "promoted"]
 
 
 def made_here(moves: Sequence[SlotMove]) -> bool:
@@ -59,8 +58,9 @@ def end_life(conn: Connection, job: Job) -> bool:
 
     Raises SlotForeign and SlotInUse, and changes nothing then; LateWriter when another run has set it up anew meanwhile.
     """
-    name, done, dropped = job.pipeline.source.slot, _done_to(job), False
-    moves = [m for m in done if m.event != "promoted"]
+    name, dropped = job.pipeline.source.slot, False
+    done = job.ledger.slot_lives(name)
+    moves = _begun_or_ended(done)
     if not moves or moves[-1].event == "dropped":
         return False
     if made_here(moves) and (found := read_slot(conn, name)) is not None:
@@ -151,12 +151,13 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
     ``conn`` leads to the server that is to have it: the primary, or a standby, which is waited for until it has the publications.
     Raises LateWriter when another run, taking this one for dead, does the same: what that one recorded stays.
     """
-    done, slot = _done_to(job), read_slot(conn, job.pipeline.source.slot)
-    moves, last = [m for m in done if m.event != "promoted"], done[-1] if done else None
+    name = job.pipeline.source.slot
+    done, slot = job.ledger.slot_lives(name), read_slot(conn, name)
+    moves, last = _begun_or_ended(done), done[-1] if done else None
     if moves and moves[-1].event in ("created", "adopted"):
         return
     wait_replayed(primary, conn)
-    name, position = job.pipeline.source.slot, slot_position(conn, job, primary)
+    position = slot_position(conn, job, primary)
     system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
     if slot is not None:
         if not slot.confirmed_flush_lsn.value:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,6 +51,12 @@ class Bookkeeping:
             return expectations_table(self.root, self.storage_options).scan(columns, since, chosen)
         uri = bookkeeping_uri(self.root, kind.table)
         return LedgerTable(uri, kind.schema, self.storage_options).scan(columns, since, chosen)
+
+
+def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The last row of each group, in the rows' order."""
+    numbered = rows.select(list(keys)).append_column("n", pa.array(np.arange(rows.num_rows)))
+    return rows.take(numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort())
 
 
 def bookkeeping_of(pipeline: PipelineFile) -> Bookkeeping:

@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.reconcile.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers
 from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.review.attention import Attention, names
-from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.bookkeeping import Bookkeeping, last_rows
 from waldelta.review.freshness import copied_at
 from waldelta.review.verdicts import Verdict
 
@@ -95,10 +94,7 @@ def read_compared(lake: Bookkeeping, tables: Collection[str]) -> Compared:
 def _newest(rows: pa.Table) -> pa.Table:
     """Of each table the last answer and the last row without one: years of others say no more."""
     answered = pc.is_in(rows["status"], value_set=pa.array(ANSWERS))
-    numbered = rows.select(["table_name"]).append_column("answered", answered)
-    numbered = numbered.append_column("n", pa.array(np.arange(rows.num_rows)))
-    kept = numbered.group_by(["table_name", "answered"]).aggregate([("n", "max")])["n_max"]
-    return rows.take(kept.combine_chunks().sort())
+    return last_rows(rows.append_column("answered", answered), ["table_name", "answered"])
 
 
 def of_compared(found: Compared) -> Iterator[Attention]:

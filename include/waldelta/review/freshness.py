@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState
-from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.bookkeeping import Bookkeeping, last_rows
 from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open
 from waldelta.review.results import read_result
@@ -175,10 +174,8 @@ def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopySt
 def latest_states(lake: Bookkeeping) -> list[CopyState]:
     """The latest state of each target."""
     rows = lake.scan(TableState, (*_STATE, "foreign_commits"))
-    numbered = rows.select(["table_name"]).append_column("n", pa.array(np.arange(rows.num_rows)))
-    latest = numbered.group_by("table_name").aggregate([("n", "max")])["n_max"].combine_chunks().sort()
     found = []
-    for row in rows.take(latest).to_pylist():
+    for row in last_rows(rows, ["table_name"]).to_pylist():
         commits = row.pop("foreign_commits")
         found.append(CopyState(**row, foreign=ForeignCommit(**commits[-1]) if commits else None))
     return found

@@ -185,8 +185,8 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
     """One table's expectations by the latest ``most`` runs that checked it, likewise."""
     chosen = pc.field("table_name") == table_name
 
-    def read(since: datetime | None) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = _read(
+    def read(since: datetime | None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = _read(
             lake, since, ("severity", "meaning", "unexpected_count", "version", "not_checked"), chosen
         ).to_pylist()
         return rows
@@ -199,7 +199,7 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
         if ends.get(of) == row["at"]:  # of one meaning, in results of earlier versions
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
-    heat = _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)  # type: ignore[misc]
+    heat = _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)
     return replace(heat, not_checked=_not_checked(found))
 
 

@@ -1,0 +1,41 @@
+"""Rows of a lake's bookkeeping, for tests of what people are told of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from waldelta.expectation_results import ExpectationResult
+from waldelta.ledger_rows import BatchCut, Run, TargetCut
+from waldelta.pipeline_file import PipelineFile
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def minutes(n: float) -> datetime:
+    return NOON + timedelta(minutes=n)
+
+
+def run(run_id: str, at: datetime, status="succeeded", **more) -> Run:
+    """A run that ended two minutes after it had read the slot."""
+    facts = {
+        "seconds": 90.1234567,
+        "as_of": at - timedelta(minutes=2),
+        "lag_before_bytes": 1000,
+        "lag_bytes": 10,
+        "applied": status == "succeeded",
+    }
+    return Run(at, run_id, "consume", status, **facts | more)
+
+
+def cut(batch: int, at: datetime, run_id="r", **targets: tuple[int, int, int]) -> BatchCut:
+    done = [TargetCut(f"public.{n}", 1, batch, *counts) for n, counts in targets.items()]
+    return BatchCut(at, run_id, batch, batch << 20, at - timedelta(minutes=3), done)
+
+
+def result(at, run_id, table, success=True, severity="critical", meaning="key (id) is unique", count=0):
+    return ExpectationResult(at, run_id, table, "kind", meaning, severity, "key", success, None, count, 1)
+
+
+def pipeline(lake: str) -> PipelineFile:
+    source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "tables": [{"name": "public.a"}]}]}
+    return PipelineFile.model_validate({"pipeline": "shop", "source": source, "target": {"root": lake}})

@@ -1,0 +1,208 @@
+"""What deserves attention in a lake's bookkeeping, and how the lake compares with its source."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.bookkeeping import minutes, pipeline, result, run
+from waldelta.expectation_results import append_expectation_results
+from waldelta.ledger_rows import ForeignCommit, Gap, Run, TableState
+from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.compared import read_compared
+from waldelta.review.glance import read_glance
+
+
+@pytest.fixture
+def book(lake):
+    return Bookkeeping(lake)
+
+
+def test_what_deserves_attention(book):
+    """The worst first; each with the page that tells more."""
+    for name, status in (("a", "synced"), ("b", "failed")):
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
+    gap = Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", "slot 's' is lost", "run resync")
+    book.ledger.append(gap)
+    why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
+    book.ledger.append(
+        run("r", minutes(2), "failed", retained_bytes=6000 << 20, wal_status="unreserved", applied=True, result=why)
+    )
+    append_expectation_results(book.root, [result(minutes(2), "r", "public.a", False)])
+    Quarantine(book.root).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])])
+    glance = read_glance(pipeline(book.root), book, minutes(5), 24)
+    assert [(item.severity, *item.page[:1]) for item in glance.attention] == [
+        ("failed",), ("failed", "run"), ("failed", "tables"), ("failed", "expectations"), ("failed",), ("warning",),
+        ("warning", "quarantine"),
+    ]  # fmt: skip
+    texts = " | ".join(item.text for item in glance.attention)
+    for part in (
+        "0/10..0/20",
+        "run resync",
+        "public.b",
+        "unreserved",
+        "failed: ApplyError: no room |",
+        "6 GB",
+        "1 row in quarantine",
+    ):
+        assert part in texts
+    assert glance.verdicts == {"failed": 1}
+
+
+def test_what_only_warns_is_told_behind_what_fails(book):
+    """Drift, freshness, rows without partners; runs of the night that failed; attempts that couldn't compare."""
+    for name in "abcd":
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+    append_expectation_results(book.root, [result(minutes(-5000), "r", "public.a", False, "warning")])
+    why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
+    night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
+    for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
+        book.ledger.append(event)
+    found = [(-200, "a", "different"), (-150, "b", "failed"), (-100, "a", "not compared"), (-100, "c", "equal")]
+    found += [(-90, "d", "different"), (-80, "d", "failed"), (-70, "d", "repaired")]
+    for at, name, status in found:
+        row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
+        Reconciliations(book.root).add([row])
+    glance = read_glance(pipeline(book.root), book, minutes(5), 24, reach=timedelta(days=2))
+    assert [(item.severity, item.text, item.page) for item in glance.attention] == [
+        (
+            "failed",
+            "public.a: other rows than the source has; the latest attempt couldn't compare them again",
+            ("reconciliation",),
+        ),
+        ("warning", "public.a: expectations not met that only warn", ("expectations",)),
+        ("warning", "public.b: comparing with the source failed", ("reconciliation",)),
+        ("warning", "the latest maintenance failed: LockHeld: busy", ("run", "maintain", "night")),
+        ("warning", "the latest reconciliation failed: LockHeld: busy", ("run", "reconcile", "compared")),
+    ]
+    for verb in ("maintain", "reconcile"):
+        book.ledger.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
+    Reconciliations(book.root).add([Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"])
+    (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
+    assert left.page == ("expectations",)
+
+
+COMPARED = [
+    ("nobody has asked", [], "ab", "unknown", ("never compared",), None),
+    ("no table", [], "", "unknown", (), None),
+    ("all of them", [("a", "equal"), ("b", "repaired")], "ab", "passed", (), 0),
+    ("one of them", [("a", "equal")], "ab", "unknown", ("1 never compared",), 0),
+    ("only attempts", [("a", "not compared"), ("b", "failed")], "ab", "unknown", ("2 without an answer",), None),
+    ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
+    ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab", "failed", ("1 different",), 2),
+    ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("found, fed, verdict, told, oldest", [c[1:] for c in COMPARED], ids=[c[0] for c in COMPARED])
+def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
+    """However long ago that was; and it says how old the knowledge is."""
+    long_ago = timedelta(days=400)
+    for n, (name, status) in enumerate(found):
+        Reconciliations(book.root).add([Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status)])
+    compared = read_compared(book, [f"public.{name}" for name in fed])
+    assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
+    assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
+
+
+TOLD_BY_RUNS = [
+    ("nothing", {}, None),
+    ("a table without a copy", {"never_copied": ["public.x"]}, ("warning", "public.x: published, but never copied")),
+    ("unless that has begun since", {"never_copied": ["public.late"]}, None),
+    ("a suite of no table", {"unused_suites": ["/e/x.yml fits no table"]}, ("warning", "expectations that judge nothing: /e/x.yml")),
+    ("a slot in danger", {"slot_critical": ["slot 's' is lost in 2 hours"]}, ("failed", "when the latest run began, slot 's' is lost")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("found, told", [case[1:] for case in TOLD_BY_RUNS], ids=[case[0] for case in TOLD_BY_RUNS])
+def test_what_the_latest_run_found_is_told(book, found, told):
+    """Also while a later one runs, or failed before it could know."""
+    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
+    book.ledger.append(TableState(minutes(1), "sync", "public.late", 1, "synced"))
+    Reconciliations(book.root).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
+
+    def items(at):
+        found = read_glance(pipeline(book.root), book, minutes(at), 24).attention
+        return [(item.severity, item.text) for item in found]
+
+    attention = items(2)
+    idle = read_glance(pipeline(book.root), book, minutes(2), 24, looked=minutes(1)).attention
+    assert len(idle) == len([item for item in attention if "latest run" not in item[1]])
+    assert len(attention) == (told is not None)
+    assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)
+    book.ledger.append(run("down", minutes(3), "failed"))
+    book.ledger.append(run("now", minutes(4), "running"))
+    of_others = [[item for item in listed if "latest run" not in item[1]] for listed in (items(5), attention)]
+    assert of_others[0] == of_others[1]
+    book.ledger.append(run("fine", minutes(6), result=json.dumps({"stages": {"apply": {}}})))
+    assert items(7) == []
+
+
+def test_what_was_found_holds_while_nothing_changes(book):
+    """Of a source at rest no run is recorded but maintenance's."""
+    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}, "never_copied": ["public.x"]})))
+    book.ledger.append(replace(run("night", minutes(5000)), verb="maintain"))
+    glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
+    assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
+
+
+def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
+    """By the version and the time of both: the versions of a target that was made anew begin anew."""
+    commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
+    unsaid = [ForeignCommit(3, "UPDATE", "ann")]
+    for name, found in {"a": commits, "b": commits, "c": commits, "d": unsaid, "e": commits, "f": []}.items():
+        book.ledger.append(TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found))
+    book.ledger.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
+    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23)]
+    for name, version, at in sorted(answers, key=lambda answer: answer[2]):
+        Reconciliations(book.root).add([Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version)])
+    (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
+    assert (told.severity, told.page) == ("warning", ("reconciliation",))
+    assert told.text.startswith("public.b, public.c: somebody else wrote to its target")
+
+
+MENDED = [
+    ("nothing was done", [], "different"),
+    ("copied", [("copying", 2, ""), ("synced", 2, "s")], "copied"),
+    ("copied, and its columns changed since", [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")], "copied"),
+    ("a copy that failed", [("copying", 2, ""), ("failed", 2, "")], "different"),
+    ("a copy under way", [("copying", 2, "")], "different"),
+    ("a repair of what drifted", [("copying", 2, "s"), ("synced", 2, "s")], "different"),
+    ("a repair after a copy", [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")], "copied"),
+    ("its columns changed", [("synced", 1, "s")], "different"),
+    ("a copy that nobody knows the beginning of", [("synced", 2, "s")], "different"),
+    ("it left the publications", [("removed", 1, "s")], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("states, found", [case[1:] for case in MENDED], ids=[case[0] for case in MENDED])
+def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states, found):
+    """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is about."""
+    for status, snapshot in (("copying", ""), ("synced", "s")):
+        book.ledger.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
+    Reconciliations(book.root).add([Reconciliation(minutes(5), "r", "public.a", "different")])
+    for n, (status, generation, snapshot) in enumerate(states):
+        book.ledger.append(TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot))
+    glance = read_glance(pipeline(book.root), book, minutes(20), 24)
+    assert glance.compared.count == (found is not None)
+    assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == ([found] if found else [])
+    told = [(item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)]
+    expected = {
+        "different": [("failed", "public.a: other rows than the source has")],
+        "copied": [("warning", "public.a: differed, and was copied since: compare again")],
+    }
+    assert told == expected.get(found, [])
+
+
+def test_a_run_that_was_killed_is_told_by_its_silence(book):
+    """It is the latest, and still running for the ledger."""
+    book.ledger.append(run("r", minutes(2), "running"))
+    assert read_glance(pipeline(book.root), book, minutes(30), 24).attention == ()
+    (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
+    assert "nothing for 5.0 hours" in silent.text
+    assert silent.page == ("run", "consume", "r")
