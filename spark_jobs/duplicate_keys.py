@@ -9,12 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
@@ -32,6 +36,9 @@ _BYTES_PER_KEY = 8
 # Here a byte stands for each integer between the least and the most.
 _MOST_BYTES_HERE = 64 << 20
 _ROWS_AT_ONCE = 1 << 18
+# More ranges would make a filter that costs more than it saves.
+_MOST_RANGES = 100
+_NONE_DELETED = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +69,23 @@ def find_duplicate_keys(frame: DataFrame, columns: Sequence[str], *, dense: bool
 
 
 class IntegerKey:
-    """A target's key of one integer column, by the statistics of its files and by Arrow alone."""
+    """A column of integers in a target's key, by the statistics of its files and by Arrow alone.
 
-    def __init__(self, table: DeltaTable, column: str, files: pa.Table) -> None:
-        self._table, self._column = table, column
+    ``ranges`` are those that the rows in question lie in, least and most; None: all rows are in question.
+    """
+
+    def __init__(
+        self,
+        table: DeltaTable,
+        column: str,
+        files: pa.Table,
+        storage_options: Mapping[str, str] | None = None,
+        ranges: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self._table, self._column, self._files, self._ranges = table, column, files, ranges
+        self._storage_options = dict(storage_options or {}) or None
         self._least, self._most, rows = (files[name].combine_chunks() for name in _statistics(column))
-        self._rows = int(pc.sum(rows).as_py())
+        self._rows = int(pc.sum(rows).as_py() or 0)
 
     @classmethod
     def open(
@@ -87,19 +105,70 @@ class IntegerKey:
         if not files.num_rows or not set(told) <= set(files.column_names):
             return None
         is_integer = pa.types.is_integer(files.schema.field(told[0]).type)
-        return cls(table, column, files) if is_integer and not any(files[name].null_count for name in told) else None
+        if not is_integer or any(files[name].null_count for name in told):
+            return None
+        return cls(table, column, files, storage_options)
+
+    def written_since(self, version: int) -> IntegerKey:
+        """The same, of the rows that may share their key with one written since a version whose keys all differ.
+
+        Of two rows that share a key one was written since then, and so both lie where the files written since have keys. All rows,
+        where that can't be told.
+        """
+        try:
+            known = DeltaTable(self._table.table_uri, version=version, storage_options=self._storage_options)
+            held = _deleted_in(files_of(known))
+        except (DeltaError, OSError, pa.ArrowException) as err:
+            log.info(
+                "all keys of %s are compared, since version %d can't be read: %s", self._table.table_uri, version, err
+            )
+            return self
+        # A file that was there holds no row that wasn't, unless it was given back what had been deleted from it.
+        written = [
+            path not in held or held[path] not in (_NONE_DELETED, deleted)
+            for path, deleted in _deleted_in(self._files).items()
+        ]
+        new = self._files.filter(pa.array(written, pa.bool_()))
+        nulls = f"null_count.{self._column}"
+        if nulls not in new.column_names or new[nulls].null_count or (pc.sum(new[nulls]).as_py() or 0):
+            return self
+        ranges = _joined(zip(*(new[name].to_pylist() for name in _statistics(self._column)[:2]), strict=True))
+        if len(ranges) > _MOST_RANGES:
+            return self
+        touched = [
+            any(low <= most and least <= high for low, high in ranges)
+            for least, most in zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
+        ]
+        files = self._files.filter(pa.array(touched, pa.bool_()))
+        return IntegerKey(self._table, self._column, files, self._storage_options, ranges)
+
+    def rows_in_question(self, frame: DataFrame) -> DataFrame:
+        """Of the target's rows those whose keys have to be compared."""
+        if self._ranges is None:
+            return frame
+        column = F.col(quote(self._column))
+        return frame.where(reduce(or_, [column.between(low, high) for low, high in self._ranges], F.lit(False)))
 
     def is_unique(self) -> bool:
         """Whether Arrow, without Spark, finds no value in two rows; False also where only Spark can tell.
 
         It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths of one here.
         """
+        if not self._rows:
+            return True
         low, high = pc.min(self._least).as_py(), pc.max(self._most).as_py()
+        among = None
+        if self._ranges is not None:
+            low, high = self._ranges[0][0], self._ranges[-1][1]
+            key = ds.field(self._column)
+            among = reduce(or_, [(key >= least) & (key <= most) for least, most in self._ranges])
         if high - low >= min(_MOST_BYTES_HERE, self._rows * _BYTES_PER_KEY):
             return False
         try:
             dataset = self._table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-            scanner = dataset.scanner([self._column], batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1)
+            scanner = dataset.scanner(
+                [self._column], filter=among, batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+            )
             return _all_differ((batch.column(0) for batch in scanner.to_batches()), low, high)
         except Exception as err:
             log.info("Spark looks for duplicate keys, since %s can't be read here: %s", self._table.table_uri, err)
@@ -111,6 +180,28 @@ class IntegerKey:
         spans = zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
         buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # each file's, as tasks read them
         return bool(buckets * _BITS // 8 <= self._rows * _BYTES_PER_KEY)
+
+
+def _deleted_in(files: pa.Table) -> dict[str, str]:
+    """What has been deleted from each file, by its path, as its deletion vector says."""
+    vectors = files.select([name for name in files.column_names if name.startswith("deletion_vector")])
+    none = dict.fromkeys(vectors.column_names)
+    told = vectors.to_pylist() if none else [none] * len(files)
+    return {
+        path: _NONE_DELETED if vector == none else repr(vector)
+        for path, vector in zip(files["path"].to_pylist(), told, strict=True)
+    }
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that overlap, or touch, as one."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(high, joined[-1][1])
+        else:
+            joined.append((low, high))
+    return joined
 
 
 def _statistics(column: str) -> tuple[str, str, str]:

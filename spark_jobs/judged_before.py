@@ -103,6 +103,12 @@ def changed_since(known: Known, at: At, plan: SuitePlan, columns: Sequence[str],
     return found.end_lsn if seen == at.version else None
 
 
+def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
+    """The latest version, up to this one, all of whose rows are known to meet the suite; None where there is none."""
+    found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
+    return found.version if found is not None and found.version <= at.version and _fits(found, at, plan) else None
+
+
 def _is_of_rows(planned: PlannedExpectation) -> bool:
     """Whether it says the same of the same rows for ever; of the day, or of other tables, own ones may depend."""
     kind, kwargs = snake(planned.type), planned.kwargs

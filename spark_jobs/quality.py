@@ -34,7 +34,7 @@ from spark_jobs.departures import Before, bounds_of
 from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
-from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, rest_of, suite_of
+from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows, find_lacking_rows
 from spark_jobs.live_rows import live_rows
@@ -230,7 +230,8 @@ def _quick_verdict(
     measured, plan = profiled
     found = outcomes_here(table, plan, rules.references, options)
     if found is None:
-        asked = _ask_ahead(background, session, target, options, rules.references)
+        met = met_at(left.known, target.at, suite)
+        asked = _ask_ahead(background, session, target, options, rules.references, met)
         since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
         found = quick_outcomes(target.frame(session), plan, asked, since)
     if found is None:
@@ -285,10 +286,14 @@ def _ask_ahead(
     target: _Target,
     storage_options: dict[str, str] | None,
     references: Sequence[Reference],
+    met: int | None = None,
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here."""
+    """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here.
+
+    ``met`` is a version whose keys are known to differ: only those that may be in two rows since then are compared.
+    """
     asked = _ask_references(background, spark, storage_options, references)
-    return asked | _ask_keys(background, spark, target, storage_options)
+    return asked | _ask_keys(background, spark, target, storage_options, met)
 
 
 def _ask_references(
@@ -304,7 +309,11 @@ def _ask_references(
 
 
 def _ask_keys(
-    background: ThreadPoolExecutor, spark: SparkSession, target: _Target, storage_options: dict[str, str] | None
+    background: ThreadPoolExecutor,
+    spark: SparkSession,
+    target: _Target,
+    storage_options: dict[str, str] | None,
+    met: int | None,
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
     columns, mode = tuple(target.state.key_columns), target.state.kept_as
     asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
@@ -316,12 +325,15 @@ def _ask_keys(
         return asked
 
     def ask() -> DuplicateKeys:
-        key = None
-        if len(columns) == 1:
-            key = IntegerKey.open(target.uri, target.version, columns[0], storage_options)
-        if key is not None and mode == MIRROR and key.is_unique():
+        key = IntegerKey.open(target.uri, target.version, columns[0], storage_options)
+        if key is None:
+            return find_duplicate_keys(target.frame(spark), columns)
+        if met is not None and mode == MIRROR:
+            key = key.written_since(met)
+        alone = len(columns) == 1
+        if alone and mode == MIRROR and key.is_unique():
             return DuplicateKeys(0)
-        return find_duplicate_keys(target.frame(spark), columns, dense=key is not None and key.is_dense)
+        return find_duplicate_keys(key.rows_in_question(target.frame(spark)), columns, dense=alone and key.is_dense)
 
     return asked | {columns: background.submit(ask)}
 

@@ -72,3 +72,24 @@ def test_a_mapped_column_is_taken_as_sparse(spark, tmp_path):
 
 def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
     assert not is_dense(str(tmp_path / "gone"), 0, "k")
+
+
+def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
+    """What a deletion vector took away is no new row; what a RESTORE gives back is, in a file that was there."""
+    uri = str(tmp_path)
+    with_vectors = {"delta.enableDeletionVectors": "true"}
+    spark.range(0, 1000, 1, 1).selectExpr("id as k").write.format("delta").options(**with_vectors).save(uri)
+    spark.sql("select 5L as k").coalesce(1).write.format("delta").mode("append").save(uri)
+    with_first = f"delta.`{uri}`"
+    spark.sql(f"delete from {with_first} where k = 5")
+    spark.sql("select 5L as k").coalesce(1).write.format("delta").mode("append").save(uri)
+    spark.sql(f"delete from {with_first} where k = 7")
+
+    def found(known, version):
+        frame = spark.read.format("delta").option("versionAsOf", version).load(uri)
+        key = IntegerKey.open(uri, version, "k")
+        return find_duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
+
+    assert [found(2, 3), found(3, 4), found(0, 1)] == [0, 0, 2]
+    spark.sql(f"restore table {with_first} to version as of 1")
+    assert [found(2, 5), found(4, 5)] == [2, 2]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.flow import consume
+from spark_jobs.flow import consume, run_sync
 from spark_jobs.maintain import run_maintain
 from spark_jobs.merge import session_settings
 from spark_jobs.result import RunFailed
@@ -72,3 +72,47 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
     assert "0 of them in full" in night("idle")
     assert run("fourth", "insert into t values (12, 1)") == ["public.t", "public.u"]
     assert judged() == ("fourth", False, True)
+
+
+def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, database, lake):
+    """A key that stands in a file that was there, too, is found; more changes bring a full check, and a page."""
+    database.execute("create table t(id int primary key, v int)")
+    database.execute("insert into t select g, 0 from generate_series(1, 101000) g")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
+    sync(spark, job)
+
+    def run(run_id, statement):
+        database.execute(statement)
+        return consume(spark, replace(job, run_id=run_id))
+
+    def whole():
+        return JudgedSuites(lake).latest(["public.t"])["public.t"][-1].whole
+
+    assert run("tenth", "update t set v = 1 where id > 90950").passed == ["public.t"]
+    assert not whole()
+    with session_settings(
+        spark, {"spark.databricks.delta.commitInfo.userMetadata": json.dumps({"waldelta": {"verb": "apply"}})}
+    ):
+        target = f"delta.`{uri_of(job, 'public.t')}`"
+        spark.sql(f"insert into {target} select * from {target} where id = 7").collect()
+    with pytest.raises(RunFailed) as failed:
+        run("double", "update t set v = 2 where id > 100990")
+    assert [text.split(" (")[0].split(":")[1].strip() for text in failed.value.result.failed_expectations] == [
+        "expect_target_key_to_be_unique"
+    ]
+    spark.sql(f"delete from {target} where id = 7").collect()
+    assert run("more", "update t set v = 3 where id > 90500").passed == ["public.t"]
+    assert whole()
+
+
+def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(spark, database, lake, monkeypatch):
+    """Great Expectations would look at each for a second."""
+    monkeypatch.setattr("spark_jobs.flow._MOST_PAGES", 1)
+    database.execute("create table t(id int primary key); create table u(id int primary key, v int check (v > 0))")
+    database.execute("insert into t values (1); insert into u values (1, 1)")
+    file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})
+    result = run_sync(spark, bare_slot(database, file))
+    assert result.passed == ["public.t", "public.u"]
+    assert result.report is None
+    told = read_expectation_results(lake)
+    assert {(r.table_name, r.success) for r in told} == {("public.t", True), ("public.u", True)}

@@ -7,7 +7,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.duplicate_keys import IntegerKey
 from tests.seeds import chosen_seed
@@ -44,6 +44,67 @@ def test_values_of_several_files_are_compared_as_of_a_version(tmp_path):
     assert not are_unique_here(str(tmp_path), 2, "k")
     assert not are_unique_here(str(tmp_path), 1, "other")
     assert not are_unique_here(str(tmp_path), 9, "k")
+
+
+OLD = [[1, 2], [10, 11], [30]]
+SINCE = [
+    ("nothing", OLD, [], True),
+    ("keys of their own", OLD, [[20, 21], [40]], True),
+    ("a key that was there", OLD, [[11, 20]], False),
+    ("a key twice in one file", OLD, [[20, 20]], False),
+    ("a key twice in two", OLD, [[20], [20, 21]], False),
+    ("a null", OLD, [[20, None]], False),
+    ("keys of their own, far apart", OLD, [[1000], [10**12]], False),
+    ("keys beside others that were equal before", [[1], [1], [10]], [[5]], True),
+]
+
+
+@pytest.mark.parametrize(("before", "written", "unique"), [c[1:] for c in SINCE], ids=[c[0] for c in SINCE])
+def test_keys_written_since(tmp_path, before, written, unique):
+    """Compared with those of files where they might be."""
+    for keys in [*before, *written]:
+        write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
+    key = IntegerKey.open(str(tmp_path), len(before) + len(written) - 1, "k")
+    assert key.written_since(len(before) - 1).is_unique() is unique
+
+
+def test_files_without_any_key_in_question_arent_read(tmp_path):
+    """Nor are all of them taken for compared where the version that was known is gone."""
+    uri = str(tmp_path)
+    for keys in [*OLD, [11, 29]]:
+        write_deltalake(uri, pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
+    first, *_ = sorted(tmp_path.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+    key = IntegerKey.open(uri, 3, "k")
+    first.unlink()
+    assert not key.written_since(2).is_unique()  # 11
+    assert key.written_since(3).is_unique()
+    assert not key.written_since(9).is_unique()
+    write_deltalake(uri, pa.table({"k": pa.array([12, 28], pa.int64())}), mode="append")
+    assert IntegerKey.open(uri, 4, "k").written_since(3).is_unique()
+
+
+def test_random_rewrites(tmp_path):
+    """Of a target whose keys differed, as a set says, whatever was merged, deleted or compacted since."""
+    chance = random.Random(chosen_seed())
+    for number in range(8):
+        uri, known = str(tmp_path / str(number)), 0
+        for start in range(0, 400, 100):
+            write_deltalake(uri, pa.table({"k": pa.array(range(start, start + 100), pa.int64())}), mode="append")
+        known = DeltaTable(uri).version()
+        for _ in range(chance.randrange(1, 4)):
+            table = DeltaTable(uri)
+            low = chance.randrange(450)
+            if (how := chance.randrange(3)) == 0:
+                table.delete(f"k between {low} and {low + chance.randrange(60)}")
+            elif how == 1:
+                table.optimize.compact()
+            else:
+                keys = pa.array(chance.sample(range(low, low + 60), chance.randrange(1, 20)), pa.int64())
+                write_deltalake(uri, pa.table({"k": keys}), mode="append")
+        table = DeltaTable(uri)
+        keys = table.to_pyarrow_table()["k"].to_pylist()
+        found = IntegerKey.open(uri, table.version(), "k").written_since(known).is_unique()
+        assert found is (len(set(keys)) == len(keys)), number
 
 
 @pytest.mark.parametrize(("told", "lie"), [("min", 2), ("max", 2)])

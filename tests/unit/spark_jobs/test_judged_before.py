@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from spark_jobs.expectation_suite import PlannedExpectation, SuitePlan
-from spark_jobs.judged_before import At, Known, changed_since, is_settled, suite_of
+from spark_jobs.judged_before import At, Known, changed_since, is_settled, met_at, suite_of
 from tests.unit.spark_jobs.test_expectation_suite import state
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import ConfigError
@@ -60,6 +60,24 @@ def test_changed_since(tmp_path, verbs, row, expected):
     assert changed_since(before, at, PLAN, ["id"], DeltaLog(uri)) is None
     history = replace(at, state=replace(target, mode="history"))
     assert changed_since(before, history, PLAN, COLUMNS, DeltaLog(uri)) is None
+
+
+MET = [
+    ("judged as it is", {}, 0),
+    ("where no cut was", {"end_lsn": None}, 0),
+    ("at an earlier version", {"version": 0}, 0),
+    ("at a later one", {"version": 3}, None),
+    ("by another suite", {"plan": SuitePlan("public.t", ())}, None),
+    ("before it was copied again", {"generation": 2}, None),
+]
+
+
+@pytest.mark.parametrize(("row", "expected"), [c[1:] for c in MET], ids=[c[0] for c in MET])
+def test_met_at(row, expected):
+    """The version behind which keys may be in two rows."""
+    target = state([("id", "bigint", "bigint", True)])
+    assert met_at(known(target, **row), At(target, 2), PLAN) == expected
+    assert met_at(Known(), At(target, 2), PLAN) is None
 
 
 def test_settled(tmp_path):

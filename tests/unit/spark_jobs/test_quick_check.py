@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_jobs.departures import Before
 from spark_jobs.expectation_suite import AS_BEFORE, SourceRules, plan_suite
 from spark_jobs.own_suites import OwnSuite, OwnSuiteFile
-from spark_jobs.quick_check import outcomes_here, quick_profile
+from spark_jobs.quick_check import is_little, outcomes_here, quick_profile
 from tests.unit.spark_jobs.test_expectation_suite import HELD, state
 from waldelta.check_constraints import CheckConstraint
 from waldelta.declared_types import DeclaredType
@@ -109,3 +109,14 @@ def test_a_table_that_is_not_small(tmp_path, monkeypatch):
     """It is read in tasks."""
     monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 1)
     assert looked(tmp_path, FINE, LABELS) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "expected"), [(10_000, 1, True), (10_001, 1, False), (10_001, 100_009, False), (10_001, 100_010, True)]
+)  # fmt: skip
+def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, expected):
+    uri = str(tmp_path)
+    write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
+    write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
+    assert is_little(changes, uri, 0) is expected
+    assert not is_little(10_001, uri, 9)
