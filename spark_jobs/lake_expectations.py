@@ -19,11 +19,13 @@ from pyspark.sql import functions as F
 
 from spark_jobs.departures import find_departures
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
-from spark_jobs.table_profile import profile_aggregate, read_profile
+from spark_jobs.table_profile import Measured, profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
 
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
 ASKED_AHEAD = "duplicate_keys_asked_ahead"
+# On the execution engine: a Future of the target's profile, None where Arrow couldn't measure it.
+MEASURED_AHEAD = "profile_measured_ahead"
 # In a result: what was observed, without the rows' values that its ``observed_value`` shows in the report.
 WITHOUT_VALUES = "observed_without_values"
 # In a result: what was measured of the target.
@@ -230,23 +232,25 @@ class ExpectTargetToKnowAllValues(_FoundBefore):
 
 
 class TargetProfile(TableMetricProvider):
-    """How many rows there are and how columns are distributed; joins the other aggregates of a table in one scan."""
+    """How many rows there are and how columns are distributed, as it was measured meanwhile; else in a scan of Spark's."""
 
     metric_name = "target_rows.profile"
     value_keys = ("columns",)
 
-    @metric_partial(
-        engine=SparkDFExecutionEngine,
-        partial_fn_type=MetricPartialFunctionTypes.AGGREGATE_FN,
-        domain_type=MetricDomainTypes.TABLE,
-    )
+    @metric_value(engine=SparkDFExecutionEngine)
     def _spark(
         cls,  # noqa: N805
+        execution_engine: SparkDFExecutionEngine,
         metric_domain_kwargs: dict[str, Any],
         metric_value_kwargs: dict[str, Any],
         **_: Any,
-    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        return profile_aggregate(metric_value_kwargs["columns"]), metric_domain_kwargs, {}
+    ) -> Measured:
+        ahead = getattr(execution_engine, MEASURED_AHEAD, None)
+        if ahead is not None and (measured := ahead.result()) is not None:
+            return measured
+        columns = metric_value_kwargs["columns"]
+        frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, MetricDomainTypes.TABLE)
+        return read_profile(columns, frame.agg(profile_aggregate(columns)).collect()[0][0])
 
 
 class ExpectTargetToBeAsBefore(_TargetExpectation):
@@ -267,7 +271,7 @@ class ExpectTargetToBeAsBefore(_TargetExpectation):
         return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        rows, columns = measured = read_profile(self.columns, metrics["target_rows.profile"])
+        rows, columns = measured = metrics["target_rows.profile"]
         found = find_departures(measured, self.part, self.bounds)
         details = {"observed_value": "; ".join(found) or f"{rows:,} rows", "element_count": rows}
         if self.part == "rows":

@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from spark_jobs.data_docs import (
     build_site,
@@ -33,7 +34,7 @@ from spark_jobs.data_docs import (
 from spark_jobs.departures import Before, bounds_of
 from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
-from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
+from spark_jobs.expectation_suite import AS_BEFORE, SourceRules, SuitePlan, plan_suite
 from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows, find_lacking_rows
@@ -43,7 +44,7 @@ from spark_jobs.own_suites import OwnSuites, read_own_suites
 from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
 from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
-from spark_jobs.table_profile import Measured
+from spark_jobs.table_profile import Measured, profile_by_values
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
 from waldelta.column_names import UNCHANGED
@@ -117,8 +118,8 @@ class Left:
         return self.rules[target.state.table_name]
 
 
-# Answers about keys, by the key's columns, that the server is working on.
-_Asked = Mapping[tuple[str, ...], "Future[DuplicateKeys]"]
+# Answers about keys, by the key's columns, that the server is working on, and what is being measured of a mirror.
+_Asked = tuple[Mapping[tuple[str, ...], "Future[DuplicateKeys]"], "Future[Measured | None] | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,10 @@ def check(
         verdicts: list[TableVerdict] = []
         if targets:
             import_great_expectations(kinds)
-            planned = list(zip(targets, plans, asked, strict=True))
+            profiled = [
+                _measure_ahead(background, *both, ledger.storage_options) for both in zip(targets, plans, strict=True)
+            ]
+            planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
             verdicts, index = _run(pool, folder, pipeline, run_id, planned)
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
@@ -338,6 +342,24 @@ def _ask_keys(
     return asked | {columns: background.submit(ask)}
 
 
+def _measure_ahead(
+    background: ThreadPoolExecutor, target: _Target, plan: SuitePlan | Exception, storage_options: dict[str, str] | None
+) -> Future[Measured | None] | None:
+    """A mirror's profile, where the plan asks for it, measured beside Spark's scan; None where only Spark can tell."""
+    asked = [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]
+    if not asked or target.state.kept_as != MIRROR:
+        return None
+
+    def measure() -> Measured | None:
+        try:
+            return profile_by_values(target.open(storage_options), asked[0].kwargs["columns"])
+        except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+            log.info("table=%s is measured by Spark, since it can't be here: %s", target.state.table_name, err)
+            return None
+
+    return background.submit(measure)
+
+
 def _targets(
     background: ThreadPoolExecutor, ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
 ) -> tuple[list[_Target], list[TableVerdict]]:
@@ -423,7 +445,7 @@ def _run(
         started = time.monotonic()
         target, plan, asked, suite_check = item
         try:
-            result = suite_check.run(target.frame(session), asked)
+            result = suite_check.run(target.frame(session), *asked)
         except Exception as err:
             return _failed(plan.table, target.version, err)
         result.meta["run_id"] = run

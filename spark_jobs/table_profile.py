@@ -1,15 +1,16 @@
 """Profile: how many rows a target has and how its columns are distributed, measured beside the check.
 
-Of a small target by Arrow, of another by the statistics in its log, which cost no scan and know no mean; a full check measures all
-of it among the aggregates that it asks anyway (``lake_expectations``).
+By Arrow, batch by batch, while Spark does what only it can: of a small target, and in a full check. After few changes a larger one's
+is told by the statistics in its log, which cost no scan and know no mean; and by Spark what Arrow can't read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Of wide tables the first ones.
 _MOST_COLUMNS = 100
+_ROWS_AT_ONCE = 1 << 16
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 
 Measured = tuple[int, list[ColumnProfile]]
@@ -49,22 +51,64 @@ def profile_here(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Meas
     if rows is None:
         return None
     if is_small(files):
-        dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-        held = dataset.to_table(columns=[name for name, _ in columns])
-        return len(held), [_of_values(held[name], name, is_number=number) for name, number in columns]
+        return profile_by_values(table, columns)
     return rows, [_of_statistics(files, rows, name, is_number=number) for name, number in columns]
 
 
-def _of_values(values: pa.ChunkedArray, name: str, *, is_number: bool) -> ColumnProfile:
-    nulls = values.null_count / len(values) if len(values) else None
-    if not is_number or values.null_count == len(values):
-        return ColumnProfile(name, nulls)
-    numbers = values.cast(pa.float64())
-    finite = numbers.filter(pc.is_finite(numbers).fill_null(False))
-    if not len(finite):
-        return ColumnProfile(name, nulls)
-    ends = pc.min_max(finite).as_py()
-    return ColumnProfile(name, nulls, pc.mean(finite).as_py(), pc.stddev(finite).as_py(), ends["min"], ends["max"])
+def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Measured:
+    """A mirror's profile by all its values, in the memory of some batches. Raises what delta-rs and Arrow raise."""
+    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+    files = files_of(table)
+    # Null values needn't be read to be counted where all statistics tell.
+    counts = {name: f"null_count.{name}" for name, is_number in columns if not is_number}
+    told = {
+        name: int(pc.sum(files[count]).as_py() or 0)
+        for name, count in counts.items()
+        if count in files.column_names and not files[count].null_count
+    }
+    read = {name: _Values(is_number) for name, is_number in columns if name not in told}
+    scanner = dataset.scanner(list(read), batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1)
+    rows = 0
+    for batch in scanner.to_batches():
+        rows += batch.num_rows
+        for values, column in zip(read.values(), batch.columns, strict=True):
+            values.add(column)
+    found = []
+    for name, _ in columns:
+        values = read.get(name)
+        nulls = told[name] if values is None else values.nulls
+        found.append(ColumnProfile(name, nulls / rows if rows else None, *(values.statistics() if values else ())))
+    return rows, found
+
+
+class _Values:
+    """A column's values, added up batch by batch; what isn't finite is no number.
+
+    Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
+    """
+
+    def __init__(self, is_number: bool) -> None:
+        self.nulls, self._is_number = 0, is_number
+        self._count, self._mean, self._squares = 0, 0.0, 0.0
+        self._least, self._most = inf, -inf
+
+    def add(self, column: pa.Array) -> None:
+        self.nulls += column.null_count
+        if not self._is_number:
+            return
+        numbers = column.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        numbers = numbers[np.isfinite(numbers)]
+        if not (count := len(numbers)):
+            return
+        mean = float(numbers.mean())
+        apart, total = mean - self._mean, self._count + count
+        self._squares += float(((numbers - mean) ** 2).sum()) + apart**2 * self._count * count / total
+        self._mean, self._count = self._mean + apart * count / total, total
+        self._least, self._most = min(self._least, float(numbers.min())), max(self._most, float(numbers.max()))
+
+    def statistics(self) -> tuple[float, ...]:
+        """Mean, standard deviation of the population, least, most; nothing without numbers."""
+        return (self._mean, sqrt(self._squares / self._count), self._least, self._most) if self._count else ()
 
 
 def _of_statistics(files: pa.Table, rows: int, name: str, *, is_number: bool) -> ColumnProfile:

@@ -9,7 +9,7 @@ import great_expectations as gx
 
 from spark_jobs.build_expectations import META
 from spark_jobs.expectation_suite import is_judged
-from spark_jobs.lake_expectations import ASKED_AHEAD, PROFILE, WITHOUT_VALUES
+from spark_jobs.lake_expectations import ASKED_AHEAD, MEASURED_AHEAD, PROFILE, WITHOUT_VALUES
 from spark_jobs.verdict import Outcome
 from waldelta.profiles import ColumnProfile
 
@@ -55,16 +55,20 @@ class SuiteCheck:
         self._checkpoint = context.checkpoints.add(checkpoint)
 
     def run(
-        self, frame: DataFrame, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+        self,
+        frame: DataFrame,
+        asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+        measured_ahead: Future[Measured | None] | None = None,
     ) -> ExpectationSuiteValidationResult:
         """Validate the frame on its own session; what failed is evaluated again for examples.
 
-        ``asked_ahead`` has the answers about keys, by their columns, that were asked for before.
+        ``asked_ahead`` has the answers about keys, by their columns, that were asked for before, ``measured_ahead`` the profile.
         """
         engine = self._source.get_execution_engine()
         # It would take the process's default session, which doesn't know this frame's temporary views.
         engine.spark = frame.sparkSession
         setattr(engine, ASKED_AHEAD, asked_ahead)
+        setattr(engine, MEASURED_AHEAD, measured_ahead)
         ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
         (result,) = ran.run_results.values()
         if numbers := {_number(item) for item in result.results if not item.success and _has_examples(item)}:
