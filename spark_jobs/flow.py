@@ -363,6 +363,7 @@ def run_stages(
     """
     if unknown := sorted(set(only or ()) - set(stages)):
         raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+    begun = job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
@@ -386,7 +387,7 @@ def run_stages(
         result.status = "failed"
     fault_point("run.ended")
     try:
-        result.record(job)
+        result.record(job, begun)
     except WaldeltaError as err:
         if not failures:
             raise
