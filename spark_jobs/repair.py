@@ -145,8 +145,13 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = job.ledger.next_generation(name)
     check()
-    take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+
+    def fence() -> None:
+        applied = Watermarks(job, job.slot_identity()).of(drifted.state)
+        quarantine.forget(name, drifted.state.generation, applied, check)
+
+    take_over(job.pipeline.target.root, name, fence)
     told = quarantine.rows(name, drifted.state.generation)
     watched = watched_rows(told)
     # One that is named by other columns is of another time.

@@ -56,10 +56,13 @@ def discard_quarantined(
         chosen = [row for row in found if not rows or row.id in rows]
         _check_committed(job, wanted, chosen)
         discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
-        for lock in held:
-            lock.check()
+
+        def check() -> None:
+            for lock in held:
+                lock.check()
+
         if discarded:
-            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded)
+            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded, check)
     return [
         {
             "id": row.id,

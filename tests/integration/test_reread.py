@@ -17,7 +17,8 @@ from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import ConfigError, TransactionsStillOpen
+from waldelta import ledger_table
+from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
@@ -429,27 +430,37 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
 
 
-def test_a_killed_run_whose_rows_the_next_one_finds_whole(spark, database, job, monkeypatch):
-    """With later batches beside it nothing is incomplete any more: what was told is taken back."""
+@pytest.mark.parametrize("fate", ["killed", "slept"])
+def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, database, job, monkeypatch, fate):
+    """With later batches beside it nothing is incomplete any more: what was told is taken back, and isn't told any more."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
     sync(spark, job)
     database.execute("update t set a = 'x'")
     drain(spark, job)
     database.execute("delete from t")
 
-    class Killed(BaseException):
-        pass
-
     def killed(*_):
         raise Killed
 
+    def slept(*args, real=ledger_table.write_deltalake, **options):
+        monkeypatch.undo()
+        database.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+        )
+        run(spark, job, "the next")
+        real(*args, **options)
+
     from spark_jobs.apply import apply
 
-    monkeypatch.setattr("spark_jobs.apply._merge", killed)
-    with pytest.raises(Killed):
-        apply(spark, job)
-    monkeypatch.undo()
-    run(spark, job)
+    if fate == "killed":
+        monkeypatch.setattr("spark_jobs.apply._merge", killed)
+        with pytest.raises(Killed):
+            apply(spark, job)
+        monkeypatch.undo()
+        run(spark, job)
+    else:
+        monkeypatch.setattr(ledger_table, "write_deltalake", slept)
+        assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
     assert (told(job), target_rows(spark, job)) == ([], [])
 
 

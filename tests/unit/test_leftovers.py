@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.unit.test_ledger import NOON, OLD
 from waldelta.expectation_results import (
     ExpectationResult,
@@ -15,7 +17,7 @@ from waldelta.expectation_results import (
     read_expectation_results,
 )
 from waldelta.ledger_rows import now
-from waldelta.leftovers import Leftover, find_leftovers, staging_folder, take_over
+from waldelta.leftovers import Leftover, find_leftovers, staged_for, staging_folder, take_over
 
 DAY = timedelta(days=1)
 
@@ -63,8 +65,13 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
     for name in tables:
         both = name in ("public.a", "public.a-1")
         mine = [folders[name], f"{folders[name]}-fills"] if both else [folders[name]]
-        assert sorted(take_over(lake, name)) == mine
-        assert take_over(lake, name) == []
+        fenced = []
+        assert (
+            sorted(take_over(lake, name, lambda name=name, fenced=fenced: fenced.extend(staged_for(lake, name))))
+            == mine
+        )
+        assert sorted(fenced) == mine
+        assert take_over(lake, name, lambda: pytest.fail("nothing is left to be kept out")) == []
 
 
 def test_old_results_of_expectations_go(lake):
