@@ -259,13 +259,15 @@ def run_sync(
     tables: Sequence[str] | None = None,
     reason: str | None = None,
     only: Collection[str] | None = None,
+    *,
+    only_due: bool = False,
 ) -> RunResult:
-    """Copy tables that were never copied, or the given ones, then check them."""
+    """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for it), then check them."""
     from spark_jobs.sync import sync
     from spark_jobs.verbatim import count_verbatim
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        copied, failed = _synced(lambda: sync(spark, job, tables, reason))
+        copied, failed = _synced(lambda: sync(spark, job, tables, reason, only_due=only_due))
         for done in copied:
             name = str(done.table)
             verbatim = count_verbatim(spark, job, name, done.version) if done.verbatim is None else done.verbatim

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
-_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "discard", "release", "repair")
+_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "discard", "release", "repair", "due")
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT = "check", "report"
 
@@ -252,7 +252,9 @@ class CopyAgainOperator(TriggerDagRunOperator):
         if task.get_dr_count(dag, states=["queued", "running"]):
             raise AirflowSkipException(f"to be copied again: {listed}; a run of {dag} is under way already")
         self.log.info("to be copied again: %s", listed)
-        self.conf, self.trigger_run_id = {"tables": tables}, f"copy_again__{context['dag_run'].run_id}"
+        # When that run begins, another one may have copied some.
+        self.conf = {"tables": tables, "due": True}
+        self.trigger_run_id = f"copy_again__{context['dag_run'].run_id}"
         super().execute(context)
 
     def _tables(self, context: Context) -> list[str]:

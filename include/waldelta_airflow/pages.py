@@ -24,6 +24,7 @@ Copies tables into the lake, through the publication's filter and columns. The s
 
 - **tables**: which ones to copy, as `schema.table`; empty: all that were never copied completely.
 - **reason**: kept in the ledger beside the copy.
+- **due**: of these, only tables that get no changes until they are copied.
 - Runs named `copy_again__…` were triggered by `{name}_cdc`, for tables that have to be copied again. Keep this DAG unpaused.
 - *If it fails*: a table whose copy broke starts again with the next attempt, finished ones don't.
 """,

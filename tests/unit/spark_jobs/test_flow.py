@@ -108,7 +108,7 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     """Also those of an attempt before, since a retry copies only what that left."""
     copied = iter(["public.a", "public.b"])
 
-    def sync(*_):
+    def sync(*_, **__):
         done = SimpleNamespace(table=next(copied), rows=1, version=3, verbatim=None, bill=SourceBill())
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 

@@ -484,7 +484,7 @@ def test_tables_left_to_a_copy_trigger_one_run(write_pipeline, make_context, cas
     if isinstance(end.value, DagRunTriggerException):
         assert end.value.trigger_dag_id == "shop_initial_sync"
         assert end.value.dag_run_id == f"copy_again__{run_id}"
-        assert end.value.conf == {"tables": ["public.a"]}
+        assert end.value.conf == {"tables": ["public.a"], "due": True}
 
 
 def test_a_run_that_recorded_nothing_leaves_nothing_to_copy(write_pipeline, make_context):
