@@ -153,6 +153,11 @@ class Ledger:
             default=0,
         )
 
+    def intended_batch(self, slot: str, incarnation: str) -> int:
+        """The last batch past which this life of the slot was ever meant to move, which was durable by then; 0: none."""
+        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_NO_INTENT
+        return max((move.batch or 0 for move in self._read(SlotMove, life)), default=0)
+
     def last_bite(self) -> KeptBite | None:
         """The newest row on bites; None when the server always managed those of the pipeline file."""
         return self._newest(KeptBite)

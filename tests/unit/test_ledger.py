@@ -250,6 +250,10 @@ KEPT_MOVES = {
         [move("creating", 1, OLD, incarnation=""), move("adopted", 1, OLD), move("dropped", 1, OLD)],
         [True, True, True],
     ),
+    "the last batch's, behind which the slot moved on": (
+        [replace(move("intent", lsn, OLD), batch=batch) for lsn, batch in ((1, 1), (2, 2), (3, None), (9, None))],
+        [False, True, False, True],
+    ),
     "young intents": ([move("created", 1, OLD), move("intent", 2), move("intent", 3)], [True, True, True]),
 }  # fmt: skip
 
