@@ -184,7 +184,9 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
     # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
-    with ThreadPoolExecutor(1 if formers else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+    kept = [target for target in allowed if job.pipeline.target.mode_of(str(target.id)) != MIRROR]
+    alone = bool(formers) or any(keeps_rows(job, str(target.id), target.table.key_columns) for target in kept)
+    with ThreadPoolExecutor(1 if alone else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
         for future in [pool.submit(one, table) for table in sorted(allowed, key=lambda t: -t.table.size_bytes)]:
             future.result()
     if failures:
