@@ -41,8 +41,8 @@ LOCK_TIMEOUT_S = 10.0
 # Of so many runs at most is it read up to which transaction all had landed: those of an older version didn't tell.
 _MOST_RUNS = 20
 _NOT_LANDED = "CHECK constraint {name}: not checked, since what came before it may not have landed; the next run that lands checks it"
-# The verbs that judge all targets, whatever runs do.
-_LOOK_AT_ALL = ("validate", "maintain")
+# The verbs that judge targets beside the runs that land.
+_BESIDE_RUNS = ("validate", "maintain", "quarantine")
 
 
 def read_rules(
@@ -98,9 +98,9 @@ class _Lag:
 
 
 def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]) -> _Lag | None:
-    """Of a run that lands, by when it looked: only it knows; of one that looks at all targets, by the oldest commit that they lack."""
+    """Of a run that lands, by when it looked: only it knows; of one beside runs, by the oldest commit that they lack."""
     wanted = job.pipeline.quality.freshness
-    looks = result.verb in _LOOK_AT_ALL
+    looks = result.verb in _BESIDE_RUNS
     if result.verb != "consume" and not looks:
         return None
     at = now()
@@ -174,7 +174,7 @@ def _with_references(
     reread = [name for name, table in result.tables.items() if table.reread]
     cut = job.ledger.last_cut()
     # A run knows what it has left its targets at.
-    ahead = _ahead(job, related, cut) if result.verb in _LOOK_AT_ALL else ()
+    ahead = _ahead(job, related, cut) if result.verb in _BESIDE_RUNS else ()
     lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that came to the source from elsewhere aren't read (options.origin)"

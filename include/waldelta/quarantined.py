@@ -11,6 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    told_before,
+    told_unknown,
+)
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
@@ -60,6 +68,7 @@ def discard_quarantined(
             lock.check()
         if discarded:
             Quarantine(job.pipeline.target.root, job.storage_options).add(discarded)
+            _tell_checks(job, wanted, discarded)
     return [
         {
             "id": row.id,
@@ -71,6 +80,22 @@ def discard_quarantined(
         }
         for row in discarded
     ]
+
+
+def _tell_checks(job: Job, states: dict[str, TableState], discarded: Iterable[IncompleteRow]) -> None:
+    """Say anew of tables that a check has told of what it would find now: no run may come for long that changes them."""
+    root, options = job.pipeline.target.root, job.storage_options
+    names = told_before(root, ALL_VALUES_KNOWN, {row.table_name for row in discarded if row.columns}, options)
+    counts = Quarantine(root, options).unknown_counts({name: states[name].generation for name in names})
+    found = [(name, counts.get(name, 0)) for name in sorted(names)]
+    at, kind = now(), ALL_VALUES_KNOWN
+    results = [
+        ExpectationResult(
+            at, job.run_id, name, kind, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows), None, None
+        )
+        for name, rows in found
+    ]
+    append_expectation_results(root, results, options)
 
 
 def current_user() -> str:

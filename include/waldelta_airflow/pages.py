@@ -64,7 +64,8 @@ back. Who triggered the run is recorded with it.
 - **tables**: which ones; `release` needs them.
 - **rows**: ids of single rows, for `discard`; with another action the run fails at once, and nothing is tried again.
 - **reason**: kept in the ledger, with who.
-- *If it fails*: nothing was decided, or the tables that are named couldn't be read; run it again.
+- *If it fails*: nothing was decided, or the tables that are named couldn't be read: run it again. After a `retry` the tables are checked
+  as a run's are: by `QualityFailed` the rows were put right, and an expectation isn't met.
 """,
     "reconcile": """\
 Compares whole targets with the source, while writers and `{name}_cdc` go on: PostgreSQL sums up hashes of its rows as a snapshot
