@@ -13,6 +13,7 @@ import pytest
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Release, Run, TableState, TargetCut, now
+from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
@@ -315,10 +316,12 @@ def decided(monkeypatch):
 OWN = {"sec-fetch-site": "same-origin"}
 
 
-def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
+def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monkeypatch):
     """Counts, positions, and of each row that differs its key, columns and both values; the overview leads to it."""
-    client = open_pages("op")
+    client, scanned, scan = open_pages("op"), [], LedgerTable.scan
+    monkeypatch.setattr(LedgerTable, "scan", lambda self, *a, **k: scanned.append(self.uri) or scan(self, *a, **k))
     text = client.get("/p/shop/reconciliation").text
+    assert sum(uri.endswith("/reconciliations") for uri in scanned) == 1
     for part in ("12,345", "0/100000", "missing", "fine", "Repair the table that differs", "not compared", "null"):
         assert part in text, part
     assert "public.orders: other rows than the source has" in client.get("/").text
