@@ -30,7 +30,7 @@ def reconciliation_page(
     told = scanned.to_pylist()
     answers, attempts = last_answers(row for row in told if row["table_name"] in fed)
     latest = sorted(kept.in_full(answers).values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
-    history = [row for row in told[::-1] if row["at"] >= at - _HISTORY][:_MOST_TOLD]
+    history = [row for row in told[::-1] if row["at"] >= at - _HISTORY]
     return render(
         "reconciliation.html",
         base,
@@ -41,7 +41,8 @@ def reconciliation_page(
         attempts=attempts,
         compared=read_compared(lake, fed, scanned),
         different=[row for row in latest if row.status == DIFFERENT],
-        history=history,
+        history=history[:_MOST_TOLD],
+        more_history=max(0, len(history) - _MOST_TOLD),
         may_repair=may_repair,
         asked=asked,
         dag=reconcile_dag(pipeline.pipeline),

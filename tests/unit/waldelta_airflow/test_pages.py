@@ -322,6 +322,12 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
     monkeypatch.setattr(LedgerTable, "scan", lambda self, *a, **k: scanned.append(self.uri) or scan(self, *a, **k))
     text = client.get("/p/shop/reconciliation").text
     assert sum(uri.endswith("/reconciliations") for uri in scanned) == 1
+    # Nothing was counted of a table that couldn't be compared, and the list says where it ends.
+    last = text[text.index("Last 30 days") :]
+    assert re.search(r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL)
+    assert "before" not in last
+    monkeypatch.setattr("waldelta_airflow.views.reconciliation._MOST_TOLD", 1)
+    assert "and 1 before" in client.get("/p/shop/reconciliation").text
     for part in ("12,345", "0/100000", "missing", "fine", "Repair the table that differs", "not compared", "null"):
         assert part in text, part
     assert "public.orders: other rows than the source has" in client.get("/").text
@@ -496,8 +502,11 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
         assert part in text, part
     assert "000ff0 " in text
     assert "001000 " not in text
-    Quarantine(shop.target.root).add([replace(row, status="discarded", at=now(), by="ann")])
-    assert client.get(page).status_code == 200
+    assert "target has" in text
+    Quarantine(shop.target.root).add([replace(row, status="discarded", at=now(), by="ann", reason="noise")])
+    text = client.get(page).text
+    assert re.search(r"discarded.*by ann: noise", text)
+    assert "target has" not in text
     assert client.get("/p/shop/quarantine/row/0000").status_code == 404
     assert open_pages(None).get(page).status_code == 404
 
