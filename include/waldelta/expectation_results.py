@@ -44,7 +44,7 @@ _FIELDS: list[pa.Field[Any]] = [
 class ExpectationResult:
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
-    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet, and of whoever discarded rows.
+    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet, and of whoever discarded or repaired rows.
     ``not_checked`` stands in the first row of a table's check: what couldn't be judged at all, and why.
     """
 

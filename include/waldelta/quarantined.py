@@ -68,7 +68,7 @@ def discard_quarantined(
             lock.check()
         if discarded:
             Quarantine(job.pipeline.target.root, job.storage_options).add(discarded)
-            _tell_checks(job, wanted, discarded)
+            tell_unknown_anew(job, {row.table_name for row in discarded if row.columns})
     return [
         {
             "id": row.id,
@@ -82,12 +82,12 @@ def discard_quarantined(
     ]
 
 
-def _tell_checks(job: Job, states: dict[str, TableState], discarded: Iterable[IncompleteRow]) -> None:
-    """Say anew of tables that a check has told of what it would find now: no run may come for long that changes them."""
+def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
+    """Enter what a check would find now of rows that lack values, of tables that one has told of: no run may come for long that changes them."""
     root, options = job.pipeline.target.root, job.storage_options
-    names = told_before(root, ALL_VALUES_KNOWN, {row.table_name for row in discarded if row.columns}, options)
-    counts = Quarantine(root, options).unknown_counts({name: states[name].generation for name in names})
-    found = [(name, counts.get(name, 0)) for name in sorted(names)]
+    states = _states(job, told_before(root, ALL_VALUES_KNOWN, tables, options))
+    counts = Quarantine(root, options).unknown_counts({name: state.generation for name, state in states.items()})
+    found = [(name, counts.get(name, 0)) for name in sorted(states)]
     at, kind = now(), ALL_VALUES_KNOWN
     results = [
         ExpectationResult(
