@@ -91,7 +91,8 @@ def told_before(
     root: str, expectation: str, tables: Collection[str], storage_options: dict[str, str] | None = None
 ) -> set[str]:
     """Those of these tables of which such an expectation was ever told."""
-    chosen = (pc.field("expectation") == expectation) & pc.field("table_name").isin(sorted(tables))
+    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    chosen = (pc.field("expectation") == expectation) & named
     rows = expectations_table(root, storage_options).scan(["table_name"], chosen=chosen)
     return set(rows["table_name"].to_pylist())
 
