@@ -143,11 +143,15 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed."""
-    changed = {name: table for name, table in result.tables.items() if table.changed}
+    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed.
+
+    Where rows in quarantine were decided on, that alone may change what is found.
+    """
+    decided = result.verb == "quarantine"
+    changed = {name: table for name, table in result.tables.items() if table.changed or decided}
     few = (
         [n for n, t in changed.items() if t.inserted + t.updated + t.deleted <= QUICK_CHANGES]
-        if result.verb == "consume"
+        if result.verb == "consume" or decided
         else []
     )
     _check(spark, job, result, stage, list(changed), few)

@@ -36,7 +36,7 @@ from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
-from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows, find_lacking_rows
+from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
 from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
 from spark_jobs.own_suites import OwnSuites, read_own_suites
@@ -309,9 +309,11 @@ def _ask_keys(
     columns, mode = tuple(target.state.key_columns), target.state.kept_as
     asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
     if mode != MIRROR:
-        asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
-    if mode == CHANGELOG:
-        asked[KEPT_ROWS, UNCHANGED] = background.submit(lambda: find_lacking_rows(target.kept(spark)))
+        # What waits for it stands behind it in the queue.
+        found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
+        asked[KEPT_ROWS, mode] = background.submit(lambda: found.result()[0])
+        if mode == CHANGELOG:
+            asked[KEPT_ROWS, UNCHANGED] = background.submit(lambda: found.result()[1])
     if not columns:
         return asked
 

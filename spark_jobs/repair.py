@@ -50,6 +50,7 @@ from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto
 from waldelta.job import Job
 from waldelta.lake import remove_folder
+from waldelta.ledger import next_generation
 from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
@@ -143,7 +144,7 @@ def _named_repair(
 
 def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
-    generation = job.ledger.next_generation(name)
+    generation = next_generation(job.ledger.table_rows(name))
     check()
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
 

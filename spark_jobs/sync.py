@@ -47,6 +47,7 @@ from waldelta.fault import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
 from waldelta.lake import check_writable
+from waldelta.ledger import next_generation
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
@@ -197,11 +198,12 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
 def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Former]:
     """The complete copies, by name, of those of these tables that are to be compared with them; None is one that never had any."""
-    rows = [row for row in job.ledger.table_rows() if row.status == SYNCED]
+    known = job.ledger.table_rows()
+    rows = [row for row in known if row.status == SYNCED]
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
-    begun = {name for name, life in lives(job.table_rows()).items() if not life.copied and life.attempts}
+    begun = {name for name, life in lives(job.of_life(known)).items() if not life.copied and life.attempts}
     incarnation = job.slot_identity().incarnation
     earlier = {row.table_name: row for row in rows if row.incarnation != incarnation}
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
@@ -310,11 +312,11 @@ def _sync_locked(
     # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
     incarnation = job.slot_identity().incarnation
     with target_lock(job, table_id) as lock:
-        last = job.ledger.table_states().get(name)
+        rows = job.ledger.table_rows(name)
+        last, generation = next(reversed(rows), None), next_generation(rows)
         if order.is_done(last):
             log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
             return None
-        generation = job.ledger.next_generation(name)
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
         lock.check()
@@ -380,7 +382,7 @@ def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:
     """Whoever sees that a table isn't published says so in the ledger: changes of that time are in no copy begun before."""
-    state = job.ledger.table_states()[name]
+    state = job.ledger.table_rows(name)[-1]
     if (state.generation, state.status) != (generation, COPYING):
         raise LateWriter(f"{name} left the publications while it was copied: sync it again once it is published")
 

@@ -7,7 +7,7 @@ never changed; the latest one counts, and maintenance drops old ones that nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timedelta
@@ -166,10 +166,6 @@ class Ledger:
         """The latest state of each target, by table name."""
         return {state.table_name: state for state in self.table_rows()}
 
-    def next_generation(self, table_name: str) -> int:
-        """The number of a target's next copy or repair, which none had before, be it one that was undone."""
-        return max((state.generation for state in self.table_rows(table_name)), default=0) + 1
-
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """All states of all targets, or of one, oldest first."""
         return self._read(TableState, None if table_name is None else pc.field("table_name") == table_name)
@@ -254,3 +250,8 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             storage.get("as_of") or 0,
         )
     return kind(**values)
+
+
+def next_generation(rows: Iterable[TableState]) -> int:
+    """The number of a target's next copy or repair, which none of its states had before, be it one that was undone."""
+    return max((state.generation for state in rows), default=0) + 1

@@ -167,7 +167,8 @@ class Quarantine:
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """How many rows each of these tables lacks likewise because they came without a value; asked for all tables at once."""
         names = ["table_name", "generation", "key", "status", "columns"]
-        rows = self._table.scan(names, chosen=pc.field("table_name").isin(list(generations)), kept=False).to_pylist()
+        chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
+        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {(r["table_name"], r["key"]): r for r in rows if generations[r["table_name"]] == r["generation"]}
         unknown = (r["table_name"] for r in latest.values() if r["status"] == QUARANTINED and r["columns"])
         return dict(Counter(unknown))

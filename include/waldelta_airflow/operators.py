@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 from waldelta.errors import StageTimeout
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
-from waldelta_airflow.metrics import emit
+from waldelta_airflow.metrics import differing_rows, emit
 from waldelta_airflow.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
@@ -35,7 +35,7 @@ _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "discard", "release", "repair", "due")
 _NOTHING = ("", "None", "False", "[]")
-_CHECK, _REPORT = "check", "report"
+_CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 
 
 class WaldeltaJobOperator(BaseOperator):
@@ -85,6 +85,8 @@ class WaldeltaJobOperator(BaseOperator):
         self._done = result.document
         if self.stage in (None, _REPORT):
             emit(self.pipeline.pipeline, result.document)
+        elif self.stage == _RECONCILE:  # there is no report when a target differs
+            emit(self.pipeline.pipeline, result.document, differing_rows)
         result.require(self.stage)
         return result.summary()
 

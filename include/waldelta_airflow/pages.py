@@ -64,8 +64,9 @@ back. Who triggered the run is recorded with it.
   they were) for good; `release` lets everything that has landed for the tables pass their `stop` gates, with the next run of `{name}_cdc`.
 - **tables**: which ones; `release` needs them.
 - **rows**: ids of single rows, for `discard`; with another action the run fails at once, and nothing is tried again.
-- **reason**: kept in the ledger, with who.
-- *If it fails*: nothing was decided, or the tables that are named couldn't be read; run it again.
+- **reason**: kept with who.
+- *If it fails*: nothing was decided, or the tables that are named couldn't be read: run it again. After a `retry` the tables are checked
+  as a run's are: by `QualityFailed` the rows were put right, and an expectation isn't met.
 """,
     "reconcile": """\
 Compares whole targets with the source, while writers and `{name}_cdc` go on: PostgreSQL sums up hashes of its rows as a snapshot

@@ -130,6 +130,7 @@ def test_rows_that_came_without_a_value_are_counted(lake):
     quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), kept_out, old, other])
     quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
     assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
+    assert quarantine.unknown_counts({}) == {}
 
 
 def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):
