@@ -326,7 +326,8 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         check()  # what is staged may be the staging of whoever has the target now
-        take_over(target.root, state.table_name)
+        fence = partial(run.quarantine.forget, state.table_name, state.generation, batches[0], check)
+        take_over(target.root, state.table_name, fence)
         if plan.evolution is not None:
             _check_names(job, state, plan.evolution)
             reshape(

@@ -49,7 +49,9 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
             "--dry-run": _FLAG | {"help": "show the plan and change nothing"},
             "--sql": _FLAG | {"help": "print the SQL for a DBA and change nothing"},
         }),
-        "sync": ("copy tables as a whole", _COPY),
+        "sync": ("copy tables as a whole", _COPY | {
+            "--due": _FLAG | {"help": "of --tables only those that get no changes until they are copied"},
+        }),
         "resync": ("make a lost slot anew and mend the targets", _COPY | {
             "--accept-server": {"metavar": "SYSTEM/TIMELINE", "help": "from a server that isn't the one of before"},
         }),

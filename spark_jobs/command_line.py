@@ -171,8 +171,11 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
     from spark_jobs.maintain import run_maintain
 
     if options.verb in ("sync", "resync"):
-        accepting = {"accept_server": options.accept_server} if options.verb == "resync" else {}
-        copy = partial(flow.run_resync if options.verb == "resync" else flow.run_sync, **accepting)
+        copy: Callable[..., RunResult]
+        if options.verb == "resync":
+            copy = partial(flow.run_resync, accept_server=options.accept_server)
+        else:
+            copy = partial(flow.run_sync, only_due=options.due)
         return lambda spark, job: copy(spark, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
         return lambda spark, job: flow.consume(spark, job, options.stage)

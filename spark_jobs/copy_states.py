@@ -24,7 +24,7 @@ from spark_jobs.merge_rows import staged_names
 from spark_jobs.merge_states import ENDS, STATES, Kept, states_statement
 from spark_jobs.snapshot_diff import TWICE, differences
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
-from spark_jobs.target_commit import check_alone, commit_untouched, read_commit, read_untouched
+from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
 from waldelta.column_names import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
 from waldelta.copy import TableCopy
@@ -143,7 +143,7 @@ def _add(
                 f"{table} has a key twice in its target, which keeps rows: move its folder away and sync it again"
             )
         if not counts:
-            done = commit_untouched(spark, job, begun)
+            done = commit_equal(spark, job, begun, CommitTag(*txn, job.run_id, verb="resync"), copy.key_columns[0])
             check_alone(job, done, compared)
             return Written(done.version, live.count(), 0)
         names = [name for name, _ in copy.columns]

@@ -35,13 +35,16 @@ class Before:
 
 
 def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
-    """Where statistics are as before, by the latest runs; of one that fewer than ``after_runs`` have measured there is none."""
-    history = history[-wanted.of_runs :]
-    if len(history) < wanted.after_runs:
-        return Before(len(history), {}, {})
-    middle = median(profile.rows for profile in history)
+    """Where statistics are as before, by the latest runs; of one that fewer than ``after_runs`` have measured there is none.
+
+    Those that only full checks measure go back farther: each by the latest runs that have measured it.
+    """
+    latest = history[-wanted.of_runs :]
+    if len(latest) < wanted.after_runs:
+        return Before(len(latest), {}, {})
+    middle = median(profile.rows for profile in latest)
     floor = wanted.tolerance * middle + _FEW_MORE_ROWS
-    rows = {"rows": _around([float(profile.rows) for profile in history], floor, wanted)}
+    rows = {"rows": _around([float(profile.rows) for profile in latest], floor, wanted)}
     columns: dict[str, Bounds] = {}
     if middle >= _FEWEST_ROWS:
         by_name: dict[str, list[ColumnProfile]] = {}
@@ -49,13 +52,13 @@ def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
             for column in profile.columns:
                 by_name.setdefault(column.name, []).append(column)
         columns = {name: found for name, of in by_name.items() if (found := _of_column(of, wanted))}
-    return Before(len(history), rows, columns)
+    return Before(len(latest), rows, columns)
 
 
 def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
     found: Bounds = {}
-    spans = [c.most - c.least for c in history if c.most is not None and c.least is not None]
-    deviations = [c.deviation for c in history if c.deviation is not None]
+    spans = [c.most - c.least for c in history if c.most is not None and c.least is not None][-wanted.of_runs :]
+    deviations = [c.deviation for c in history if c.deviation is not None][-wanted.of_runs :]
     span, deviation = (median(values) if values else 0.0 for values in (spans, deviations))
     for name, floor in (
         ("nulls", wanted.tolerance / 5),
@@ -63,7 +66,8 @@ def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
         ("least", span),
         ("most", span),
     ):
-        values = [value for c in history if (value := getattr(c, name)) is not None and isfinite(value)]
+        told = [value for c in history if (value := getattr(c, name)) is not None and isfinite(value)]
+        values = told[-wanted.of_runs :]
         if len(values) >= wanted.after_runs:
             # Where all values were alike, half as much again, or half of it, is as before.
             least = 0.0 if name == "nulls" else wanted.tolerance * abs(median(values)) * (floor == 0)

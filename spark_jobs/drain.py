@@ -62,10 +62,11 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
     change_log = job.change_log(identity)
     with job.connect_slot("drain") as connection:
         server = slot_position(connection, job)
-        if not DeltaTable.is_deltatable(change_log.uri, job.storage_options):
-            create_change_log(spark, change_log.uri)
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
+        # Only then: one that was lost is to be brought back.
+        if not DeltaTable.is_deltatable(change_log.uri, job.storage_options):
+            create_change_log(spark, change_log.uri)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained = Drained(stands, stands)
         bites = Bites(job)

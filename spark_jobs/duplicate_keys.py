@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
-from waldelta.lake import SPARKS_TIMESTAMPS, files_of
+from waldelta.lake import SPARKS_TIMESTAMPS, files_of, has_deletion_vectors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +38,6 @@ _MOST_BYTES_HERE = 64 << 20
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
 _MOST_RANGES = 100
-_NONE_DELETED = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +114,17 @@ class IntegerKey:
         Of two rows that share a key one was written since then, and so both lie where the files written since have keys. All rows,
         where that can't be told.
         """
+        if has_deletion_vectors(self._table):  # which a RESTORE may take away again from a file that was there
+            return self
         try:
             known = DeltaTable(self._table.table_uri, version=version, storage_options=self._storage_options)
-            held = _deleted_in(files_of(known))
+            held = files_of(known)["path"]
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info(
                 "all keys of %s are compared, since version %d can't be read: %s", self._table.table_uri, version, err
             )
             return self
-        # A file that was there holds no row that wasn't, unless it was given back what had been deleted from it.
-        written = [
-            path not in held or held[path] not in (_NONE_DELETED, deleted)
-            for path, deleted in _deleted_in(self._files).items()
-        ]
-        new = self._files.filter(pa.array(written, pa.bool_()))
+        new = self._files.filter(pc.invert(pc.is_in(self._files["path"], value_set=held.combine_chunks())))
         nulls = f"null_count.{self._column}"
         if nulls not in new.column_names or new[nulls].null_count or (pc.sum(new[nulls]).as_py() or 0):
             return self
@@ -180,17 +176,6 @@ class IntegerKey:
         spans = zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
         buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # each file's, as tasks read them
         return bool(buckets * _BITS // 8 <= self._rows * _BYTES_PER_KEY)
-
-
-def _deleted_in(files: pa.Table) -> dict[str, str]:
-    """What has been deleted from each file, by its path, as its deletion vector says."""
-    vectors = files.select([name for name in files.column_names if name.startswith("deletion_vector")])
-    none = dict.fromkeys(vectors.column_names)
-    told = vectors.to_pylist() if none else [none] * len(files)
-    return {
-        path: _NONE_DELETED if vector == none else repr(vector)
-        for path, vector in zip(files["path"].to_pylist(), told, strict=True)
-    }
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

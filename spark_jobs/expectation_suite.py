@@ -25,7 +25,7 @@ from waldelta.column_names import RAW, UNCHANGED
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
+from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD, VALUES_KNOWN, told_unknown
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
@@ -265,9 +265,8 @@ def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpecta
 def _all_values_known(state: TableState, rows: int | None) -> Iterator[PlannedExpectation]:
     # A changelog has its rows all the same, and says which values they lack.
     if rows is not None and state.kept_as != CHANGELOG:
-        meaning = "no row is in quarantine because a value of it wasn't sent"
-        kwargs = {"meaning": meaning, "is_met": not rows, "observed": f"{rows:,} rows in quarantine lack values"}
-        yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", meaning)
+        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": told_unknown(rows)}
+        yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", VALUES_KNOWN)
 
 
 def _is_fresh(limits: Sequence[FreshnessLimit]) -> Iterator[PlannedExpectation]:

@@ -40,7 +40,7 @@ from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
 from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
-from waldelta.watermark import synced_states, uri_of
+from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of more tables copied at once only those get a page that don't meet all: Great Expectations takes a second for each.
-_MOST_PAGES = 20
 _MESSAGES = "the table of messages"
 _LEFT = (
     "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
@@ -143,21 +141,12 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed."""
-    from spark_jobs.quick_check import is_little
+    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed.
 
-    changed = {name: table for name, table in result.tables.items() if table.changed}
-    few = []
-    if result.verb == "consume":
-        counts = {name: table.inserted + table.updated + table.deleted for name, table in changed.items()}
-        few = [
-            name
-            for name, count in counts.items()
-            if is_little(count, uri_of(job, name), changed[name].version, job.storage_options)
-        ]
-    elif len(changed) > _MOST_PAGES:
-        few = list(changed)
-    _check(spark, job, result, stage, list(changed), few)
+    Where rows in quarantine were decided on, that alone may change what is found.
+    """
+    decided = result.verb == "quarantine"
+    _check(spark, job, result, stage, [name for name, table in result.tables.items() if table.changed or decided])
 
 
 def _check(
@@ -166,9 +155,9 @@ def _check(
     result: RunResult,
     stage: StageResult,
     tables: Sequence[str],
-    quick: Sequence[str] = (),
 ) -> None:
     from spark_jobs.quality import Left, check
+    from spark_jobs.quick_targets import quick_targets
     from spark_jobs.source_rules import read_rules
 
     fault_point("check.begun")
@@ -179,8 +168,9 @@ def _check(
         stage.detail = "switched off"
         return
     versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
+    quick = quick_targets(job, result, tables)
     # What was copied is all new: none of it is known from an earlier run.
-    touched = quick if result.verb == "consume" else ()
+    touched = () if result.verb == "sync" else quick
     left = Left(versions, frozenset(quick), read_rules(job, result, tables, touched))
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.add_check(report)
@@ -268,13 +258,15 @@ def run_sync(
     tables: Sequence[str] | None = None,
     reason: str | None = None,
     only: Collection[str] | None = None,
+    *,
+    only_due: bool = False,
 ) -> RunResult:
-    """Copy tables that were never copied, or the given ones, then check them."""
+    """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for it), then check them."""
     from spark_jobs.sync import sync
     from spark_jobs.verbatim import count_verbatim
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        copied, failed = _synced(lambda: sync(spark, job, tables, reason))
+        copied, failed = _synced(lambda: sync(spark, job, tables, reason, only_due=only_due))
         for done in copied:
             name = str(done.table)
             verbatim = count_verbatim(spark, job, name, done.version) if done.verbatim is None else done.verbatim
@@ -372,6 +364,7 @@ def run_stages(
     """
     if unknown := sorted(set(only or ()) - set(stages)):
         raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+    begun = job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
@@ -395,7 +388,7 @@ def run_stages(
         result.status = "failed"
     fault_point("run.ended")
     try:
-        result.record(job)
+        result.record(job, begun)
     except WaldeltaError as err:
         if not failures:
             raise

@@ -41,8 +41,12 @@ MEANINGS: dict[TargetMode, str] = {
 _OPERATIONS = ("insert", "update", "delete", TRUNCATE, SNAPSHOT)
 
 
-def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> DuplicateKeys:
-    """How many rows of a target, with all that it keeps, contradict their mode."""
+def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> tuple[DuplicateKeys, DuplicateKeys]:
+    """How many rows of a target, with all that it keeps, contradict their mode.
+
+    Second, of a changelog, how many changes have columns whose value nobody knows.
+    """
+    lacking = F.lit(False)
     keys = [F.col(quote(name)) for name in key]
     if mode == HISTORY:
         following = F.lead(VALID_FROM_LSN).over(Window.partitionBy(*keys).orderBy(VALID_FROM_LSN))
@@ -58,12 +62,10 @@ def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> 
         broken = f"{DELETED} is null or {DELETED} <> ({DELETED_AT} is not null) or rows > 1"
     else:
         of_place = F.count("*").over(Window.partitionBy(LSN, SEQ))
-        frame = frame.select(OP, LSN, SEQ, of_place.alias("rows"))
+        lacking = F.col("lacks")
+        lacks = F.col(UNCHANGED).isNotNull().alias("lacks")
+        frame = frame.select(OP, LSN, SEQ, of_place.alias("rows"), lacks)
         known = ", ".join(f"'{operation}'" for operation in _OPERATIONS)
         broken = f"coalesce({OP} not in ({known}), true) or ({OP} <> '{SNAPSHOT}' and (rows > 1 or {SEQ} is null))"
-    return DuplicateKeys(frame.where(broken).count())
-
-
-def find_lacking_rows(frame: DataFrame) -> DuplicateKeys:
-    """How many changes of a changelog have columns whose value nobody knows."""
-    return DuplicateKeys(frame.where(F.col(UNCHANGED).isNotNull()).count())
+    (counts,) = frame.agg(F.count_if(F.expr(broken)), F.count_if(lacking)).collect()
+    return DuplicateKeys(counts[0]), DuplicateKeys(counts[1])

@@ -13,6 +13,7 @@ from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import forget_statement, session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
+from spark_jobs.session_pool import SessionPool
 from spark_jobs.target import has_deletion_vectors, set_deletion_vectors, set_retention
 from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.cuts import renew_cut
@@ -67,20 +68,24 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
 
 def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     hours = job.pipeline.maintenance.keep_versions_hours
-    held: dict[str, LockHeld] = {}
-    failures: dict[str, WaldeltaError] = {}
-    for state in synced_states(job):
-        name = state.table_name
+    names = [state.table_name for state in synced_states(job)]
+
+    def one(session: SparkSession, name: str) -> WaldeltaError | None:
         try:
-            _maintain(spark, job, name)
+            _maintain(session, job, name)
         except LockHeld as err:
             log.warning("table=%s left for the next time: %s", name, err)
-            held[name] = err
+            return err
         except Exception as err:  # one that was removed or damaged must not keep the others from being done
             log.exception("table=%s not maintained", name)
-            failures[name] = of_table(err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name)
-        else:
-            result.tables[name] = TableResult()
+            return of_table(err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name)
+        return None
+
+    with SessionPool(spark, len(names)) as pool:  # compacting has the session's settings for itself
+        ended = dict(zip(names, pool.map(one, names), strict=True))
+    held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
+    failures = {name: err for name, err in ended.items() if err is not None and name not in held}
+    result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
     fault_point("maintain.cleaned")
     result.warnings += renew_cut(job)
     stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"

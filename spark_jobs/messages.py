@@ -55,10 +55,11 @@ def write_messages(spark: SparkSession, job: Job) -> int:
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
-    last = change_log.last_batch() or 0
-    if (done := messages_applied(job, identity)) >= last:
+    if (done := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
         return done
     with messages_lock(job) as lock:
+        # Under the lock: of two runs, the one that had it last has no lower number, and Delta skips what the other still begins.
+        last = change_log.last_batch() or 0
         # Another run may have written some since. Delta alone would take them again, under the number of a later batch.
         done = messages_applied(job, identity)
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
+from spark_jobs.asked_ahead import Asked, CheckedTarget, ask_ahead, ask_references, in_background, measure_ahead
 from spark_jobs.data_docs import (
     build_site,
     docs_folder,
@@ -32,22 +31,16 @@ from spark_jobs.data_docs import (
     run_identifier,
 )
 from spark_jobs.departures import Before, bounds_of
-from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from spark_jobs.expectation_import import import_great_expectations
-from spark_jobs.expectation_suite import AS_BEFORE, SourceRules, SuitePlan, plan_suite
-from spark_jobs.judged_before import At, Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
+from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
+from spark_jobs.judged_before import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
-from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows, find_lacking_rows
-from spark_jobs.live_rows import live_rows
-from spark_jobs.orphans import ask_reference
 from spark_jobs.own_suites import OwnSuites, read_own_suites
-from spark_jobs.quick_check import affordable, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
-from spark_jobs.references import Reference
-from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
-from spark_jobs.table_profile import Measured, profile_by_values
+from spark_jobs.quick_check import affordable, is_known, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
+from spark_jobs.session_pool import SessionPool
+from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
-from waldelta.column_names import UNCHANGED
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.fault import fault_point
@@ -57,42 +50,16 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
-from waldelta.profiles import Profiles
+from waldelta.profiles import KEPT_PER_TABLE, Profiles
 from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
-from waldelta.target_mode import CHANGELOG, MIRROR
+from waldelta.target_mode import MIRROR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A target to check, as one Delta version."""
-
-    state: TableState
-    version: int
-    uri: str
-
-    def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
-        """The same without Spark."""
-        return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
-
-    @property
-    def at(self) -> At:
-        return At(self.state, self.version)
-
-    def frame(self, spark: SparkSession) -> DataFrame:
-        return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
-
-    def kept(self, spark: SparkSession) -> DataFrame:
-        """All rows; ``frame`` are those that the source has now."""
-        return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +80,16 @@ class Left:
     # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
     is_upkeep: bool = False
 
-    def rules_of(self, target: _Target) -> SourceRules:
+    def rules_of(self, target: CheckedTarget) -> SourceRules:
         """What is known of a target's rows besides."""
         return self.rules[target.state.table_name]
-
-
-# Answers about keys, by the key's columns, that the server is working on, and what is being measured of a mirror.
-_Asked = tuple[Mapping[tuple[str, ...], "Future[DuplicateKeys]"], "Future[Measured | None] | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Validated:
     """A target's plan and result, the seconds it took, and what was measured meanwhile."""
 
-    target: _Target
+    target: CheckedTarget
     plan: SuitePlan
     result: ExpectationSuiteValidationResult
     seconds: float
@@ -162,12 +125,12 @@ def check(
     before = _before(pipeline, profiles, wanted, run_id)
     left = replace(left, rules=rules, before=before, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
-    with _background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
+    with in_background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
         imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
         targets, lost = _targets(background, ledger, [states[name] for name in wanted], left.versions)
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
-            _ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
+            ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
             for target in targets
         ]
         plans = pool.map(lambda session, target: _plan(session, target, (own, left)), targets)
@@ -178,7 +141,7 @@ def check(
         if targets:
             import_great_expectations(kinds)
             profiled = [
-                _measure_ahead(background, *both, ledger.storage_options) for both in zip(targets, plans, strict=True)
+                measure_ahead(background, *both, ledger.storage_options) for both in zip(targets, plans, strict=True)
             ]
             planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
             verdicts, index = _run(pool, folder, pipeline, run_id, planned)
@@ -194,14 +157,14 @@ def _quick(
     pool: SessionPool,
     background: ThreadPoolExecutor,
     ledger: Ledger,
-    targets: Sequence[_Target],
+    targets: Sequence[CheckedTarget],
     suites: tuple[OwnSuites, Left],
-) -> tuple[list[TableVerdict], list[_Target]]:
+) -> tuple[list[TableVerdict], list[CheckedTarget]]:
     """The verdicts on those of the quick targets that meet everything or are settled, and the targets that are left."""
     options, left = ledger.storage_options, suites[1]
     judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites)
 
-    def look(session: SparkSession, target: _Target) -> TableVerdict | None:
+    def look(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
         try:
             return judge(session, target)
         except Exception as err:  # the check without haste tells what it is
@@ -219,7 +182,7 @@ def _quick_verdict(
     options: dict[str, str] | None,
     suites: tuple[OwnSuites, Left],
     session: SparkSession,
-    target: _Target,
+    target: CheckedTarget,
 ) -> TableVerdict | None:
     """The verdict on a target that few changes left as its suite asks for; None when Great Expectations has to look."""
     started = time.monotonic()
@@ -232,17 +195,19 @@ def _quick_verdict(
     if profiled is None:
         return None
     measured, plan = profiled
-    found = outcomes_here(table, plan, rules.references, options)
-    if found is None:
-        met = met_at(left.known, target.at, suite)
-        asked = _ask_ahead(background, session, target, options, rules.references, met)
+    met = met_at(left.known, target.at, suite)
+    found, since = outcomes_here(table, plan, rules.references, options), None
+    if found is None and is_known(plan):
+        asked = ask_ahead(background, session, target, options, rules.references, met)
         since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
         found = quick_outcomes(target.frame(session), plan, asked, since)
     if found is None:
         return None
     digest = suite_of(suite) if plan.refused is None else None
     found, seconds = (*found, *_refused(plan.refused)), time.monotonic() - started
-    return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured, digest)
+    # Where nothing was known before, nothing was left out.
+    whole = met is None and since is None
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured, digest, whole=whole)
 
 
 def _rest_verdict(
@@ -250,7 +215,7 @@ def _rest_verdict(
     options: dict[str, str] | None,
     suites: tuple[OwnSuites, Left],
     session: SparkSession,
-    target: _Target,
+    target: CheckedTarget,
 ) -> TableVerdict | None:
     """The verdict on a target that is settled, met or not, of what depends on others; None when it isn't settled."""
     started = time.monotonic()
@@ -259,7 +224,7 @@ def _rest_verdict(
     if not is_settled(left.known, target.at, suite, DeltaLog(target.uri, options)):
         return None
     plan = rest_of(suite)
-    asked = _ask_references(background, session, options, left.rules_of(target).references)
+    asked = ask_references(background, session, options, left.rules_of(target).references)
     found = rest_outcomes(plan, asked)
     if found is None:
         return None
@@ -274,111 +239,27 @@ def _suites(pipeline: PipelineFile) -> Path | None:
     return Path(pipeline.quality.suites) if pipeline.quality.suites else None
 
 
-@contextmanager
-def _background() -> Iterator[ThreadPoolExecutor]:
-    """What this process and the server do meanwhile; nobody waits for it after an error."""
-    executor = ThreadPoolExecutor(1 + MOST_AT_ONCE, "ahead")
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _ask_ahead(
-    background: ThreadPoolExecutor,
-    spark: SparkSession,
-    target: _Target,
-    storage_options: dict[str, str] | None,
-    references: Sequence[Reference],
-    met: int | None = None,
-) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here.
-
-    ``met`` is a version whose keys are known to differ: only those that may be in two rows since then are compared.
-    """
-    asked = _ask_references(background, spark, storage_options, references)
-    return asked | _ask_keys(background, spark, target, storage_options, met)
-
-
-def _ask_references(
-    background: ThreadPoolExecutor,
-    spark: SparkSession,
-    storage_options: dict[str, str] | None,
-    references: Sequence[Reference],
-) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    return {
-        reference.asked_by: background.submit(ask_reference, spark, reference, storage_options)
-        for reference in references
-    }
-
-
-def _ask_keys(
-    background: ThreadPoolExecutor,
-    spark: SparkSession,
-    target: _Target,
-    storage_options: dict[str, str] | None,
-    met: int | None,
-) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    columns, mode = tuple(target.state.key_columns), target.state.kept_as
-    asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
-    if mode != MIRROR:
-        asked[KEPT_ROWS, mode] = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
-    if mode == CHANGELOG:
-        asked[KEPT_ROWS, UNCHANGED] = background.submit(lambda: find_lacking_rows(target.kept(spark)))
-    if not columns:
-        return asked
-
-    def ask() -> DuplicateKeys:
-        key = IntegerKey.open(target.uri, target.version, columns[0], storage_options)
-        if key is None:
-            return find_duplicate_keys(target.frame(spark), columns)
-        if met is not None and mode == MIRROR:
-            key = key.written_since(met)
-        alone = len(columns) == 1
-        if alone and mode == MIRROR and key.is_unique():
-            return DuplicateKeys(0)
-        return find_duplicate_keys(key.rows_in_question(target.frame(spark)), columns, dense=alone and key.is_dense)
-
-    return asked | {columns: background.submit(ask)}
-
-
-def _measure_ahead(
-    background: ThreadPoolExecutor, target: _Target, plan: SuitePlan | Exception, storage_options: dict[str, str] | None
-) -> Future[Measured | None] | None:
-    """A mirror's profile, where the plan asks for it, measured beside Spark's scan; None where only Spark can tell."""
-    asked = [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]
-    if not asked or target.state.kept_as != MIRROR:
-        return None
-
-    def measure() -> Measured | None:
-        try:
-            return profile_by_values(target.open(storage_options), asked[0].kwargs["columns"])
-        except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
-            log.info("table=%s is measured by Spark, since it can't be here: %s", target.state.table_name, err)
-            return None
-
-    return background.submit(measure)
-
-
 def _targets(
     background: ThreadPoolExecutor, ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
-) -> tuple[list[_Target], list[TableVerdict]]:
+) -> tuple[list[CheckedTarget], list[TableVerdict]]:
     """The targets at the versions given, else as they are; and verdicts on those that aren't there, or can't be opened.
 
     Not as the latest cut has them: while one table stays behind there are no new cuts, and what a verdict says of an old version
     would be taken for the last word.
     """
 
-    def open_one(state: TableState) -> _Target | TableVerdict:
+    def open_one(state: TableState) -> CheckedTarget | TableVerdict:
         uri = target_uri(ledger.root, *split_table_name(state.table_name))
         try:
             version = versions.get(state.table_name)
-            return _Target(state, _present_version(ledger, state.table_name, uri) if version is None else version, uri)
+            return CheckedTarget(
+                state, _present_version(ledger, state.table_name, uri) if version is None else version, uri
+            )
         except Exception as err:
             return _failed(state.table_name, None, err)
 
     found = list(background.map(open_one, states))
-    return [t for t in found if isinstance(t, _Target)], [v for v in found if isinstance(v, TableVerdict)]
+    return [t for t in found if isinstance(t, CheckedTarget)], [v for v in found if isinstance(v, TableVerdict)]
 
 
 def _present_version(ledger: Ledger, table: str, uri: str) -> int:
@@ -399,7 +280,7 @@ def _refused(err: ConfigError | None) -> list[Outcome]:
     return [] if err is None else [unchecked(err)]
 
 
-def _plan(spark: SparkSession, target: _Target, suites: tuple[OwnSuites, Left]) -> SuitePlan | Exception:
+def _plan(spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, Left]) -> SuitePlan | Exception:
     """The suite of a target, or why there is none."""
     try:
         return _suite(target, target.frame(spark).columns, suites, suites[1].rules_of(target))
@@ -407,7 +288,9 @@ def _plan(spark: SparkSession, target: _Target, suites: tuple[OwnSuites, Left]) 
         return err
 
 
-def _suite(target: _Target, columns: Sequence[str], suites: tuple[OwnSuites, Left], rules: SourceRules) -> SuitePlan:
+def _suite(
+    target: CheckedTarget, columns: Sequence[str], suites: tuple[OwnSuites, Left], rules: SourceRules
+) -> SuitePlan:
     (own, left), name = suites, target.state.table_name
     plan = plan_suite(target.state, columns, own.by_table.get(name), rules, left.before.get(name))
     return replace(plan, refused=own.refused.get(name))
@@ -422,7 +305,7 @@ def _run(
     folder: Path,
     pipeline: PipelineFile,
     run_id: str,
-    planned: Sequence[tuple[_Target, SuitePlan | Exception, _Asked]],
+    planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Asked]],
 ) -> tuple[list[TableVerdict], Path]:
     from spark_jobs.build_expectations import build_known
     from spark_jobs.validate import SuiteCheck, measured, outcomes
@@ -431,7 +314,7 @@ def _run(
     context = open_context(folder)
     run = run_identifier(pipeline.pipeline, run_id, at)
     verdicts: list[TableVerdict] = []
-    ready: list[tuple[_Target, SuitePlan, _Asked, SuiteCheck]] = []
+    ready: list[tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]] = []
     for target, plan, asked in planned:
         if isinstance(plan, Exception):
             verdicts.append(_failed(target.state.table_name, target.version, plan))
@@ -440,7 +323,7 @@ def _run(
         ready.append((target, replace(plan, refused=plan.refused or refused), asked, SuiteCheck(context, suite)))
 
     def validate(
-        session: SparkSession, item: tuple[_Target, SuitePlan, _Asked, SuiteCheck]
+        session: SparkSession, item: tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]
     ) -> _Validated | TableVerdict:
         started = time.monotonic()
         target, plan, asked, suite_check = item
@@ -480,7 +363,7 @@ def _index(folder: Path) -> Path | None:
     return index if index.exists() else None
 
 
-def _about(pipeline: PipelineFile, run_id: str, target: _Target, plan: SuitePlan) -> dict[str, str]:
+def _about(pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:
     """What the page says about the data it judges."""
     about = {
         "pipeline": pipeline.pipeline,
@@ -499,5 +382,5 @@ def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], r
     wanted = pipeline.quality.drift
     if not wanted.enabled:
         return {}
-    found = profiles.latest(tables, wanted.of_runs, but=run_id)
+    found = profiles.latest(tables, KEPT_PER_TABLE, but=run_id)
     return {name: bounds_of(found.get(name, []), wanted) for name in tables}

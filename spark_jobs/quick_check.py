@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A target with no more changes in a run, or with changes of no more than this share of its rows, is checked quickly: it gets a
-# page only when an expectation isn't met.
-_FEW, _SHARE = 10_000, 0.1
 # A foreign key is judged after few changes where both of its targets together have so many rows.
 _MOST_ROWS_REFERRED = 1_000_000
 _NOT_MEASURED = "drift: left to the next full check, since the target's log doesn't tell how many rows there are"
@@ -65,20 +62,6 @@ _OF_VALUES = frozenset({_IN_SET, _LENGTHS, _LENGTH, _REGEX})
 _FOUND_BEFORE = (IS_FRESH, ALL_VALUES_KNOWN)
 _OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, AS_BEFORE, *_FOUND_BEFORE)
 _FOR_ARROW = frozenset({KEY_UNIQUE, *_OF_NO_VALUES, _NOT_NULL, *_OF_VALUES})
-
-
-def is_little(changes: int, uri: str, version: int | None, storage_options: Mapping[str, str] | None = None) -> bool:
-    """Whether so many changes have left a target's version mostly as it was."""
-    if changes <= _FEW:
-        return True
-    try:
-        rows = row_count(
-            files_of(DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None))
-        )
-    except (DeltaError, OSError, pa.ArrowException) as err:
-        log.info("%s is checked as a whole, since its rows can't be counted: %s", uri, type(err).__name__)
-        return False
-    return rows is not None and changes <= rows * _SHARE
 
 
 def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
@@ -172,6 +155,11 @@ def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
             return None
         conditions[number] = condition
     return conditions
+
+
+def is_known(plan: SuitePlan) -> bool:
+    """Whether ``quick_outcomes`` can tell at all; else nothing needs to be asked for it."""
+    return _conditions(plan) is not None
 
 
 def outcomes_here(

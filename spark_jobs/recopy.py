@@ -99,13 +99,20 @@ def _hand_over(job: Job, result: RunResult, copy: Standing) -> None:
 def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> None:
     from spark_jobs.sync import sync
 
-    (copied,) = sync(spark, job, [copy.table_name])
+    done = sync(spark, job, [copy.table_name], only_due=True)
+    if not done:
+        result.not_applied.append(copy.table_name)
+        result.warnings.append(
+            f"{_told(copy)}: another run has copied it meanwhile, and the next one applies what changed since"
+        )
+        return
+    (copied,) = done
     result.source.add(copied.bill)
     result.tables[copy.table_name] = copy_result(copied)
-    done = f"copied again, {copied.rows:,} rows"
+    how = f"copied again, {copied.rows:,} rows"
     if copied.diff is not None:
-        done = f"compared with its source, {copied.diff.written:,} of {copied.rows:,} rows differed"
-    result.warnings.append(f"{_told(copy)}: it was {done}")
+        how = f"compared with its source, {copied.diff.written:,} of {copied.rows:,} rows differed"
+    result.warnings.append(f"{_told(copy)}: it was {how}")
 
 
 def _told(copy: Standing) -> str:

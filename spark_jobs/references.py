@@ -102,7 +102,8 @@ class Lake:
     """What is known of the targets: states, the newest cut, how each can be told, and what keeps a table from being judged.
 
     ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with rows in quarantine,
-    ``reread`` those of which the run read rows from the source, as they were later than the cut.
+    ``reread`` those of which the run read rows from the source, as they were later than the cut, ``ahead`` those that have got what
+    came behind the cut.
     """
 
     states: Mapping[str, TableState]
@@ -111,6 +112,7 @@ class Lake:
     changed: Mapping[str, Changed]
     lacking: Collection[str] = ()
     reread: Collection[str] = ()
+    ahead: Collection[str] = ()
 
 
 @dataclass
@@ -249,8 +251,9 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
         target, changed = held.get((state.table_name, state.generation)), lake.changed.get(state.table_name)
         if target is None or state.snapshot_lsn > lake.cut.end_lsn:
             return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
-        if changed is not None and changed.version not in (None, target.version):
-            return f"{apart}: not all targets have got this batch"
+        is_ahead = changed is not None and changed.version not in (None, target.version)
+        if is_ahead or state.table_name in lake.ahead:  # what the cut says would be taken for an answer of today
+            return f"{apart}: {state.table_name} has got a batch that not all targets have got"
         if target.reread or state.table_name in lake.reread:
             return f"{apart}: rows of {state.table_name} were read from the source"
         if state.table_name in lake.lacking:

@@ -50,6 +50,7 @@ from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto
 from waldelta.job import Job
 from waldelta.lake import remove_folder
+from waldelta.ledger import next_generation
 from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder, take_over
 from waldelta.locks import target_lock
@@ -143,10 +144,15 @@ def _named_repair(
 
 def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
-    generation = job.ledger.next_generation(name)
+    generation = next_generation(job.ledger.table_rows(name))
     check()
-    take_over(job.pipeline.target.root, name)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+
+    def fence() -> None:
+        applied = Watermarks(job, job.slot_identity()).of(drifted.state)
+        quarantine.forget(name, drifted.state.generation, applied, check)
+
+    take_over(job.pipeline.target.root, name, fence)
     told = quarantine.rows(name, drifted.state.generation)
     watched = watched_rows(told)
     # One that is named by other columns is of another time.

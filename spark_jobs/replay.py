@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -222,7 +223,7 @@ def _replay_target(
     root, name = job.pipeline.target.root, state.table_name
     folder = staging_folder(root, name, state.generation, watermark, job.run_id)
     lock.check()
-    take_over(root, name)
+    take_over(root, name, partial(run.quarantine.forget, name, state.generation, watermark, lock.check))
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
         counts, keys, statement = mend(run, plan, folder, told)

@@ -115,12 +115,11 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     judged = Judged(work.completed()) if judge is None else judge(work.completed())
     work.tell_aside(judged.aside)
     work.keep_messages()
-    check()
     if replays:
         if work.told:
-            quarantine.add(work.told)
+            quarantine.add(work.told, check)
     elif work.told or any(row.batch > after for row in held):
-        quarantine.replace(state.table_name, state.generation, after, work.told)
+        quarantine.replace(state.table_name, state.generation, after, work.told, check)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(

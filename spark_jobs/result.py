@@ -194,12 +194,12 @@ class RunResult:
             table.verbatim += target.verbatim
             table.version = target.version
 
-    def record(self, job: Job) -> None:
-        """Append the result to the ledger."""
+    def record(self, job: Job, begun: datetime | None = None) -> None:
+        """Enter the result of an attempt that began at ``begun`` into the ledger; raises LateWriter when a later one has."""
         seconds = sum(stage.seconds for stage in self.stages.values())
         before, after = self.slot_before, self.slot_after
         latest = after or before
-        job.ledger.append(
+        job.ledger.append_run(
             Run(
                 now(), self.run_id, self.verb, self.status, job.run_type, job.interval_start, job.interval_end,
                 _lsn(self.start_lsn), _lsn(self.end_lsn), self.changes, seconds, self.to_json(),
@@ -209,6 +209,7 @@ class RunResult:
                 latest.retained_bytes if latest is not None else None,
                 latest.wal_status if latest is not None else None,
                 self._applied(),
+                begun,
             )
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from spark_jobs.flow import Stage, all_failures, run_stages
+from spark_jobs.flow import Stage, all_failures, check_stage, run_stages
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult, TableResult
@@ -40,7 +40,8 @@ def run_retry(
 ) -> RunResult:
     """Read the quarantined rows of all targets, or of these, again; a table that can't be mended doesn't stop the others.
 
-    The rows of a table that can't be read again stay in quarantine, and the failure names it. ``by`` is who asked for it, by
+    The rows of a table that can't be read again stay in quarantine, and the failure names it. The others are checked, as a run's
+    are. ``by`` is who asked for it, by
     default the user of this process; the ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
     """
     by = by or current_user()
@@ -74,7 +75,7 @@ def run_retry(
         if failures:
             raise all_failures(failures)
 
-    stages: dict[str, Stage] = {"retry": retry}
+    stages: dict[str, Stage] = {"retry": retry, "check": check_stage}
     return run_stages(spark, job, RunResult("quarantine", job.run_id), stages, None)
 
 

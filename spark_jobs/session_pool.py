@@ -1,6 +1,6 @@
 """Work on several targets at once, each piece on a Spark session that no other uses meanwhile.
 
-Temporary views belong to a session, and Great Expectations gives all its queries' views one name.
+Settings and temporary views belong to a session, and Great Expectations gives all its queries' views one name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SessionPool:
 
         if self._size == 1:
             return [run(item) for item in items]
-        executor = ThreadPoolExecutor(self._size, "check")
+        executor = ThreadPoolExecutor(self._size, "targets")
         try:
             return list(executor.map(run, items))
         finally:

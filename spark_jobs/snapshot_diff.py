@@ -20,7 +20,7 @@ from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_rows import merge_rows, staged_names
 from spark_jobs.target import VARIANT, write_error
-from spark_jobs.target_commit import check_alone, commit_untouched, read_commit, read_untouched
+from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
 from waldelta.column_names import RAW
 from waldelta.copy import TableCopy
 from waldelta.errors import WaldeltaError
@@ -133,11 +133,11 @@ def _mend(
         if TWICE in counts:
             return None
         fault_point("resync.compared")
-        if not counts:
-            return commit_untouched(spark, job, state)
         # The transaction of a copy, in whose place this stands.
         app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
+        if not counts:
+            return commit_equal(spark, job, state, tag, copy.key_columns[0])
         merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
         return read_commit(job, state, tag)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -19,7 +20,7 @@ from waldelta.check_constraints import read_check_constraints
 from waldelta.consume import confirmed_lsn
 from waldelta.declared_types import read_declared_types
 from waldelta.enum_labels import read_enum_labels
-from waldelta.errors import SourceError, WaldeltaError
+from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.foreign_keys import ForeignKey, read_foreign_keys
 from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
@@ -28,11 +29,11 @@ from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.quarantine import Quarantine
 from waldelta.standby import slot_position
 from waldelta.standing import SYNCED
-from waldelta.watermark import uri_of
+from waldelta.watermark import Watermarks, uri_of
 
 if TYPE_CHECKING:
     from waldelta.job import Job
-    from waldelta.ledger_rows import TableState
+    from waldelta.ledger_rows import BatchCut, TableState
 
 Connection = psycopg.Connection[Any]
 
@@ -40,8 +41,8 @@ LOCK_TIMEOUT_S = 10.0
 # Of so many runs at most is it read up to which transaction all had landed: those of an older version didn't tell.
 _MOST_RUNS = 20
 _NOT_LANDED = "CHECK constraint {name}: not checked, since what came before it may not have landed; the next run that lands checks it"
-# The verbs that judge all targets, whatever runs do.
-_LOOK_AT_ALL = ("validate", "maintain")
+# The verbs that judge targets beside the runs that land.
+_BESIDE_RUNS = ("validate", "maintain", "quarantine")
 
 
 def read_rules(
@@ -97,9 +98,9 @@ class _Lag:
 
 
 def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]) -> _Lag | None:
-    """Of a run that lands, by when it looked: only it knows; of one that looks at all targets, by the oldest commit that they lack."""
+    """Of a run that lands, by when it looked: only it knows; of one beside runs, by the oldest commit that they lack."""
     wanted = job.pipeline.quality.freshness
-    looks = result.verb in _LOOK_AT_ALL
+    looks = result.verb in _BESIDE_RUNS
     if result.verb != "consume" and not looks:
         return None
     at = now()
@@ -167,14 +168,14 @@ def _with_references(
     keys, states = found
     uris = {name: uri_of(job, name) for name in states}
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    related = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
-    lacking = [
-        name
-        for name, state in states.items()
-        if related & {*state.relation_ids, state.root_id} and quarantine.lacking(name, state.generation)
-    ]
+    oids = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
+    related = [state for state in states.values() if oids & {*state.relation_ids, state.root_id}]
+    lacking = [state.table_name for state in related if quarantine.lacking(state.table_name, state.generation)]
     reread = [name for name, table in result.tables.items() if table.reread]
-    lake = Lake(states, uris, job.ledger.last_cut(), _changed(result, rules), lacking, reread)
+    cut = job.ledger.last_cut()
+    # A run knows what it has left its targets at.
+    ahead = _ahead(job, related, cut) if result.verb in _BESIDE_RUNS else ()
+    lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that came to the source from elsewhere aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
@@ -187,6 +188,16 @@ def _with_references(
             references = [touched(reference, since, lake) for reference in references]
         told[name] = replace(of, references=references, left_out=(*of.left_out, *planned.left_out.get(name, ())))
     return told
+
+
+def _ahead(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
+    """The targets that have got batches behind the cut, since others haven't; one that can't be read is told by its own check."""
+    watermarks, found = Watermarks(job, job.slot_identity()), []
+    for state in states if cut is not None else ():
+        with suppress(StateError):
+            if cut is not None and watermarks.of(state) > cut.batch:
+                found.append(state.table_name)
+    return found
 
 
 def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import tenacity
 
 from spark_jobs.copy_files import Reader
+from spark_jobs.copy_progress import progress
 from spark_jobs.copy_states import Moment, keeps_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
@@ -27,7 +28,6 @@ from spark_jobs.snapshot_diff import Former, RowDiff
 from spark_jobs.target import target_columns
 from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, write_copy
-from waldelta.beside import beside
 from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
 from waldelta.copy import TableCopy, plan_copy, read_chunks
@@ -47,6 +47,7 @@ from waldelta.fault import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
 from waldelta.lake import check_writable
+from waldelta.ledger import next_generation
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
@@ -70,7 +71,6 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 4
 TABLES_AT_ONCE = 4
 OLD_TRANSACTIONS_TIMEOUT_S = 600.0
-_PROGRESS_EVERY_S = 5.0
 _ATTEMPTS_PER_GENERATION = 1000
 
 
@@ -114,24 +114,37 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A table to be copied, why, and, where its rows are to be compared first, its copy before."""
+    """A table to be copied, why, and, where its rows are to be compared first, its copy before.
+
+    ``known`` is what the ledger said of it when it was chosen. Whoever ``insists`` has it copied whatever became of it since.
+    """
 
     table_id: TableId
     reason: str | None
     former: Former | None
+    known: TableState | None
+    insists: bool
+
+    def is_done(self, last: TableState | None) -> bool:
+        """Whether another run has done it meanwhile, of which ``last`` is the ledger's row."""
+        if self.insists or last is None or last.status != SYNCED:
+            return False
+        return self.known is None or (self.known.generation, self.known.status) != (last.generation, SYNCED)
 
 
-def sync(
+def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name what isn't as usual
     spark: SparkSession,
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
     *,
     by_diff: bool = False,
+    only_due: bool = False,
     old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
 ) -> list[SyncResult]:
     """Copy these tables, or without names those that were never copied to the end; returns what was copied.
 
+    ``only_due``: of these, too, only those that get no changes until they are copied, and that no other run copies meanwhile.
     ``by_diff``: tables that were copied before, in whatever life of the slot, are compared with the snapshot, and only the
     rows that differ are written, where that is exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun
     and didn't end, when an earlier life has one: a resync that was killed is gone on with, whoever does so.
@@ -141,12 +154,13 @@ def sync(
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
-        wanted = _choose(spark, _read_targets(connection, job), job, tables)
+        known, insists = job.ledger.table_states(), tables is not None and not only_due
+        wanted = _choose(spark, _read_targets(connection, job), job, tables, insists=insists)
         if not wanted:
             close_gaps(job)
             return []
         refused = _refused(job, wanted)
-        if tables is not None and refused:  # before anything is changed
+        if insists and refused:  # before anything is changed
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
         settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
@@ -159,8 +173,9 @@ def sync(
 
     def one(wanted: Target) -> None:
         try:
-            order = _Order(wanted.id, reason, formers.get(str(wanted.id)))
-            results.append(_sync_locked(spark, job, order, ledger_lock, settled))
+            order = _Order(wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists)
+            if (done := _sync_locked(spark, job, order, ledger_lock, settled)) is not None:
+                results.append(done)
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
         except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
@@ -168,7 +183,9 @@ def sync(
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
     # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
-    with ThreadPoolExecutor(1 if formers else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+    kept = [target for target in allowed if job.pipeline.target.mode_of(str(target.id)) != MIRROR]
+    alone = bool(formers) or any(keeps_rows(job, str(target.id), target.table.key_columns) for target in kept)
+    with ThreadPoolExecutor(1 if alone else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
         for future in [pool.submit(one, table) for table in sorted(allowed, key=lambda t: -t.table.size_bytes)]:
             future.result()
     if failures:
@@ -179,11 +196,12 @@ def sync(
 
 def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Former]:
     """The complete copies, by name, of those of these tables that are to be compared with them; None is one that never had any."""
-    rows = [row for row in job.ledger.table_rows() if row.status == SYNCED]
+    known = job.ledger.table_rows()
+    rows = [row for row in known if row.status == SYNCED]
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
-    begun = {name for name, life in lives(job.table_rows()).items() if not life.copied and life.attempts}
+    begun = {name for name, life in lives(job.of_life(known)).items() if not life.copied and life.attempts}
     incarnation = job.slot_identity().incarnation
     earlier = {row.table_name: row for row in rows if row.incarnation != incarnation}
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
@@ -245,7 +263,7 @@ def sync_table(
             table_id, copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at), keeps
         )
         fault_point("sync.planned")
-        with _progress(holder, table_id, tasks):
+        with progress(holder, table_id, tasks):
             written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, former)
         check_unaltered(job, fed, membership)
         age = _age(job, holder)
@@ -275,8 +293,11 @@ def _sync_locked(
     order: _Order,
     ledger_lock: threading.Lock,
     settled: Settled,
-) -> SyncResult:
-    """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost."""
+) -> SyncResult | None:
+    """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost.
+
+    None: another run has done that since it was chosen.
+    """
     table_id, reason, name = order.table_id, order.reason, str(order.table_id)
     identity = job.slot_identity()
 
@@ -289,8 +310,11 @@ def _sync_locked(
     # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
     incarnation = job.slot_identity().incarnation
     with target_lock(job, table_id) as lock:
-        last = job.ledger.table_states().get(name)
-        generation = job.ledger.next_generation(name)
+        rows = job.ledger.table_rows(name)
+        last, generation = next(reversed(rows), None), next_generation(rows)
+        if order.is_done(last):
+            log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
+            return None
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
         lock.check()
@@ -356,7 +380,7 @@ def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:
     """Whoever sees that a table isn't published says so in the ledger: changes of that time are in no copy begun before."""
-    state = job.ledger.table_states()[name]
+    state = job.ledger.table_rows(name)[-1]
     if (state.generation, state.status) != (generation, COPYING):
         raise LateWriter(f"{name} left the publications while it was copied: sync it again once it is published")
 
@@ -403,19 +427,27 @@ def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]
     return targets
 
 
-def _choose(spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None) -> list[Target]:
-    if names is None:
+def _choose(
+    spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None, *, insists: bool
+) -> list[Target]:
+    """The targets of these names; who doesn't insist on them gets those that are due a copy, of all where none is named."""
+    named = None if names is None else _named(names)
+    if not insists:
         standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
         fine = {found.table_name for found in due(standings, Due.FEED)}
-        return [t for t in targets if str(t.id) not in fine]
-    try:
-        asked = {TableId.parse(name) for name in names}
-    except ValueError as err:
-        raise ConfigError(str(err)) from None
+        return [t for t in targets if (named is None or t.id in named) and str(t.id) not in fine]
+    asked = named or set()
     if unknown := sorted(asked - {target.id for target in targets}):
         known = ", ".join(str(target.id) for target in targets) or "none"
         raise ConfigError(f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have: {known}")
     return [target for target in targets if target.id in asked]
+
+
+def _named(names: Sequence[str]) -> set[TableId]:
+    try:
+        return {TableId.parse(name) for name in names}
+    except ValueError as err:
+        raise ConfigError(str(err)) from None
 
 
 def fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Target, StorageState | None]:
@@ -466,30 +498,3 @@ def _target_filter(job: Job, fed: Target) -> RowFilter | None:
         where = read_target_filter(connection, name, fed.feed.where, table)
     plan_routing(where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name)))
     return where
-
-
-@contextmanager
-def _progress(holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]) -> Iterator[None]:
-    """Log how far the copy is, as the server sees its readers: works wherever Spark's tasks run."""
-
-    def watch(ended: threading.Event) -> None:
-        started = 0
-        while not ended.wait(_PROGRESS_EVERY_S):
-            try:
-                active = holder.active_tasks()
-            except WaldeltaError as err:
-                log.warning("table=%s %s", table_id, err)
-                return
-            started = max([started, *(task + 1 for task in active)])
-            log.info("table=%s %s", table_id, describe_progress(tasks, started, active))
-
-    with beside(watch, f"progress {table_id}"):
-        yield
-
-
-def describe_progress(tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]) -> str:
-    """How much is read; Spark starts its tasks in order, so those before ``started`` that aren't active are done."""
-    sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
-    done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
-    reading = f", reading {len(active)} ({sum(active.values())} rows so far)" if active else ""
-    return f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of {len(tasks)} tasks done{reading}"

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
 from spark_jobs.small_target import is_small, row_count
-from waldelta.lake import SPARKS_TIMESTAMPS, files_of
+from waldelta.lake import SPARKS_TIMESTAMPS, files_of, has_deletion_vectors
 from waldelta.ledger_rows import TableState
 from waldelta.profiles import ColumnProfile
 
@@ -42,11 +42,9 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
 
 def profile_here(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
     """A mirror's profile without Spark; None where its log doesn't tell. Raises what delta-rs and Arrow raise."""
-    files = files_of(table)
-    names = set(files.column_names)
-    # Counted in the file's statistics, though they are no rows any more.
-    if any(name.startswith("deletion_vector") and files[name].null_count < len(files) for name in names):
+    if has_deletion_vectors(table):
         return None
+    files = files_of(table)
     rows = row_count(files)
     if rows is None:
         return None

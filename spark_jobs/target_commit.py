@@ -20,6 +20,8 @@ from spark_jobs.merge import (
     REREAD_ROWS,
     VERBATIM_ROWS,
     CommitTag,
+    tagged,
+    void_statement,
 )
 from spark_jobs.result import RunResult
 from spark_jobs.target import set_generation
@@ -50,6 +52,13 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
     cut = read_untouched(job, state)
     sync_commit(uri, cut.version)
     return cut
+
+
+def commit_equal(spark: SparkSession, job: Job, state: TableState, tag: CommitTag, column: str) -> TargetCut:
+    """The same of a copy that finds the target as it should be, under its transaction: a copy that was begun before comes late then."""
+    with tagged(spark, tag):
+        spark.sql(void_statement(uri_of(job, state.table_name), column)).collect()
+    return commit_untouched(spark, job, state)
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

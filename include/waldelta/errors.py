@@ -23,7 +23,7 @@
      |         +-- SlotLost              WAL it needed is gone
      |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
-     |         +-- SlotGap               it moved past changes we never landed
+     |         +-- SlotGap               it moved past changes we never landed, or lost since
      |         +-- SlotStuck             it should have moved and did not
      |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it
      |         +-- StandbyAway           (retryable) a standby that is needed isn't there, or hasn't got that far
@@ -174,7 +174,7 @@ class NoFreeSlot(SlotError):
 
 
 class SlotGap(SlotError):
-    """The slot moved past changes that were never landed."""
+    """The slot moved past changes that were never landed, or that the change log has lost."""
 
 
 class SlotStuck(SlotError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from waldelta.ledger_table import LedgerTable
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
 ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
+VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
 # What else than a target's own rows decides on: of one that hasn't changed since its check, maintenance judges these alone.
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 
@@ -43,7 +44,7 @@ _FIELDS: list[pa.Field[Any]] = [
 class ExpectationResult:
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
-    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet.
+    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet, and of whoever discarded or repaired rows.
     ``not_checked`` stands in the first row of a table's check: what couldn't be judged at all, and why.
     """
 
@@ -64,6 +65,11 @@ class ExpectationResult:
     schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)
 
 
+def told_unknown(rows: int) -> str:
+    """What is observed of rows that wait for a value."""
+    return f"{rows:,} rows in quarantine lack values"
+
+
 def append_expectation_results(
     root: str, results: Sequence[ExpectationResult], storage_options: dict[str, str] | None = None
 ) -> None:
@@ -79,6 +85,16 @@ def read_expectation_results(root: str, storage_options: dict[str, str] | None =
     except TableNotFoundError:
         return []
     return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
+
+
+def told_before(
+    root: str, expectation: str, tables: Collection[str], storage_options: dict[str, str] | None = None
+) -> set[str]:
+    """Those of these tables of which such an expectation was ever told."""
+    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    chosen = (pc.field("expectation") == expectation) & named
+    rows = expectations_table(root, storage_options).scan(["table_name"], chosen=chosen)
+    return set(rows["table_name"].to_pylist())
 
 
 def newest_versions(root: str, since: datetime, storage_options: dict[str, str] | None = None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -131,8 +131,12 @@ class Job:
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """All states of all targets, or of one, since the slot's present life began, oldest first."""
+        return self.of_life(self.ledger.table_rows(table_name))
+
+    def of_life(self, rows: Sequence[TableState]) -> list[TableState]:
+        """Those of the ledger's states that are of the slot's present life."""
         life = life_of(self.pipeline.source.slot, self.ledger.slot_lives())
-        return [state for state in self.ledger.table_rows(table_name) if _is_of(state, life)]
+        return [state for state in rows if _is_of(state, life)]
 
 
 def _is_of(state: TableState, life: SlotMove) -> bool:

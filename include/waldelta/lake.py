@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -34,6 +35,7 @@ BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _EARLIER = 5
 _HINT = "_last_checkpoint"
+_VERSIONED = re.compile(r"\d{20}\.")
 # By table: the version up to which this process has forced all commits onto the disk.
 _synced: dict[str, int] = {}
 # delta-rs's own checkpoints aren't durable, and it drops the log's old entries in the same breath.
@@ -280,15 +282,29 @@ def files_of(table: DeltaTable) -> pa.Table:
     return pa.table(table.get_add_actions(flatten=True))
 
 
+def has_deletion_vectors(table: DeltaTable) -> bool:
+    """Whether files of a table may hold rows that it doesn't: what the log says of a file counts them, and doesn't tell."""
+    return "deletionVectors" in (table.protocol().reader_features or ())
+
+
 def remove_empty_log(uri: str) -> None:
     """Remove a Delta log without any commit, as a run leaves it that is killed while it makes the table.
 
     Spark takes such a table to be there, makes none in its place, and nobody can read it; object stores know no empty folders.
     """
     folder = local_path(uri)
-    if folder is not None and (log_folder := folder / "_delta_log").is_dir() and not any(log_folder.glob("*.json")):
-        log.warning("%s: its making was broken off, and it has no commit: it is made anew", uri)
-        shutil.rmtree(log_folder, ignore_errors=True)
+    if folder is None or not (log_folder := folder / "_delta_log").is_dir():
+        return
+    left = list(log_folder.iterdir())
+    # A checkpoint, too, is all of a table.
+    if any(_VERSIONED.match(path.name) or path.name == _HINT for path in left):
+        return
+    log.warning("%s: its making was broken off, and it has no commit: it is made anew", uri)
+    # Whoever makes the table at this moment may have committed by now: the folder isn't empty then, and stays.
+    with suppress(OSError):
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        log_folder.rmdir()
 
 
 def list_folders(uri: str) -> dict[str, datetime]:

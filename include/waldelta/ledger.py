@@ -7,13 +7,15 @@ never changed; the latest one counts, and maintenance drops old ones that nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import pyarrow.compute as pc
 
+from waldelta.errors import LateWriter
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_rows import (
     AttributeState,
@@ -31,10 +33,14 @@ from waldelta.ledger_rows import (
     StorageState,
     TableState,
     TargetCut,
+    now,
 )
 from waldelta.ledger_table import LedgerTable, Newest
 
 _NO_INTENT = pc.field("event") != "intent"
+_TICK = timedelta(microseconds=1)
+# A run's status.
+_FAILED = "failed"
 
 R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite, Release)
 
@@ -88,6 +94,28 @@ class Ledger:
         life = (pc.field("slot") == row.slot) & (pc.field("incarnation") == row.incarnation)
         self._append_behind(row, after, life)
 
+    def begin_run(self, run_id: str, verb: str) -> datetime:
+        """When an attempt at a run begins: now, and behind all that was told of the run so far, whatever the clocks say."""
+        newest = self._newest_attempt(run_id, verb)
+        return now() if newest is None else max(now(), newest["at"] + _TICK)
+
+    def append_run(self, row: Run) -> None:
+        """Add what an attempt at a run came to.
+
+        Raises LateWriter, and adds nothing, when one that began later has told what it came to: the run's newest row is what
+        readers go by. Unless that one failed and this one didn't, whose locks it may have met.
+        """
+        while True:
+            newest = self._newest_attempt(row.run_id, row.verb)
+            is_late = newest is not None and row.begun is not None and row.begun < (newest["begun"] or newest["at"])
+            if newest is not None and is_late and (row.status == _FAILED or newest["status"] != _FAILED):
+                raise LateWriter(f"run {row.run_id}: an attempt that began later has told what became of it")
+            at = newest["at"] if newest is not None else None
+            # Read again when another attempt has told something meanwhile.
+            with suppress(LateWriter):
+                self._table(Run).append(asdict(row), Newest(at, _of_run(row.run_id, row.verb)))
+                return
+
     def gaps(self, slot: str) -> list[Gap]:
         """All rows on gaps of a slot, oldest first."""
         return self._read(Gap, pc.field("slot") == slot)
@@ -125,6 +153,11 @@ class Ledger:
             default=0,
         )
 
+    def intended_batch(self, slot: str, incarnation: str) -> int:
+        """The last batch past which this life of the slot was ever meant to move, which was durable by then; 0: none."""
+        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_NO_INTENT
+        return max((move.batch or 0 for move in self._read(SlotMove, life)), default=0)
+
     def last_bite(self) -> KeptBite | None:
         """The newest row on bites; None when the server always managed those of the pipeline file."""
         return self._newest(KeptBite)
@@ -132,10 +165,6 @@ class Ledger:
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target, by table name."""
         return {state.table_name: state for state in self.table_rows()}
-
-    def next_generation(self, table_name: str) -> int:
-        """The number of a target's next copy or repair, which none had before, be it one that was undone."""
-        return max((state.generation for state in self.table_rows(table_name)), default=0) + 1
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """All states of all targets, or of one, oldest first."""
@@ -168,7 +197,7 @@ class Ledger:
 
     def run_result(self, run_id: str, verb: str = "consume") -> Run | None:
         """The latest event of a run."""
-        found = self._read(Run, (pc.field("run_id") == run_id) & (pc.field("verb") == verb))
+        found = self._read(Run, _of_run(run_id, verb))
         return found[-1] if found else None
 
     def prune(self, kind: type[R], keep: Callable[[Sequence[R]], Sequence[bool]]) -> int:
@@ -187,8 +216,16 @@ class Ledger:
         row = self._table(kind).newest()
         return _build(kind, row) if row is not None else None
 
+    def _newest_attempt(self, run_id: str, verb: str) -> dict[str, Any] | None:
+        found = self._table(Run).scan(["at", "begun", "status"], chosen=_of_run(run_id, verb)).to_pylist()
+        return found[-1] if found else None
+
     def _table(self, kind: type[Row]) -> LedgerTable:
         return LedgerTable(bookkeeping_uri(self.root, kind.table), kind.schema, self._options)
+
+
+def _of_run(run_id: str, verb: str) -> pc.Expression:
+    return (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
 
 
 def _build(kind: type[R], row: dict[str, Any]) -> R:
@@ -213,3 +250,8 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
             storage.get("as_of") or 0,
         )
     return kind(**values)
+
+
+def next_generation(rows: Iterable[TableState]) -> int:
+    """The number of a target's next copy or repair, which none of its states had before, be it one that was undone."""
+    return max((state.generation for state in rows), default=0) + 1

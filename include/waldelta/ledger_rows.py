@@ -294,6 +294,8 @@ class Run:
     wal_status: str | None = None
     # Whether every target held all of it afterwards, whatever the run's checks found.
     applied: bool | None = None
+    # When the attempt began that tells this, by Ledger.begin_run(); None in rows of versions that didn't record it.
+    begun: datetime | None = None
 
     table: ClassVar[str] = "runs"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -303,7 +305,7 @@ class Run:
             ("start_lsn", pa.int64()), ("end_lsn", pa.int64()), ("changes", pa.int64()),
             ("seconds", pa.float64()), ("result", pa.string()), ("as_of", _UTC), ("lag_before_bytes", pa.int64()),
             ("lag_bytes", pa.int64()), ("retained_bytes", pa.int64()), ("wal_status", pa.string()),
-            ("applied", pa.bool_()),
+            ("applied", pa.bool_()), ("begun", _UTC),
         ]
     )  # fmt: skip
 

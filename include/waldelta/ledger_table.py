@@ -81,21 +81,29 @@ class LedgerTable:
         return self.extend([row], after)[0]
 
     @_again_when_changed
-    def extend(self, rows: Sequence[dict[str, Any]], after: Newest | None = None) -> list[dict[str, Any]]:
-        """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``."""
-        with self._named_errors():
-            return self._extend(rows, after)
+    def extend(
+        self, rows: Sequence[dict[str, Any]], after: Newest | None = None, check: Callable[[], None] | None = None
+    ) -> list[dict[str, Any]]:
+        """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``.
 
-    def _extend(self, rows: Sequence[dict[str, Any]], after: Newest | None) -> list[dict[str, Any]]:
+        ``check`` raises when the caller may not write any more. It is asked once the table was read, so that whoever writes
+        later has changed the version on which the commit depends.
+        """
+        with self._named_errors():
+            return self._extend(rows, after, check)
+
+    def _extend(
+        self, rows: Sequence[dict[str, Any]], after: Newest | None, check: Callable[[], None] | None
+    ) -> list[dict[str, Any]]:
         table = self._open()
+        if check is not None:
+            check()
         if after is not None and self._last_at(table, after.chosen) != after.at:
             raise LateWriter(f"{self.uri}: another run has written what this one was about to replace: run again")
         if table is None:
             self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
             return list(rows)
-        newest = self._newest_at(table)
-        if newest is not None and (early := newest + STATISTIC - rows[0]["at"]) > timedelta(0):
-            rows = [row | {"at": row["at"] + early} for row in rows]
+        rows = self._behind(table, rows)
         write_deltalake(
             table,
             pa.Table.from_pylist(list(rows), schema=self.schema),
@@ -106,7 +114,7 @@ class LedgerTable:
         self._keep(table)
         if len(table.file_uris()) > (self._most_files or MOST_FILES):
             self._compact(table)
-        return list(rows)
+        return rows
 
     def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
         """The rows that a filter chooses, oldest first."""
@@ -151,20 +159,21 @@ class LedgerTable:
         )
 
     @_again_when_changed
-    def replace(self, rows: Sequence[dict[str, Any]], predicate: str) -> None:
-        """Put rows in the place of those that a predicate (of Delta's SQL) chooses, in one commit; durable when it returns.
+    def replace(self, rows: Sequence[dict[str, Any]], predicate: str, check: Callable[[], None] | None = None) -> None:
+        """Put rows, behind all others, in the place of those that a predicate (of Delta's SQL) chooses, in one commit.
 
-        Their ``at`` is taken as it is: the caller keeps the order among rows that belong together.
+        Durable when it returns, a commit also where nothing is to be written; ``check`` as of extend().
         """
-        data = pa.Table.from_pylist(list(rows), schema=self.schema)
         with self._named_errors():
             table = self._open()
+            if check is not None:
+                check()
             if table is None:
-                self._create(data)
+                self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
                 return
             write_deltalake(
                 table,
-                data,
+                pa.Table.from_pylist(self._behind(table, rows), schema=self.schema),
                 mode="overwrite",
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
@@ -261,6 +270,12 @@ class LedgerTable:
     def _last_at(self, table: DeltaTable | None, chosen: pc.Expression | None) -> datetime | None:
         rows = [] if table is None else read_sorted(table, chosen, self._options)["at"].to_pylist()
         return rows[-1] if rows else None
+
+    def _behind(self, table: DeltaTable, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows as far behind the newest one as it takes, whatever the clock says."""
+        newest = self._newest_at(table)
+        early = newest + STATISTIC - rows[0]["at"] if rows and newest is not None else timedelta(0)
+        return [row | {"at": row["at"] + early} for row in rows] if early > timedelta(0) else list(rows)
 
     def _newest_at(self, table: DeltaTable) -> datetime | None:
         actions = files_of(table)

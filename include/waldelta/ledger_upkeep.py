@@ -40,10 +40,11 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
 
 
 def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
-    """A slot's lives, and the furthest intent of each on each timeline: recovery tells a gap by it."""
+    """A slot's lives, the furthest intent of each on each timeline, and the one of its last batch: recovery tells a gap by them."""
     ordered = sorted(enumerate(moves), key=lambda pair: pair[1].lsn)
     furthest = {(m.slot, m.incarnation, m.timeline): i for i, m in ordered}
-    needed = set(furthest.values())
+    batches = sorted((m.batch, i) for i, m in enumerate(moves) if m.event == "intent" and m.batch is not None)
+    needed = {*furthest.values(), *{(moves[i].slot, moves[i].incarnation): i for _, i in batches}.values()}
     return [move.at >= oldest or move.event != "intent" or i in needed for i, move in enumerate(moves)]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -53,20 +53,28 @@ def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[L
     ]
 
 
-def take_over(root: str, table_name: str) -> list[str]:
+def staged_for(root: str, table_name: str) -> list[str]:
+    """The folders of changes that are staged for a target."""
+    prefix = _prefix(table_name)
+    found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(bookkeeping_uri(root, STAGING))]
+    return [uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))]
+
+
+def take_over(root: str, table_name: str, fence: Callable[[], None] | None = None) -> list[str]:
     """Remove whatever is staged for a target, before anything is committed to it; the folders that were.
+
+    Where there are any, ``fence`` first keeps out what whoever staged them would still write elsewhere.
 
     The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed.
     Should such a run have a statement start late, which would find the target at a version below its own and do again what has
     been done, the statement fails, since its source is gone. One that began before is refused by Delta, as a conflict.
     """
-    prefix, found = _prefix(table_name), []
-    for uri in folders_in(bookkeeping_uri(root, STAGING)):
-        name = uri.rsplit("/", 1)[1]
-        if name.startswith(prefix) and _REST.fullmatch(name, len(prefix)):
-            log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
-            remove_folder(uri)
-            found.append(uri)
+    found = staged_for(root, table_name)
+    if found and fence is not None:
+        fence()
+    for uri in found:
+        log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
+        remove_folder(uri)
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +28,8 @@ REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", 
 
 # How the reason begins of a row that a gate has set aside.
 FAILS = "fails "
+
+Check = Callable[[], None]
 
 _UTC = pa.timestamp("us", tz="UTC")
 _ID_LETTERS = 16
@@ -165,7 +167,8 @@ class Quarantine:
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """How many rows each of these tables lacks likewise because they came without a value; asked for all tables at once."""
         names = ["table_name", "generation", "key", "status", "columns"]
-        rows = self._table.scan(names, chosen=pc.field("table_name").isin(list(generations)), kept=False).to_pylist()
+        chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
+        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {(r["table_name"], r["key"]): r for r in rows if generations[r["table_name"]] == r["generation"]}
         unknown = (r["table_name"] for r in latest.values() if r["status"] == QUARANTINED and r["columns"])
         return dict(Counter(unknown))
@@ -178,15 +181,31 @@ class Quarantine:
         told = [row for row in self.outlines(table_name, generation) if upto is None or row.batch <= upto]
         return {key: row for key, row in latest_rows(told).items() if row.status in (QUARANTINED, DISCARDED)}
 
-    def replace(self, table_name: str, generation: int, after_batch: int, rows: Sequence[IncompleteRow]) -> None:
-        """Make these the rows of one copy's batches after ``after_batch``, in one commit."""
+    def replace(
+        self,
+        table_name: str,
+        generation: int,
+        after_batch: int,
+        rows: Sequence[IncompleteRow],
+        check: Check | None = None,
+    ) -> None:
+        """Make these the rows of one copy's batches after ``after_batch``, in one commit.
+
+        ``check`` raises when the target is another run's by now. It is asked when whoever writes here meanwhile makes the
+        commit fail: the rows of a run that slept would take the place of what the next one told, or reopen what it resolved.
+        """
         told = _in_order(rows)
         name = table_name.replace("'", "''")
-        self._table.replace(told, f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}")
+        chosen = f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
+        self._table.replace(told, chosen, check)
 
-    def add(self, rows: Sequence[IncompleteRow]) -> None:
-        """Add rows behind all others, in one commit."""
-        self._table.extend(_in_order(rows))
+    def forget(self, table_name: str, generation: int, after_batch: int, check: Check) -> None:
+        """Drop what others told of one copy's batches after ``after_batch``; a commit in any case, so that theirs fails."""
+        self.replace(table_name, generation, after_batch, (), check)
+
+    def add(self, rows: Sequence[IncompleteRow], check: Check | None = None) -> None:
+        """Add rows behind all others, in one commit; ``check`` as of replace()."""
+        self._table.extend(_in_order(rows), check=check)
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest`` but those of keys that targets lack, and leave one file; returns how many were dropped."""

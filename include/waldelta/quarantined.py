@@ -11,6 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    told_before,
+    told_unknown,
+)
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
@@ -56,10 +64,14 @@ def discard_quarantined(
         chosen = [row for row in found if not rows or row.id in rows]
         _check_committed(job, wanted, chosen)
         discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
-        for lock in held:
-            lock.check()
+
+        def check() -> None:
+            for lock in held:
+                lock.check()
+
         if discarded:
-            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded)
+            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded, check)
+            tell_unknown_anew(job, {row.table_name for row in discarded if row.columns})
     return [
         {
             "id": row.id,
@@ -71,6 +83,22 @@ def discard_quarantined(
         }
         for row in discarded
     ]
+
+
+def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
+    """Enter what a check would find now of rows that lack values, of tables that one has told of: no run may come for long that changes them."""
+    root, options = job.pipeline.target.root, job.storage_options
+    states = _states(job, told_before(root, ALL_VALUES_KNOWN, tables, options))
+    counts = Quarantine(root, options).unknown_counts({name: state.generation for name, state in states.items()})
+    found = [(name, counts.get(name, 0)) for name in sorted(states)]
+    at, kind = now(), ALL_VALUES_KNOWN
+    results = [
+        ExpectationResult(
+            at, job.run_id, name, kind, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows), None, None
+        )
+        for name, rows in found
+    ]
+    append_expectation_results(root, results, options)
 
 
 def current_user() -> str:

@@ -50,10 +50,11 @@ def recover(
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
     is advanced, after what it holds there was compared with what has landed. It must not be ahead of every position we ever
-    meant to move it to: then somebody else consumed it. After a promotion of the standby that kept the slot, both are
+    meant to move it to: then somebody else consumed it. Nor may the log lack a batch that was consumed. After a promotion of the standby that kept the slot, both are
     judged by what the new timeline has in common with the old one (waldelta.failover).
     """
     ledger = job.ledger
+    _check_log(change_log, ledger.intended_batch(identity.slot, identity.incarnation))
     promotion = find_promotion(connection, job, identity, change_log, server)
     check_no_mismatch(connection, identity.slot)
     confirmed = confirmed_lsn(connection, identity.slot)
@@ -156,6 +157,19 @@ def slot_move(
     """A row for the ledger."""
     return SlotMove(now(), run_id, event, identity.slot, identity.system_identifier, identity.timeline,
                     identity.incarnation, lsn, batch)  # fmt: skip
+
+
+def _check_log(change_log: ChangeLog, intended: int) -> None:
+    """An intent is written once its batch is durable.
+
+    Batches that are numbered anew would count as applied, wherever those of the same numbers were.
+    """
+    if (last := change_log.last_batch() or 0) < intended:
+        raise SlotGap(
+            f"the change log {change_log.uri} ends at batch {last}, but batch {intended} had landed in it and was consumed from "
+            "the slot: it was removed, or put back to an earlier state; bring it back, or run resync, since what targets "
+            "hadn't applied of it is lost"
+        )
 
 
 def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:

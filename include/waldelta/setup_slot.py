@@ -198,8 +198,11 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
     incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
     # Batches of an earlier life stay in the change log, and the new one begins behind them. A run of that life that is about to
     # commit took the number after the highest, be it its first; it finds out at its next step.
-    highest = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
-    had_life = any(move.event in ("created", "adopted") for move in job.ledger.slot_lives())
+    log_holds = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
+    moves = job.ledger.slot_moves()
+    # The log may have been lost.
+    highest = max([log_holds, *(move.batch or 0 for move in moves)])
+    had_life = any(move.event in ("created", "adopted") for move in moves)
     behind = highest + 1 if highest or had_life else 0
     job.ledger.append_life(
         SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -49,8 +49,18 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
             name = f"{base}.{verb}.rows.{_part(table)}.{operation}"
             of = {**tags, "table": table, "operation": operation}
             yield Metric(name, int(counts.get(operation) or 0), "counter", of)
+    yield from differing_rows(pipeline, document, at)
     for what in ("failed_expectations", "warned_expectations", "not_applied"):
         yield Metric(f"{base}.{verb}.{what}", len(document.get(what) or ()), "gauge", tags)
+
+
+def differing_rows(pipeline: str, document: Mapping[str, Any], _: datetime) -> Iterator[Metric]:
+    """How many rows of each target that was compared aren't the source's, and weren't put right."""
+    for table, found in (document.get("tables") or {}).items():
+        if (rows := found.get("differing")) is not None:
+            left = 0 if table in (document.get("passed") or ()) else rows
+            name = f"waldelta.{_part(pipeline)}.differing_rows.{_part(table)}"
+            yield Metric(name, left, "gauge", {"pipeline": pipeline, "table": table})
 
 
 def _lag(base: str, document: Mapping[str, Any], at: datetime, tags: Mapping[str, str]) -> Iterator[Metric]:
@@ -65,12 +75,16 @@ def _lag(base: str, document: Mapping[str, Any], at: datetime, tags: Mapping[str
         yield Metric(f"{base}.lag_seconds", max(0.0, seconds), "gauge", tags)
 
 
-def emit(pipeline: str, document: Mapping[str, Any]) -> None:
+def emit(
+    pipeline: str,
+    document: Mapping[str, Any],
+    measured: Callable[[str, Mapping[str, Any], datetime], Iterator[Metric]] = metrics_of,
+) -> None:
     """Send what a run measured; a channel that doesn't take it fails no run."""
     from airflow.sdk.observability import stats
 
     try:
-        for metric in metrics_of(pipeline, document, datetime.now(UTC)):
+        for metric in measured(pipeline, document, datetime.now(UTC)):
             if metric.kind == "gauge":
                 stats.gauge(metric.name, metric.value, tags=dict(metric.tags))
             elif metric.value:

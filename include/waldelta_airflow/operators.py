@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 from waldelta.errors import StageTimeout
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
-from waldelta_airflow.metrics import emit
+from waldelta_airflow.metrics import differing_rows, emit
 from waldelta_airflow.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
-_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "discard", "release", "repair")
+_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "discard", "release", "repair", "due")
 _NOTHING = ("", "None", "False", "[]")
-_CHECK, _REPORT = "check", "report"
+_CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 
 
 class WaldeltaJobOperator(BaseOperator):
@@ -85,6 +85,8 @@ class WaldeltaJobOperator(BaseOperator):
         self._done = result.document
         if self.stage in (None, _REPORT):
             emit(self.pipeline.pipeline, result.document)
+        elif self.stage == _RECONCILE:  # there is no report when a target differs
+            emit(self.pipeline.pipeline, result.document, differing_rows)
         result.require(self.stage)
         return result.summary()
 
@@ -252,7 +254,9 @@ class CopyAgainOperator(TriggerDagRunOperator):
         if task.get_dr_count(dag, states=["queued", "running"]):
             raise AirflowSkipException(f"to be copied again: {listed}; a run of {dag} is under way already")
         self.log.info("to be copied again: %s", listed)
-        self.conf, self.trigger_run_id = {"tables": tables}, f"copy_again__{context['dag_run'].run_id}"
+        # When that run begins, another one may have copied some.
+        self.conf = {"tables": tables, "due": True}
+        self.trigger_run_id = f"copy_again__{context['dag_run'].run_id}"
         super().execute(context)
 
     def _tables(self, context: Context) -> list[str]:

@@ -24,6 +24,7 @@ Copies tables into the lake, through the publication's filter and columns. The s
 
 - **tables**: which ones to copy, as `schema.table`; empty: all that were never copied completely.
 - **reason**: kept in the ledger beside the copy.
+- **due**: of these, only tables that get no changes until they are copied.
 - Runs named `copy_again__…` were triggered by `{name}_cdc`, for tables that have to be copied again. Keep this DAG unpaused.
 - *If it fails*: a table whose copy broke starts again with the next attempt, finished ones don't.
 """,
@@ -63,8 +64,9 @@ back. Who triggered the run is recorded with it.
   they were) for good; `release` lets everything that has landed for the tables pass their `stop` gates, with the next run of `{name}_cdc`.
 - **tables**: which ones; `release` needs them.
 - **rows**: ids of single rows, for `discard`; with another action the run fails at once, and nothing is tried again.
-- **reason**: kept in the ledger, with who.
-- *If it fails*: nothing was decided, or the tables that are named couldn't be read; run it again.
+- **reason**: kept with who.
+- *If it fails*: nothing was decided, or the tables that are named couldn't be read: run it again. After a `retry` the tables are checked
+  as a run's are: by `QualityFailed` the rows were put right, and an expectation isn't met.
 """,
     "reconcile": """\
 Compares whole targets with the source, while writers and `{name}_cdc` go on: PostgreSQL sums up hashes of its rows as a snapshot

@@ -34,6 +34,7 @@ def _text(description: str) -> Param:
 
 
 _TABLES = _listed("tables to copy, as schema.table; empty: all that were never copied completely")
+_DUE = Param(False, type="boolean", description="of these, only tables that get no changes until they are copied")
 _COMPARED = _listed("tables to compare, as schema.table; empty: all that get changes")
 _REPAIR = Param(False, type="boolean", description="read the rows that differ again, and put them right in the target")
 _REASON = _text("why; kept in the ledger")
@@ -133,7 +134,7 @@ def _setup(job: _Job) -> DAG:
 
 
 def _initial_sync(job: _Job) -> DAG:
-    return _copies(job, "initial_sync", "sync")
+    return _copies(job, "initial_sync", "sync", {"due": _DUE}, {"due": "{{ params.due }}"})
 
 
 def _resync(job: _Job) -> DAG:

@@ -290,6 +290,20 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
         look(job)
 
 
+def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
+    """Removed, or put back to an earlier day: its batches would be numbered anew, and targets take them for applied."""
+    database.execute("insert into t values (1, 'landed')")
+    drain(spark, job)
+    folder = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES))
+    folder.rename(folder.with_name("saved"))
+    database.execute("insert into t values (2, 'waits')")
+    for verb in (look, partial(drain, spark)):
+        with pytest.raises(SlotGap, match=r"ends at batch 0, but batch 1 had landed .* bring it back, or run resync"):
+            verb(job)
+    folder.with_name("saved").rename(folder)
+    assert [batch.batch for batch in drain(spark, job).batches] == [2]
+
+
 def test_another_server_is_refused(spark, database, job):
     """Positions of one server mean nothing on another."""
     moves = job.ledger.slot_moves()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
+from spark_jobs.table_profile import profile_here
 
 pytestmark = pytest.mark.spark
 
@@ -75,21 +77,34 @@ def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
 
 
 def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
-    """What a deletion vector took away is no new row; what a RESTORE gives back is, in a file that was there."""
-    uri = str(tmp_path)
+    """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector away."""
+    uri, target = str(tmp_path), f"delta.`{tmp_path}`"
     with_vectors = {"delta.enableDeletionVectors": "true"}
-    spark.range(0, 1000, 1, 1).selectExpr("id as k").write.format("delta").options(**with_vectors).save(uri)
-    spark.sql("select 5L as k").coalesce(1).write.format("delta").mode("append").save(uri)
-    with_first = f"delta.`{uri}`"
-    spark.sql(f"delete from {with_first} where k = 5")
-    spark.sql("select 5L as k").coalesce(1).write.format("delta").mode("append").save(uri)
-    spark.sql(f"delete from {with_first} where k = 7")
+    first = spark.range(0, 1000, 1, 1).selectExpr("id as k", "'a' as tag")
+    first.write.format("delta").options(**with_vectors).save(uri)
+    spark.sql("select * from values (5L, 'b'), (2000L, 'b') as t(k, tag)").coalesce(1).write.format("delta").mode(
+        "append"
+    ).save(uri)
+    spark.sql(f"delete from {target} where k = 5 and tag = 'a'")
 
     def found(known, version):
         frame = spark.read.format("delta").option("versionAsOf", version).load(uri)
         key = IntegerKey.open(uri, version, "k")
         return find_duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
 
-    assert [found(2, 3), found(3, 4), found(0, 1)] == [0, 0, 2]
-    spark.sql(f"restore table {with_first} to version as of 1")
-    assert [found(2, 5), found(4, 5)] == [2, 2]
+    assert len(list(tmp_path.glob("deletion_vector*"))) == 1
+    assert [found(0, 1), found(2, 2)] == [2, 0]
+    spark.sql(f"restore table {target} to version as of 1")
+    assert found(2, 3) == 2
+    assert profile_here(DeltaTable(uri), [("tag", False)]) is None
+
+
+def test_a_composite_key_is_compared_by_its_first_column(spark, tmp_path):
+    """Where that is an integer; rows of other files aren't looked at."""
+    uri = str(tmp_path)
+    for keys in ("(1L, 'a'), (2L, 'a')", "(10L, 'a'), (10L, 'b')", "(2L, 'b'), (2L, 'a')"):
+        spark.sql(f"select * from values {keys} as t(k, w)").coalesce(1).write.format("delta").mode("append").save(uri)
+    key, frame = IntegerKey.open(uri, 2, "k"), spark.read.format("delta").load(uri)
+    assert key.written_since(1).rows_in_question(frame).count() == 3
+    assert find_duplicate_keys(key.written_since(1).rows_in_question(frame), ["k", "w"]) == DuplicateKeys(2, ("2, a",))
+    assert key.written_since(2).rows_in_question(frame).count() == 0

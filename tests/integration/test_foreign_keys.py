@@ -8,10 +8,12 @@ import pytest
 
 from spark_jobs.flow import consume, run_validate
 from spark_jobs.maintain import run_maintain
+from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.expectation_results import read_expectation_results
 from waldelta.foreign_keys import read_foreign_keys
+from waldelta.locks import target_lock
 from waldelta.server import read_oldest_xid
 from waldelta.watermark import uri_of
 
@@ -116,6 +118,14 @@ def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
     result = consume(spark, replace(job, run_id="filtered"))
     assert results(lake, "filtered") == {("public.person", "person_boss_fkey"): HELD}
     assert result.status == "succeeded"
+    database.execute("insert into person values (4, null, null, 3); insert into trip values (3, 3, '2026-01-01')")
+    with target_lock(job, "public.trip"), pytest.raises(RunFailed, match=r"public\.trip"):
+        consume(spark, replace(job, run_id="kept away"))
+    run_validate(spark, replace(job, run_id="behind"))
+    assert results(lake, "behind") == {("public.stop", "stop_a_b_fkey"): HELD}
+    of_person = [r for r in read_expectation_results(lake) if (r.run_id, r.table_name) == ("behind", "public.person")]
+    (told,) = [text for text in of_person[0].not_checked if "person_boss_fkey" in text]
+    assert told.endswith("public.person has got a batch that not all targets have got")
 
 
 def test_partitioned_tables(spark, database, lake):

@@ -142,18 +142,26 @@ def test_messages_within_streamed_transactions(spark, database, lake):
     assert_same(spark, job, database)
 
 
-def test_messages_that_landed_before_a_run_died_are_written_by_the_next(spark, database, lake):
-    """A look sees that they wait, though the slot has nothing new."""
+def test_messages_that_landed_before_a_run_died_are_written_by_the_next(spark, database, lake, monkeypatch):
+    """A look sees that they wait, though the slot has nothing new. So are those that land until it has their lock."""
     job = make_job(database, lake, {"messages": True})
     database.execute(emit(False, "beat", "1"))
     database.execute(emit(True, "in", "2"))
     drain(spark, job)
     assert look(job).reason == "landed changes wait for the table of messages"
-    write_messages(spark, job)
-    assert messages(spark, job) == [("beat", b"1", False), ("in", b"2", True)]
+
+    def landed_meanwhile(job, real=messages_module.messages_lock):
+        database.execute(emit(True, "in", "3"))
+        drain(spark, job)
+        return real(job)
+
+    monkeypatch.setattr(messages_module, "messages_lock", landed_meanwhile)
+    assert write_messages(spark, job) == 2
+    assert messages(spark, job) == [("beat", b"1", False), ("in", b"2", True), ("in", b"3", True)]
+    monkeypatch.undo()
     assert drain(spark, job).batches == []
     write_messages(spark, job)
-    assert len(messages(spark, job)) == 2
+    assert len(messages(spark, job)) == 3
 
 
 def test_only_what_did_not_arrive_by_replication(spark, database, lake):

@@ -18,6 +18,12 @@ from tests.fix_postgres import new_database
 from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from tests.seeds import is_long
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    read_expectation_results,
+)
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
@@ -372,8 +378,14 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     assert (row.status, row.lacking, row.source_rows, row.repaired) == ("equal", 2, 998, 0)
     # The repair takes what is quarantined along, and goes on leaving out what was discarded.
     target(pipeline).delete("day = '2024-01-07'")
+    counted = ExpectationResult(
+        now(), "r", "public.t", ALL_VALUES_KNOWN, "m", "warning", "pipeline", False, None, None, 1
+    )
+    append_expectation_results(pipeline.file.target.root, [counted])
     row = reconcile(spark, pipeline, "repair", repair=True)["t"]
     assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
+    # What a check had counted is told anew.
+    assert [row.success for row in read_expectation_results(pipeline.file.target.root)] == [False, True]
     row = reconcile(spark, pipeline, "repaired")["t"]
     assert (row.status, row.lacking, row.source_rows) == ("equal", 1, 999)
     write_deltalake(target(pipeline), foreign, mode="append")

@@ -17,7 +17,16 @@ from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import ConfigError, TransactionsStillOpen
+from waldelta import ledger_table
+from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    read_expectation_results,
+    told_unknown,
+)
 from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
@@ -228,9 +237,16 @@ def test_a_discarded_row(spark, database, job):
     """The target lacks it for good, whatever its key is by then: what changes it finds no row, and a new row at its key is a new row."""
     quarantine_rows(spark, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
+    root = job.pipeline.target.root
+    append_expectation_results(root, [ExpectationResult(
+        now(), "check", "public.t", ALL_VALUES_KNOWN, VALUES_KNOWN, "warning", "pipeline", False, told_unknown(3), None, 1
+    )])  # fmt: skip
     done = discard_quarantined(replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests")
     assert [(row["key"]["id"], row["by"]) for row in done] == [("1", "Ann"), ("2", "Ann")]
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
+    # What a check had told of them is told anew.
+    last = read_expectation_results(root)[-1]
+    assert (last.run_id, last.success, last.observed, last.version) == ("away", False, told_unknown(1), None)
     database.execute("update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')")
     database.execute("update t set id = 21 where id = 1")
     counts = run(spark, job, "second")
@@ -352,7 +368,11 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
     with pytest.raises(ConfigError, match=r"no target is fed by public\.other"):
         list_quarantined(job, ["public.other"])
-    done = run_retry(spark, replace(job, run_id="retry"), ["public.t"], by="Ann", reason="back")
+    checked = job.pipeline.model_copy(update={"quality": job.pipeline.quality.model_copy(update={"enabled": True})})
+    done = run_retry(spark, replace(job, run_id="retry", pipeline=checked), ["public.t"], by="Ann", reason="back")
+    assert done.passed == ["public.t"]
+    known = {row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)}
+    assert (known[ALL_VALUES_KNOWN], len(known) > 1) == (True, True)
     last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
     assert last.reason.endswith("quarantine --retry by Ann: back")
@@ -429,27 +449,37 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
 
 
-def test_a_killed_run_whose_rows_the_next_one_finds_whole(spark, database, job, monkeypatch):
-    """With later batches beside it nothing is incomplete any more: what was told is taken back."""
+@pytest.mark.parametrize("fate", ["killed", "slept"])
+def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, database, job, monkeypatch, fate):
+    """With later batches beside it nothing is incomplete any more: what was told is taken back, and isn't told any more."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
     sync(spark, job)
     database.execute("update t set a = 'x'")
     drain(spark, job)
     database.execute("delete from t")
 
-    class Killed(BaseException):
-        pass
-
     def killed(*_):
         raise Killed
 
+    def slept(*args, real=ledger_table.write_deltalake, **options):
+        monkeypatch.undo()
+        database.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+        )
+        run(spark, job, "the next")
+        real(*args, **options)
+
     from spark_jobs.apply import apply
 
-    monkeypatch.setattr("spark_jobs.apply._merge", killed)
-    with pytest.raises(Killed):
-        apply(spark, job)
-    monkeypatch.undo()
-    run(spark, job)
+    if fate == "killed":
+        monkeypatch.setattr("spark_jobs.apply._merge", killed)
+        with pytest.raises(Killed):
+            apply(spark, job)
+        monkeypatch.undo()
+        run(spark, job)
+    else:
+        monkeypatch.setattr(ledger_table, "write_deltalake", slept)
+        assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
     assert (told(job), target_rows(spark, job)) == ([], [])
 
 

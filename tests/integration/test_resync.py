@@ -83,4 +83,8 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, dat
     monkeypatch.setattr("spark_jobs.snapshot_diff.fault_point", late)
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
+    # One that finds nothing is committed too: else such a copy would come in its place, and nobody hear of it.
+    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    committed = DeltaTable(uri_of(job, "public.t")).transaction_version(f"{job.slot_identity().app_id}:sync:public.t")
+    assert (copied.diff.written, committed // 1000) == (0, copied.generation)
     assert is_equal(spark, job)

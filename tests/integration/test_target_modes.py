@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from threading import current_thread
 
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs import copy_states
 from spark_jobs.apply import apply
 from spark_jobs.compare import compare_target
 from spark_jobs.drain import drain
@@ -97,7 +99,7 @@ def check_intervals(rows):
 
 
 @pytest.mark.usefixtures("compiled")
-def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, where_decoded):
+def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, where_decoded, monkeypatch):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()
     with database.connect(autocommit=True) as connection:
@@ -134,7 +136,12 @@ def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, whe
         }
         for _ in range(10):
             workload.transaction()
+        # One after the other: a session has one transaction id and one userMetadata for all commits.
+        threads = set()
+        real = copy_states.tagged
+        monkeypatch.setattr(copy_states, "tagged", lambda *of: threads.add(current_thread().name) or real(*of))
         sync(spark, job, [f"public.{name}" for name in MODES])
+        assert len(threads) <= 1
         consume(spark, job)
         for lsn, then in sampled.items():
             assert as_of(held(job, "w1"), lsn) == then["w1"]

@@ -107,7 +107,7 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
 
 def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(spark, database, lake, monkeypatch):
     """Great Expectations would look at each for a second."""
-    monkeypatch.setattr("spark_jobs.flow._MOST_PAGES", 1)
+    monkeypatch.setattr("spark_jobs.quick_targets._MOST_PAGES", 1)
     database.execute("create table t(id int primary key); create table u(id int primary key, v int check (v > 0))")
     database.execute("insert into t values (1); insert into u values (1, 1)")
     file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})
@@ -116,3 +116,4 @@ def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(spark, da
     assert result.report is None
     told = read_expectation_results(lake)
     assert {(r.table_name, r.success) for r in told} == {("public.t", True), ("public.u", True)}
+    assert {of[-1].whole for of in JudgedSuites(lake).latest(["public.t", "public.u"]).values()} == {True}

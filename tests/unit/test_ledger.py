@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
@@ -129,6 +130,40 @@ def test_who_comes_too_late_adds_nothing(ledger):
     assert [c.batch for c in ledger.batches()] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "late, newest, refused",
+    [
+        ("failed", "succeeded", True),
+        ("failed", "running", True),  # its next stage is to come
+        ("failed", "failed", True),
+        ("succeeded", "running", True),
+        # While the earlier one did the work, the later one met its locks.
+        ("succeeded", "failed", False),
+        ("running", "failed", False),
+    ],
+)
+def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, newest, refused):
+    """One that slept while the next did its work ends after that, and mostly fails; told before that, it hides nothing."""
+    earlier, later = (replace(run("r"), begun=ledger.begin_run("r", "consume"), changes=n) for n in range(2))
+    ledger.append_run(replace(earlier, status="failed"))
+    ledger.append_run(replace(later, status=newest))
+    with pytest.raises(LateWriter, match="began later") if refused else nullcontext():
+        ledger.append_run(replace(earlier, status=late))
+    assert ledger.run_result("r").status == (newest if refused else late)
+
+
+def test_a_clock_that_is_behind_makes_no_attempt_an_earlier_one(ledger):
+    """Whoever begins has seen what was told of the run; of other runs, and other verbs, nothing is asked."""
+    ledger.append_run(run("r", now() + DAY, status="failed"))
+    for status in ("running", "succeeded"):
+        begun = ledger.begin_run("r", "consume")
+        ledger.append_run(replace(run("r", now(), status=status), begun=begun))
+    assert ledger.run_result("r").status == "succeeded"
+    ledger.append_run(replace(run("r", verb="replay"), begun=OLD))
+    ledger.append_run(replace(run("other"), begun=OLD))
+    assert [row.verb for row in ledger.runs()] == ["consume"] * 3 + ["replay", "consume"]
+
+
 def test_reads_filter(ledger):
     """By slot and life, by run and verb, by newest; a long run id is found too."""
     long = "manual__" + "x" * 300
@@ -214,6 +249,10 @@ KEPT_MOVES = {
     "lives, whatever their age": (
         [move("creating", 1, OLD, incarnation=""), move("adopted", 1, OLD), move("dropped", 1, OLD)],
         [True, True, True],
+    ),
+    "the last batch's, behind which the slot moved on": (
+        [replace(move("intent", lsn, OLD), batch=batch) for lsn, batch in ((1, 1), (2, 2), (3, None), (9, None))],
+        [False, True, False, True],
     ),
     "young intents": ([move("created", 1, OLD), move("intent", 2), move("intent", 3)], [True, True, True]),
 }  # fmt: skip

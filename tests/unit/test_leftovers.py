@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.unit.test_ledger import NOON, OLD
 from waldelta.expectation_results import (
     ExpectationResult,
@@ -14,8 +16,9 @@ from waldelta.expectation_results import (
     prune_expectation_results,
     read_expectation_results,
 )
+from waldelta.lake import local_path, remove_empty_log
 from waldelta.ledger_rows import now
-from waldelta.leftovers import Leftover, find_leftovers, staging_folder, take_over
+from waldelta.leftovers import Leftover, find_leftovers, staged_for, staging_folder, take_over
 
 DAY = timedelta(days=1)
 
@@ -63,8 +66,36 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
     for name in tables:
         both = name in ("public.a", "public.a-1")
         mine = [folders[name], f"{folders[name]}-fills"] if both else [folders[name]]
-        assert sorted(take_over(lake, name)) == mine
-        assert take_over(lake, name) == []
+        fenced = []
+        assert (
+            sorted(take_over(lake, name, lambda name=name, fenced=fenced: fenced.extend(staged_for(lake, name))))
+            == mine
+        )
+        assert sorted(fenced) == mine
+        assert take_over(lake, name, lambda: pytest.fail("nothing is left to be kept out")) == []
+
+
+@pytest.mark.parametrize(
+    "held, stays",
+    [
+        ([], False),
+        ([".00000000000000000000.json.8a3b.tmp", "_commits/x"], False),
+        (["00000000000000000000.json"], True),
+        # Whose older entries are gone.
+        (["00000000000000000007.checkpoint.parquet", "_last_checkpoint"], True),
+        (["_last_checkpoint"], True),
+    ],
+)
+def test_a_log_that_holds_nothing_is_removed(lake, held, stays):
+    """And no other, whatever of it is left: it is all that says which rows there are."""
+    folder = local_path(lake) / "t" / "_delta_log"
+    for name in held:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_empty_log(f"{lake}/t")
+    assert folder.exists() == stays
+    assert [name for name in held if (folder / name).exists()] == (held if stays else [])
 
 
 def test_old_results_of_expectations_go(lake):

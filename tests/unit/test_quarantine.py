@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
 
+from waldelta.errors import LateWriter
 from waldelta.ledger_rows import now
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import (
@@ -49,6 +51,47 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
     assert quarantine.open_counts({NAME: 3}) == {}
 
 
+WRITES = {
+    "a batch's rows": lambda quarantine, check: quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "a", 4)], check),
+    "a replay's, or a person's": lambda quarantine, check: quarantine.add([row(QUARANTINED, "a", 3)], check),
+    "nothing": lambda quarantine, check: quarantine.forget(NAME, 1, 3, check),
+}
+MEANWHILE = {
+    "told": lambda quarantine: quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 5)]),
+    "had nothing to tell": lambda quarantine: quarantine.forget(NAME, 1, 3, lambda: None),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_run_that_slept_since_it_asked_writes_nothing(lake, write, meanwhile, is_first):
+    """The next one has told the batches, and more: its rows would go, or be open again."""
+    quarantine, holders = Quarantine(lake), ["sleeper"]
+    if not is_first:
+        quarantine.add([row(QUARANTINED, "a", 2)])
+
+    def check():
+        if holders != ["sleeper"]:
+            raise LateWriter("it is another run's")
+        holders[:] = ["next"]
+        meanwhile(quarantine)
+
+    with pytest.raises(LateWriter, match="another run's"):
+        write(quarantine, check)
+    expected = [] if is_first else [(QUARANTINED, "a", 2)]
+    assert told(quarantine) == expected + [(RESOLVED, "a", 5)] * (meanwhile is MEANWHILE["told"])
+
+
+def test_rows_that_replace_others_come_last_though_a_clock_was_set_back(lake):
+    """On a machine whose clock is behind, a row that is resolved would go on being open."""
+    quarantine = Quarantine(lake)
+    quarantine.add([replace(row(QUARANTINED, "a", 3), at=now() + timedelta(days=1))])
+    quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "b", 4), row(RESOLVED, "b", 4), row(RESOLVED, "a", 4)])
+    assert told(quarantine) == [(QUARANTINED, "a", 3), (QUARANTINED, "b", 4), (RESOLVED, "b", 4), (RESOLVED, "a", 4)]
+    assert quarantine.open_counts({NAME: 1}) == {}
+
+
 def test_the_latest_row_of_a_key_counts():
     """A key is open while its row is neither in the target nor gone from the source."""
     rows = [row(QUARANTINED, "a", 1), row(REREAD, "b", 1), row(QUARANTINED, "c", 1), row(RESOLVED, "c", 2)]
@@ -87,6 +130,7 @@ def test_rows_that_came_without_a_value_are_counted(lake):
     quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), kept_out, old, other])
     quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
     assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
+    assert quarantine.unknown_counts({}) == {}
 
 
 def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from spark_jobs.result import RunResult, StageResult, TableResult
 from tests.bookkeeping import NOON, cut, minutes, pipeline, result, run
-from waldelta.expectation_results import IS_FRESH, REFERENCES_HOLD, append_expectation_results
+from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD, append_expectation_results
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, TableState
@@ -217,6 +217,10 @@ def gate(at, success, meaning="gate stop: amounts are positive"):
     return replace(result(at, "reread", "public.a", success, meaning=meaning), version=None)
 
 
+def unknown(at, success, version=None):
+    return replace(reference(at, success, "all values known", "day"), expectation=ALL_VALUES_KNOWN, version=version)
+
+
 KEY, CHECKED = result(minutes(1), "day", "public.a"), result(minutes(1), "day", "public.a", False, meaning="CHECK c")
 OTHERS = result(minutes(2), "night", "public.b")
 LATEST_CHECKS = [
@@ -233,6 +237,8 @@ LATEST_CHECKS = [
     ("nor is one counted that a later check didn't find", [replace(reference(minutes(0), False), run_id="r"), result(minutes(0), "r", "public.a"), KEY], (1, 0, 0)),
     ("nor one of the check that a later maintenance didn't find", [KEY, reference(minutes(1), False, run_id="day"), reference(minutes(2), True, "of c")], (2, 0, 0)),
     ("also while another table is checked in full", [KEY, reference(minutes(1.5), False), OTHERS, reference(minutes(2), True, "of c")], (2, 0, 0)),
+    ("rows that were discarded lack no value any more, and say nothing else", [KEY, reference(minutes(1), False), unknown(minutes(1), False, 1), unknown(minutes(2), True)], (3, 0, 1)),
+    ("until the table is checked again, or maintained", [unknown(minutes(0), False), KEY, unknown(minutes(2), False), reference(minutes(3), True)], (2, 0, 0)),
     ("one that couldn't be evaluated counts as that", [CHECKED, replace(CHECKED, at=minutes(2), success=None)], (1, 0, 0)),
 ]  # fmt: skip
 

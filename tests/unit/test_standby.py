@@ -152,7 +152,7 @@ def test_a_standby_that_restarted_is_waited_for(monkeypatch):
     """It replays again what had landed; WAL that the primary doesn't have either was lost for good."""
     identity = SlotIdentity("s", "1", 1, "0/1")
     log = SimpleNamespace(last_batch=lambda: 1, landed_end=lambda _: 1200)
-    job = SimpleNamespace(ledger=SimpleNamespace(furthest_lsn=lambda *_: 1200))
+    job = SimpleNamespace(ledger=SimpleNamespace(furthest_lsn=lambda *_: 1200, intended_batch=lambda *_: 1))
     monkeypatch.setattr("waldelta.recover.check_no_mismatch", lambda *_: None)
     monkeypatch.setattr("waldelta.recover.confirmed_lsn", lambda *_: Lsn(1200))
     with pytest.raises(StandbyAway, match="has replayed WAL up to 0/3E8 only") as away:

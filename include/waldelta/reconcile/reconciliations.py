@@ -115,7 +115,11 @@ class Reconciliations:
     def latest(self, tables: Collection[str] | None = None) -> dict[str, Reconciliation]:
         """The last answer that was found of each table, or of these, with the rows that differ; where there is none, why not."""
         found, _ = last_answers(self.history().to_pylist())
-        wanted = {name: (row["at"], row["run_id"]) for name, row in found.items() if tables is None or name in tables}
+        return self.in_full({name: row for name, row in found.items() if tables is None or name in tables})
+
+    def in_full(self, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Reconciliation]:
+        """Rows of the history, by table, with the rows that differ."""
+        wanted = {name: (row["at"], row["run_id"]) for name, row in answers.items()}
         if not wanted:
             return {}
         rows = self._read(pc.field("at").isin(pa.array([at for at, _ in wanted.values()], _UTC)))

@@ -69,9 +69,11 @@ class Compared:
         return tuple(f"{len(found):,} {what}" for found, what in counts if found)
 
 
-def read_compared(lake: Bookkeeping, tables: Collection[str]) -> Compared:
-    """How these tables compare: those that are still fed, since of others nobody asks."""
-    rows = _newest(lake.scan(Reconciliation, ("at", "table_name", "status", "version")))
+def read_compared(lake: Bookkeeping, tables: Collection[str], history: pa.Table | None = None) -> Compared:
+    """How these tables compare: those that are still fed, since of others nobody asks. ``history``, where somebody has read it."""
+    if history is None:
+        history = lake.scan(Reconciliation, ("at", "table_name", "status", "version"))
+    rows = _newest(history)
     found, attempts = last_answers(row for row in rows.to_pylist() if row["table_name"] in tables)
     answers = {name: row for name, row in found.items() if row["status"] in ANSWERS}
     differed = {name: row["at"] for name, row in answers.items() if row["status"] == DIFFERENT}

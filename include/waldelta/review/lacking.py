@@ -60,6 +60,13 @@ def read_by_id(lake: Bookkeeping, row_id: str) -> IncompleteRow | None:
     return next(iter(_rows(lake, chosen & (pc.field("key") == found["key"]), IncompleteRow.schema.names)), None)
 
 
+def read_since(lake: Bookkeeping, row: IncompleteRow) -> IncompleteRow | None:
+    """What was told last of its key behind a row of the quarantine, of the same copy; None when nothing was."""
+    chosen = (pc.field("table_name") == row.table_name) & (pc.field("key") == row.key)
+    chosen &= (pc.field("generation") == row.generation) & (pc.field("at") > pa.scalar(row.at, _UTC))
+    return next(reversed(_rows(lake, chosen)), None)
+
+
 def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
     """The first rows that a run found to lack values, oldest first, and how many there are."""
     chosen = pc.field("run_id") == run_id

@@ -122,8 +122,8 @@ def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 def read_latest_checks(lake: Bookkeeping, since: datetime | None, tables: Collection[str] = ()) -> dict[str, Check]:
     """What is known of each table's expectations, by table; of these ``tables`` also when it is older than ``since``.
 
-    That is the last word on each expectation of its last check, on foreign keys and freshness also maintenance's, and what gates have said
-    since then.
+    That is the last word on each expectation of its last check, on foreign keys and freshness also maintenance's, and what gates, and who
+    discarded rows, have said since then.
     """
     more = ("severity", "meaning", "expectation", "version")
     rows = _known(_read(lake, since, more))
@@ -144,7 +144,9 @@ def _known(rows: pa.Table) -> pa.Table:
     checks = _checked(rows)
     on_others = pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS)))
     # Whoever enters what was found does it with one time, of all tables.
-    of_maintenance = pc.and_(on_others, pc.invert(pc.is_in(_entered(rows), value_set=_entered(checks).unique())))
+    beside = pc.invert(pc.is_in(_entered(rows), value_set=_entered(checks).unique()))
+    # Who discards rows says anew what lacks values, and nothing else.
+    of_maintenance = pc.and_(pc.and_(on_others, beside), pc.is_valid(rows["version"]))
     checked, maintained = _newest(checks, rows), _newest(rows.filter(of_maintenance), rows)
     # Maintenance judges anew what the check before it found of these kinds: what it didn't find is gone.
     is_later = pc.fill_null(pc.greater(maintained, checked), False)

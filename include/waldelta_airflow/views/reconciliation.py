@@ -26,10 +26,11 @@ def reconciliation_page(
     """The last answer of each table, those that differ first, what attempts since then failed by, and all that was found in 30 days."""
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
     fed = fed_tables(lake)
-    latest = sorted(kept.latest(fed).values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
-    told = kept.history().to_pylist()
-    _, attempts = last_answers(row for row in told if row["table_name"] in fed)
-    history = [row for row in told[::-1] if row["at"] >= at - _HISTORY][:_MOST_TOLD]
+    scanned = kept.history()
+    told = scanned.to_pylist()
+    answers, attempts = last_answers(row for row in told if row["table_name"] in fed)
+    latest = sorted(kept.in_full(answers).values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
+    history = [row for row in told[::-1] if row["at"] >= at - _HISTORY]
     return render(
         "reconciliation.html",
         base,
@@ -38,9 +39,10 @@ def reconciliation_page(
         here="reconciliation",
         latest=latest,
         attempts=attempts,
-        compared=read_compared(lake, fed),
+        compared=read_compared(lake, fed, scanned),
         different=[row for row in latest if row.status == DIFFERENT],
-        history=history,
+        history=history[:_MOST_TOLD],
+        more_history=max(0, len(history) - _MOST_TOLD),
         may_repair=may_repair,
         asked=asked,
         dag=reconcile_dag(pipeline.pipeline),

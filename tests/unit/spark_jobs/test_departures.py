@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.departures import bounds_of, find_departures
 from spark_jobs.expectation_suite import departures, is_judged, plan_suite
-from spark_jobs.table_profile import profile_here
+from spark_jobs.table_profile import profile_by_values, profile_here
 from tests.unit.spark_jobs.test_expectation_suite import HELD, ID, state
 from waldelta.profiles import ColumnProfile, Profile, Profiles
 from waldelta.quality_options import Drift
@@ -102,6 +103,35 @@ def test_a_source_without_drift_is_quiet():
         told += bool(find_departures((int(rows), [now]), "columns", before.columns))
         history.append(profile(int(rows), now))
     assert told == 0
+
+
+def test_what_only_full_checks_measure_goes_back_farther():
+    """A mean that every fourth run has told of is judged as well as the row count."""
+    full, quick = column(**USUAL), column(nulls=0.1)
+    before = bounds_of([profile(1000, full if n % 4 == 0 else quick) for n in range(60)], WANTED)
+    found = find_departures((1000, [column(**USUAL | {"mean": 70.0})]), "columns", before.columns)
+    assert found == ["v: another mean"]
+
+
+def test_many_values_are_measured_batch_by_batch(tmp_path, monkeypatch):
+    """As NumPy says of all at once: numbers far from zero, nulls, what isn't finite, decimals, integers beyond a double."""
+    monkeypatch.setattr("spark_jobs.table_profile._ROWS_AT_ONCE", 7)
+    chance = random.Random(5)
+    values = [1e9 + chance.random() for _ in range(100)]
+    held = pa.table({
+        "f": pa.array([None, float("inf"), float("nan"), *values]),
+        "d": pa.array([None, None, None, *values], pa.float64()).cast(pa.decimal128(20, 6), safe=False),
+        "i": pa.array([None, None, None, *range(2**53, 2**53 + 100)], pa.int64()),
+        "s": pa.array([None, None, "x", *["y"] * 100]),
+    })  # fmt: skip
+    write_deltalake(str(tmp_path), held)
+    columns = [("f", True), ("d", True), ("i", True), ("s", False)]
+    rows, (f, d, i, s) = profile_by_values(DeltaTable(str(tmp_path)), columns)
+    assert (rows, f.nulls * rows, d.nulls * rows, s.nulls * rows) == pytest.approx((103, 1, 3, 2))
+    for one in (f, d):
+        assert (one.mean, one.least, one.most) == pytest.approx((np.mean(values), min(values), max(values)), abs=1e-5)
+        assert one.deviation == pytest.approx(np.std(values), abs=1e-5)
+    assert (i.least, i.mean) == (2.0**53, pytest.approx(2.0**53))
 
 
 def test_it_is_planned_before_it_says_anything():

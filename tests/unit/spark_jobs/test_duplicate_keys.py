@@ -85,7 +85,7 @@ def test_files_without_any_key_in_question_arent_read(tmp_path):
 
 def test_random_rewrites(tmp_path):
     """Of a target whose keys differed, as a set says, whatever was merged, deleted or compacted since."""
-    chance = random.Random(chosen_seed())
+    chance, told = random.Random(chosen_seed()), 0
     for number in range(8):
         uri, known = str(tmp_path / str(number)), 0
         for start in range(0, 400, 100):
@@ -104,7 +104,10 @@ def test_random_rewrites(tmp_path):
         table = DeltaTable(uri)
         keys = table.to_pyarrow_table()["k"].to_pylist()
         found = IntegerKey.open(uri, table.version(), "k").written_since(known).is_unique()
-        assert found is (len(set(keys)) == len(keys)), number
+        # Few keys that lie apart are left to Spark.
+        assert not found or len(set(keys)) == len(keys), number
+        told += found
+    assert told
 
 
 @pytest.mark.parametrize(("told", "lie"), [("min", 2), ("max", 2)])

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.flow import consume, run_stages, run_sync
+from spark_jobs.flow import consume, continued, run_stages, run_sync
 from spark_jobs.result import RunFailed, RunResult
-from waldelta.errors import ApplyError, StateError, SyncFailed
+from waldelta.errors import ApplyError, LockHeld, StateError, SyncFailed
 from waldelta.job import Job
 from waldelta.pipeline_file import PipelineFile
 from waldelta.source_bill import SourceBill
@@ -90,11 +90,25 @@ def test_a_stage_that_is_run_again_makes_later_results_void(job):
     assert set(json.loads(job.ledger.run_result("run").result)["stages"]) == {"land", "apply"}
 
 
+def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_the_run(job):
+    """Its locks were lost meanwhile, so that it fails; tasks, pages and a cleared run would go by that."""
+
+    def sleep(*_):
+        assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
+        raise LockHeld("lost")
+
+    run(job, only=["land"])
+    with pytest.raises(RunFailed):
+        run_stages(None, job, continued(job, "consume", fresh=False), dict.fromkeys(NAMES, sleep), ["apply"])
+    assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
+    assert continued(job, "consume", fresh=False).status == "succeeded"
+
+
 def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatch):
     """Also those of an attempt before, since a retry copies only what that left."""
     copied = iter(["public.a", "public.b"])
 
-    def sync(*_):
+    def sync(*_, **__):
         done = SimpleNamespace(table=next(copied), rows=1, version=3, verbatim=None, bill=SourceBill())
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 

@@ -180,7 +180,7 @@ def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
 def test_params(dags):
     """Params are typed, with defaults that are valid."""
     assert dags["shop_setup"].params.dump() == {"dry_run": False}
-    assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None}
+    assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None, "due": False}
     assert dags["shop_quarantine"].params.dump() == {"action": "retry", "tables": None, "rows": None, "reason": None}
     assert dags["shop_resync"].params.dump() == {"tables": None, "reason": None, "accept_server": None}
     assert dags["shop_reconcile"].params.dump() == {"tables": None, "repair": False, "reason": None}

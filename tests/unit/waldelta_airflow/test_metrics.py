@@ -11,13 +11,15 @@ import pytest
 import statsd
 from airflow.sdk.observability import stats
 
-from waldelta_airflow.metrics import emit, metrics_of
+from waldelta_airflow.metrics import differing_rows, emit, metrics_of
 
 AT = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DOCUMENT = {
     "verb": "consume", "changes": 12, "lag_bytes": 512, "as_of": (AT - timedelta(seconds=30)).isoformat(),
     "slot_after": {"retained_bytes": 4096}, "stages": {"land": {"seconds": 1.5}, "apply": {"seconds": 3}},
-    "tables": {"public.flights": {"inserted": 4, "updated": 2, "deleted": 1, "quarantined": 1}, 'public."odd.n"': {}},
+    "tables": {"public.flights": {"inserted": 4, "updated": 2, "deleted": 1, "quarantined": 1, "differing": 3},
+               'public."odd.n"': {}, "public.mended": {"updated": 5, "differing": 5}},
+    "passed": ["public.mended"],
     "failed_expectations": ["one"], "warned_expectations": ["two", "three"], "not_applied": [],
 }  # fmt: skip
 PAGE = (Path(__file__).parents[3] / "docs/signals.md").read_text()
@@ -36,6 +38,8 @@ def test_a_document_becomes_its_metrics():
         "waldelta.shop.consume.rows.public_flights.updated": 2,
         "waldelta.shop.consume.rows.public_flights.deleted": 1,
         "waldelta.shop.consume.rows.public_flights.quarantined": 1,
+        "waldelta.shop.consume.rows.public_mended.updated": 5,
+        "waldelta.shop.differing_rows.public_flights": 3,
         "waldelta.shop.consume.failed_expectations": 1,
         "waldelta.shop.consume.warned_expectations": 2,
     }
@@ -59,6 +63,12 @@ def test_the_page_lists_every_name():
 def test_what_isn_t_known_isn_t_told(change, absent):
     names = {metric.name for metric in metrics_of("shop", DOCUMENT | change, AT)}
     assert f"waldelta.shop.{absent}" not in names
+
+
+def test_what_differs_is_told_of_what_was_compared():
+    """Of a table that was repaired, that none does any more; of one without an answer nothing."""
+    found = {metric.name.rpartition(".")[2]: metric.value for metric in differing_rows("shop", DOCUMENT, AT)}
+    assert found == {"public_flights": 3, "public_mended": 0}
 
 
 @pytest.fixture

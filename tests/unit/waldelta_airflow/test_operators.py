@@ -82,6 +82,18 @@ def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
     assert not Path(result).exists(), "the result's folder is removed"
 
 
+def test_what_differs_is_measured_where_it_is_found(make_task, make_context, job, monkeypatch):
+    """That ends the task, and the report with all other metrics never comes."""
+    sent = []
+    monkeypatch.setattr("airflow.sdk.observability.stats.gauge", lambda name, value, tags: sent.append((name, value)))
+    stages = {"reconcile": {"status": "failed", "seconds": 1.0}}
+    result = {"verb": "reconcile", "status": "failed", "stages": stages, "tables": {"public.a": {"differing": 2}}}
+    job.does(result=result, exit=1)
+    with pytest.raises(TaskFailedForGood):
+        make_task("reconcile", "reconcile").execute(make_context())
+    assert sent == [("waldelta.shop.differing_rows.public_a", 2)]
+
+
 def test_secrets_travel_in_the_environment_only(make_task, make_context, job, caplog):
     """The job's environment holds the source and the Spark server's token, and nothing else of Airflow's."""
     caplog.set_level(logging.DEBUG)
@@ -484,7 +496,7 @@ def test_tables_left_to_a_copy_trigger_one_run(write_pipeline, make_context, cas
     if isinstance(end.value, DagRunTriggerException):
         assert end.value.trigger_dag_id == "shop_initial_sync"
         assert end.value.dag_run_id == f"copy_again__{run_id}"
-        assert end.value.conf == {"tables": ["public.a"]}
+        assert end.value.conf == {"tables": ["public.a"], "due": True}
 
 
 def test_a_run_that_recorded_nothing_leaves_nothing_to_copy(write_pipeline, make_context):

@@ -13,6 +13,7 @@ import pytest
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Release, Run, TableState, TargetCut, now
+from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
@@ -315,10 +316,18 @@ def decided(monkeypatch):
 OWN = {"sec-fetch-site": "same-origin"}
 
 
-def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages):
+def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monkeypatch):
     """Counts, positions, and of each row that differs its key, columns and both values; the overview leads to it."""
-    client = open_pages("op")
+    client, scanned, scan = open_pages("op"), [], LedgerTable.scan
+    monkeypatch.setattr(LedgerTable, "scan", lambda self, *a, **k: scanned.append(self.uri) or scan(self, *a, **k))
     text = client.get("/p/shop/reconciliation").text
+    assert sum(uri.endswith("/reconciliations") for uri in scanned) == 1
+    # Nothing was counted of a table that couldn't be compared, and the list says where it ends.
+    last = text[text.index("Last 30 days") :]
+    assert re.search(r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL)
+    assert "before" not in last
+    monkeypatch.setattr("waldelta_airflow.views.reconciliation._MOST_TOLD", 1)
+    assert "and 1 before" in client.get("/p/shop/reconciliation").text
     for part in ("12,345", "0/100000", "missing", "fine", "Repair the table that differs", "not compared", "null"):
         assert part in text, part
     assert "public.orders: other rows than the source has" in client.get("/").text
@@ -493,8 +502,11 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
         assert part in text, part
     assert "000ff0 " in text
     assert "001000 " not in text
-    Quarantine(shop.target.root).add([replace(row, status="discarded", at=now(), by="ann")])
-    assert client.get(page).status_code == 200
+    assert "target has" in text
+    Quarantine(shop.target.root).add([replace(row, status="discarded", at=now(), by="ann", reason="noise")])
+    text = client.get(page).text
+    assert re.search(r"discarded.*by ann: noise", text)
+    assert "target has" not in text
     assert client.get("/p/shop/quarantine/row/0000").status_code == 404
     assert open_pages(None).get(page).status_code == 404
 
