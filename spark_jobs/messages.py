@@ -18,6 +18,7 @@ from spark_jobs.attempts import once
 from spark_jobs.changes import read_changes
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import CommitTag
+from spark_jobs.target import plainly_typed
 from spark_jobs.task_error import is_conflict, named_error
 from waldelta.change_log import ChangeLog, commits, place_columns
 from waldelta.errors import ApplyError, LateWriter
@@ -79,7 +80,7 @@ def _append(
     segments = change_log.stream(done, last).segments
     uri, tag = messages_uri(job), CommitTag(messages_app_id(identity), last)
     writer = (
-        _messages(spark, change_log, segments)
+        plainly_typed(_messages(spark, change_log, segments))
         .write.format("delta")
         .mode("append")
         .option("txnAppId", tag.app_id)

@@ -160,7 +160,7 @@ def replace_target(
     user_metadata = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
     writer = _writer(frame, txn, user_metadata)
     if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
-        writer = _writer(_plainly_typed(frame), txn, user_metadata).option(option, "true")
+        writer = _writer(plainly_typed(frame), txn, user_metadata).option(option, "true")
     try:
         writer.save(uri)
     except Exception as err:
@@ -182,7 +182,7 @@ def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataF
     )
 
 
-def _plainly_typed(frame: DataFrame) -> DataFrame:
+def plainly_typed(frame: DataFrame) -> DataFrame:
     """The same columns, of types as SQL names them.
 
     A Connect client sends strings with an explicit collation, which would become part of the table's schema; delta-rs

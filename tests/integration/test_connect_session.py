@@ -20,7 +20,7 @@ from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.file_modes import open_to_others
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.watermark import uri_of
+from waldelta.watermark import messages_uri, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -172,6 +172,9 @@ with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo,
     source.execute("alter table t add column w text, add column l text[]")
     sync(spark, job, ["public.t"])
     source.execute("alter table t add column x text default 'd'; insert into t values (1, 'a', 'b', '{c}', 'e')")
+    source.execute("select pg_logical_emit_message(true, 'p', 'first')")
+    consume(spark, job)
+    source.execute("select pg_logical_emit_message(true, 'p', 'second')")
     consume(spark, job)
 """
 
@@ -179,7 +182,7 @@ with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo,
 def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, lake):
     """A Connect client sends strings with an explicit collation, which delta-rs doesn't know."""
     database.execute("create table t(id int primary key, v text); insert into t values (2, 'z')")
-    pipeline = pipeline_file(lake, f"s_{database.name}")
+    pipeline = pipeline_file(lake, f"s_{database.name}", options={"messages": True})
     job = bare_slot(database, pipeline)
     document = json.dumps(pipeline.model_dump(mode="json"))
     command, environment = [sys.executable, "-c", RESYNC, document], os.environ | {"SPARK_REMOTE": server.remote}
@@ -190,4 +193,6 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
     table = DeltaTable(uri_of(job, "public.t")).to_pyarrow_table().select(["id", "v", "w", "l", "x"])
     rows = [{"id": 1, "v": "a", "w": "b", "l": ["c"], "x": "e"}, {"id": 2, "v": "z", "w": None, "l": None, "x": "d"}]
     assert table.sort_by("id").to_pylist() == rows
+    messages = DeltaTable(messages_uri(job)).to_pyarrow_table(columns=["prefix", "content"]).to_pylist()
+    assert {(row["prefix"], row["content"]) for row in messages} == {("p", b"first"), ("p", b"second")}
     assert open_to_others(Path(uri_of(job, "public.t").removeprefix("file://"))) == []
