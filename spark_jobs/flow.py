@@ -171,7 +171,8 @@ def _check(
     quick = quick_targets(job, result, tables)
     # What was copied is all new: none of it is known from an earlier run.
     touched = () if result.verb == "sync" else quick
-    left = Left(versions, frozenset(quick), read_rules(job, result, tables, touched))
+    rules = read_rules(job, result, tables, touched)
+    left = Left(versions, frozenset(quick), rules, is_beside=result.verb == "quarantine")
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.add_check(report)
     result.passed = sorted(fine - set(report.failed_tables))

@@ -79,6 +79,8 @@ class Left:
     known: Known = field(default_factory=Known)
     # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
     is_upkeep: bool = False
+    # Runs may go on beside the check, and find more than it does.
+    is_beside: bool = False
 
     def rules_of(self, target: CheckedTarget) -> SourceRules:
         """What is known of a target's rows besides."""
@@ -149,7 +151,7 @@ def check(
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
     # A run judges what it has left while it is the only one; others look at all targets beside it, for long.
-    keep_report(ledger, report, known, states, None if left.versions else began)
+    keep_report(ledger, report, known, states, None if left.versions and not left.is_beside else began)
     return report
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from spark_jobs.flow import Stage, all_failures, check_stage, run_stages
+from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult, TableResult
@@ -41,8 +41,8 @@ def run_retry(
     """Read the quarantined rows of all targets, or of these, again; a table that can't be mended doesn't stop the others.
 
     The rows of a table that can't be read again stay in quarantine, and the failure names it. The others are checked, as a run's
-    are. ``by`` is who asked for it, by
-    default the user of this process; the ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
+    are, also those that an earlier attempt at this run put right. ``by`` is who asked for it, by default the user of this process; the
+    ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
     """
     by = by or current_user()
     again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
@@ -71,12 +71,15 @@ def run_retry(
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)
         result.not_applied = sorted(failures)
-        stage.detail = f"{sum(lacking[name] for name in result.tables)} rows of {len(result.tables)} tables put right"
+        stage.detail = (
+            f"{sum(lacking.get(name, 0) for name in result.tables)} rows of {len(result.tables)} tables put right"
+        )
         if failures:
             raise all_failures(failures)
 
     stages: dict[str, Stage] = {"retry": retry, "check": check_stage}
-    return run_stages(spark, job, RunResult("quarantine", job.run_id), stages, None)
+    earlier = continued(job, "quarantine", fresh=False)
+    return run_stages(spark, job, RunResult("quarantine", job.run_id, tables=dict(earlier.tables)), stages, None)
 
 
 def _retry(

@@ -93,8 +93,7 @@ class SyncResult:
     bill: SourceBill = field(default_factory=SourceBill)
     # Of a table that was mended: what differed, and was all that was written. None: it was copied as a whole.
     diff: RowDiff | None = None
-    # Why it was, though a diff was asked for.
-    whole: str | None = None
+    whole: str | None = None  # why it was, though a diff was asked for
     # Rows with a value that its column's type can't hold, where the copy has counted them.
     verbatim: int | None = None
 
@@ -113,7 +112,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class Order:
     """A table to be copied, why, and, where its rows are to be compared first, its copy before.
 
     ``known`` is what the ledger said of it when it was chosen. Whoever ``insists`` has it copied whatever became of it since.
@@ -125,9 +124,9 @@ class _Order:
     known: TableState | None
     insists: bool
 
-    def is_done(self, last: TableState | None) -> bool:
-        """Whether another run has done it meanwhile, of which ``last`` is the ledger's row."""
-        if self.insists or last is None or last.status != SYNCED:
+    def is_done(self, last: TableState | None, incarnation: str) -> bool:
+        """Whether another run has done it meanwhile, of which ``last`` is the ledger's row, in this life of the slot."""
+        if self.insists or last is None or (last.status, last.incarnation) != (SYNCED, incarnation):
             return False
         return self.known is None or (self.known.generation, self.known.status) != (last.generation, SYNCED)
 
@@ -173,7 +172,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
     def one(wanted: Target) -> None:
         try:
-            order = _Order(wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists)
+            order = Order(wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists)
             if (done := _sync_locked(spark, job, order, ledger_lock, settled)) is not None:
                 results.append(done)
         except WaldeltaError as err:
@@ -184,10 +183,11 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
     # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
     kept = [target for target in allowed if job.pipeline.target.mode_of(str(target.id)) != MIRROR]
-    alone = bool(formers) or any(keeps_rows(job, str(target.id), target.table.key_columns) for target in kept)
-    with ThreadPoolExecutor(1 if alone else TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
-        for future in [pool.submit(one, table) for table in sorted(allowed, key=lambda t: -t.table.size_bytes)]:
-            future.result()
+    alone = allowed if formers else [t for t in kept if keeps_rows(job, str(t.id), t.table.key_columns)]
+    with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+        list(pool.map(one, sorted((t for t in allowed if t not in alone), key=lambda t: -t.table.size_bytes)))
+    for target in alone:
+        one(target)
     if failures:
         raise SyncFailed(failures, results)
     close_gaps(job)
@@ -290,7 +290,7 @@ def _age(job: Job, holder: SnapshotHolder) -> int:
 def _sync_locked(
     spark: SparkSession,
     job: Job,
-    order: _Order,
+    order: Order,
     ledger_lock: threading.Lock,
     settled: Settled,
 ) -> SyncResult | None:
@@ -312,7 +312,7 @@ def _sync_locked(
     with target_lock(job, table_id) as lock:
         rows = job.ledger.table_rows(name)
         last, generation = next(reversed(rows), None), next_generation(rows)
-        if order.is_done(last):
+        if order.is_done(last, incarnation):
             log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
             return None
         if reason is None and last and last.status == NEEDS_SYNC:

@@ -177,7 +177,7 @@ def _asked_otherwise(connection: Connection, source: Source) -> Iterator[Source]
 
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
     """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL back."""
-    ledger.append(replace(move, at=now(), event="intent", batch=None))
+    ledger.append(replace(move, at=now(), event="intent"))
     fault_point("idle.intended")
     _advance(connection, slot, move.lsn)
     fault_point("idle.moved")

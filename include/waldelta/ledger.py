@@ -113,7 +113,7 @@ class Ledger:
             at = newest["at"] if newest is not None else None
             # Read again when another attempt has told something meanwhile.
             with suppress(LateWriter):
-                self._table(Run).append(asdict(row), Newest(at, _of_run(row.run_id, row.verb)))
+                self._table(Run).append(asdict(row), Newest(at, _of_run(row.run_id, row.verb), kept=False))
                 return
 
     def gaps(self, slot: str) -> list[Gap]:
@@ -217,7 +217,7 @@ class Ledger:
         return _build(kind, row) if row is not None else None
 
     def _newest_attempt(self, run_id: str, verb: str) -> dict[str, Any] | None:
-        found = self._table(Run).scan(["at", "begun", "status"], chosen=_of_run(run_id, verb)).to_pylist()
+        found = self._table(Run).scan(["at", "begun", "status"], chosen=_of_run(run_id, verb), kept=False).to_pylist()
         return found[-1] if found else None
 
     def _table(self, kind: type[Row]) -> LedgerTable:

@@ -50,10 +50,14 @@ _again_when_changed = tenacity.retry(
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Which row must still be the newest of those that a filter chooses (all: None): the one of ``at``, or none at all."""
+    """Which row must still be the newest of those that a filter chooses (all: None): the one of ``at``, or none at all.
+
+    ``kept``: see ledger_files.scan_sorted().
+    """
 
     at: datetime | None
     chosen: pc.Expression | None = None
+    kept: bool = True
 
 
 class LedgerTable:
@@ -98,7 +102,7 @@ class LedgerTable:
         table = self._open()
         if check is not None:
             check()
-        if after is not None and self._last_at(table, after.chosen) != after.at:
+        if after is not None and self._last_at(table, after) != after.at:
             raise LateWriter(f"{self.uri}: another run has written what this one was about to replace: run again")
         if table is None:
             self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
@@ -267,8 +271,10 @@ class LedgerTable:
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         return None if known else "merge"
 
-    def _last_at(self, table: DeltaTable | None, chosen: pc.Expression | None) -> datetime | None:
-        rows = [] if table is None else read_sorted(table, chosen, self._options)["at"].to_pylist()
+    def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
+        if table is None:
+            return None
+        rows = scan_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)["at"].to_pylist()
         return rows[-1] if rows else None
 
     def _behind(self, table: DeltaTable, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from waldelta.errors import ConfigError, StateError
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
@@ -25,6 +29,8 @@ from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
 from waldelta.watermark import Watermarks, check_same_copy
+
+log = logging.getLogger(__name__)
 
 
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -86,7 +92,17 @@ def discard_quarantined(
 
 
 def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
-    """Enter what a check would find now of rows that lack values, of tables that one has told of: no run may come for long that changes them."""
+    """Enter what a check would find now of rows that lack values, of tables that one has told of: no run may come for long that changes them.
+
+    The work is done by then: where it can't be entered, a warning in the log says so, and the tables' next check tells.
+    """
+    try:
+        _tell_unknown(job, tables)
+    except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
+        log.warning("what lacks values now isn't told of %s before the next check: %s", ", ".join(sorted(tables)), err)
+
+
+def _tell_unknown(job: Job, tables: Collection[str]) -> None:
     root, options = job.pipeline.target.root, job.storage_options
     states = _states(job, told_before(root, ALL_VALUES_KNOWN, tables, options))
     counts = Quarantine(root, options).unknown_counts({name: state.generation for name, state in states.items()})

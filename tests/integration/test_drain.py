@@ -199,6 +199,8 @@ def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, databas
     assert [b.batch for b in drained.batches] == [2]
     assert [b.transactions.inserts for b in drained.batches] == [1]
     assert change_log.landed(1).transactions.inserts == 1
+    # Who finds the log without the first one knows that it was there.
+    assert [move.batch for move in job.ledger.slot_moves() if move.event == "intent"] == [1, 2]
 
 
 @pytest.mark.parametrize("then", [False, True], ids=["switched on", "switched off"])

@@ -252,6 +252,14 @@ def test_the_last_word_on_each_expectation_counts(book, rows, counts):
     assert (check.expectations, check.failed, check.warnings) == counts
 
 
+def test_who_discards_rows_checks_nothing(book):
+    """The table's last check is as old as it was."""
+    for rows in ([KEY, unknown(minutes(1), False, 1)], [replace(unknown(minutes(2), True), run_id="discard")]):
+        append_expectation_results(book.root, rows)
+    check = read_latest_checks(book, None)["public.a"]
+    assert (check.at, check.run_id, check.warnings) == (minutes(1), "day", 0)
+
+
 def test_a_table_that_nothing_changes_keeps_its_verdict(book):
     """However long ago it was checked: a page that forgets what failed says that all is well."""
     append_expectation_results(book.root, [CHECKED, replace(KEY, table_name="public.b")])

@@ -131,7 +131,10 @@ def read_latest_checks(lake: Bookkeeping, since: datetime | None, tables: Collec
         old = _known(_read(lake, None, more, pc.field("table_name").isin(unknown)))
         others = rows.filter(pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string()))))
         rows = pa.concat_tables([others, old])
-    return {check.table_name: check for check in _checks(_last_of(rows, ("table_name", "meaning")), ("table_name",))}
+    rows = _last_of(rows, ("table_name", "meaning"))
+    # Who discards rows checks nothing: a table's check is as old as what it said of a version.
+    rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
+    return {check.table_name: check for check in _checks(rows, ("table_name",))}
 
 
 def _checked(rows: pa.Table) -> pa.Table:
