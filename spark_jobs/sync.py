@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -431,19 +431,20 @@ def _choose(
     spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None, *, insists: bool
 ) -> list[Target]:
     """The targets of these names; who doesn't insist on them gets those that are due a copy, of all where none is named."""
-    named = None if names is None else _named(names)
-    if not insists:
-        standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
-        fine = {found.table_name for found in due(standings, Due.FEED)}
-        return [t for t in targets if (named is None or t.id in named) and str(t.id) not in fine]
-    asked = named or set()
-    if unknown := sorted(asked - {target.id for target in targets}):
-        known = ", ".join(str(target.id) for target in targets) or "none"
+    named, published = None if names is None else _named(names), {target.id for target in targets}
+    # Who doesn't insist may come late: what the pipeline had once isn't a wrong name.
+    if unknown := sorted((named or set()) - published - (set() if insists else _named(job.ledger.table_states()))):
+        known = ", ".join(sorted(map(str, published))) or "none"
         raise ConfigError(f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have: {known}")
-    return [target for target in targets if target.id in asked]
+    chosen = [target for target in targets if named is None or target.id in named]
+    if insists:
+        return chosen
+    standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
+    fine = {found.table_name for found in due(standings, Due.FEED)}
+    return [target for target in chosen if str(target.id) not in fine]
 
 
-def _named(names: Sequence[str]) -> set[TableId]:
+def _named(names: Iterable[str]) -> set[TableId]:
     try:
         return {TableId.parse(name) for name in names}
     except ValueError as err:
@@ -484,9 +485,7 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
     ):
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
     if not same:
-        raise SnapshotLost(
-            f"{copied.id} was published in another way while it was copied, or left and returned: its copy starts again"
-        )
+        raise SnapshotLost(f"{copied.id} was published in another way while it was copied: its copy starts again")
 
 
 def _target_filter(job: Job, fed: Target) -> RowFilter | None:

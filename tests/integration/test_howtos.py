@@ -134,7 +134,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         "quarantine FILE --release --tables public.orders --reason TEXT --by NAME", "teardown FILE --orphans",
         "quarantine FILE --retry --tables public.orders",
         "replay FILE --interval-start 2026-01-31 --interval-end 2026-02-01 --tables public.orders",
-        "reconcile FILE --tables public.orders",
+        "reconcile FILE --tables public.orders", "sync FILE --tables public.orders --reason TEXT --due",
     ):  # fmt: skip
         shop.run(f"python -m spark_jobs {command.replace('FILE', FILE)}")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
