@@ -26,6 +26,7 @@ from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
 from spark_jobs.target import target_columns
+from spark_jobs.target_commit import take_over_for_copy
 from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, write_copy
 from waldelta.catalog import TableId
@@ -49,7 +50,6 @@ from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.ledger import next_generation
 from waldelta.ledger_rows import StorageState, TableState, now
-from waldelta.leftovers import take_over
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts
@@ -318,7 +318,7 @@ def _sync_locked(
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
         lock.check()
-        take_over(job.pipeline.target.root, name)
+        take_over_for_copy(spark, job, name, generation)
         begun = record(COPYING, generation, last, reason=reason)
         fault_point("sync.begun")
         try:

@@ -31,6 +31,7 @@ from waldelta.errors import LateWriter, SnapshotLost
 from waldelta.job import Job
 from waldelta.lake import sync_commit, sync_commits
 from waldelta.ledger_rows import Run, TableState, TargetCut
+from waldelta.leftovers import take_over
 from waldelta.watermark import apply_app_id, uri_of
 
 if TYPE_CHECKING:
@@ -59,6 +60,21 @@ def commit_equal(spark: SparkSession, job: Job, state: TableState, tag: CommitTa
     with tagged(spark, tag):
         spark.sql(void_statement(uri_of(job, state.table_name), column)).collect()
     return commit_untouched(spark, job, state)
+
+
+def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
+    """Remove what is staged for a target that is about to be copied, and fence who staged it.
+
+    A killed client's INSERT goes on in a Connect server. It reads nothing of the target, so Delta would let it commit beside the
+    copy, whose snapshot has its rows already; a commit of the table's properties is what makes it fail.
+    """
+    uri = uri_of(job, name)
+
+    def fence() -> None:
+        if DeltaTable.is_deltatable(uri, job.storage_options):
+            set_generation(spark, uri, generation)
+
+    take_over(job.pipeline.target.root, name, fence)
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,10 +120,3 @@ def change(shop: Shop) -> None:
 def clear(shop: Shop, run: DagRun) -> DagRun:
     shop.client.post(f"/dags/{run.dag_id}/dagRuns/{run.run_id}/clear", {"dry_run": False})
     return shop.client.wait(run.dag_id, run.run_id)
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.5)

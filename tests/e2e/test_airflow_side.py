@@ -19,9 +19,10 @@ import pytest
 from demo.airflow_client import DagRun
 from demo.stack import Stack
 from demo.stack.databases import AIRFLOW
-from tests.e2e.shop import CDC, NO_COPY, Shop, change, clear, make_shop, wait_until
+from tests.e2e.shop import CDC, NO_COPY, Shop, change, clear, make_shop
 from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -31,9 +31,9 @@ from tests.e2e.shop import (
     change,
     clear,
     make_shop,
-    wait_until,
 )
 from tests.mail_server import mail_server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

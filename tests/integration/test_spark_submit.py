@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from tests.waiting import wait_until
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta_airflow.operators import WaldeltaJobOperator
 
@@ -60,10 +60,3 @@ def arguments() -> list[list[str]]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_until(condition, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.05)

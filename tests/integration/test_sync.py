@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,6 +14,7 @@ from pyspark import TaskContext
 import spark_jobs.sync as sync_module
 from spark_jobs.sync import sync
 from tests.copies import before_rows
+from tests.waiting import wait_until
 from waldelta.catalog import TableId
 from waldelta.errors import (
     ConfigError,
@@ -26,9 +29,11 @@ from waldelta.errors import (
 from waldelta.job import Job
 from waldelta.lake import local_path, target_uri
 from waldelta.ledger_rows import SlotMove, TableState, now
+from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
+from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -468,3 +473,35 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
     ours = "select count(*) from pg_stat_activity where application_name like 'waldelta%%' and datname = %s"
     with psycopg.connect(database.server.conninfo(), autocommit=True) as admin:
         assert admin.execute(ours, (database.name,)).fetchone() == (0,)
+
+
+def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp_path):
+    """A killed client's INSERT reads nothing of the target, so that only the copy's own commit before it makes it fail."""
+    lake = lake_of(
+        "create table t (id int)",
+        "insert into t values (1)",
+        "create publication p for table t with (publish = 'insert')",
+    )
+    lake.sync()
+    uri, begun, copied = uri_of(lake.job, "public.t"), tmp_path / "begun", tmp_path / "copied"
+    Path(local_path(staging_folder(lake.job.pipeline.target.root, "public.t", 1, 1, "run-0"))).mkdir(parents=True)
+
+    def until_copied(batches):
+        begun.touch()
+        wait_until(copied.exists, timeout_s=120)
+        yield from batches
+
+    staged = str(tmp_path / "staged")
+    lake.frame("public", "t").coalesce(1).write.parquet(staged)
+    source = spark.read.parquet(staged)
+    late = source.mapInArrow(until_copied, source.schema)
+    with ThreadPoolExecutor(1) as pool:
+        insert = pool.submit(lambda: late.write.format("delta").mode("append").save(uri))
+        try:
+            wait_until(begun.exists)
+            lake.sync("public.t")
+        finally:
+            copied.touch()
+        with pytest.raises(Exception, match="DELTA_METADATA_CHANGED"):
+            insert.result()
+    assert lake.rows("t") == [(1,)]

@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.timeout import TimeoutPosix
 
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
+from tests.waiting import wait_until
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.spark_settings import driver_settings
@@ -314,13 +315,6 @@ def test_a_killed_task_takes_its_job_along(make_task, make_context, job, request
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def wait_until(condition, timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.02)
 
 
 def test_spark_submit_runs_all_stages_in_one_application(
