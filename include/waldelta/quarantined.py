@@ -6,7 +6,7 @@ import getpass
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from waldelta.expectation_results import (
     told_unknown,
 )
 from waldelta.job import Job
+from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
@@ -103,18 +104,32 @@ def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
 
 
 def _tell_unknown(job: Job, tables: Collection[str]) -> None:
-    root, options = job.pipeline.target.root, job.storage_options
-    states = _states(job, told_before(root, ALL_VALUES_KNOWN, tables, options))
-    counts = Quarantine(root, options).unknown_counts({name: state.generation for name, state in states.items()})
-    found = [(name, counts.get(name, 0)) for name in sorted(states)]
-    at, kind = now(), ALL_VALUES_KNOWN
-    results = [
-        ExpectationResult(
-            at, job.run_id, name, kind, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows), None, None
-        )
-        for name, rows in found
-    ]
-    append_expectation_results(root, results, options)
+    told = told_before(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
+    keep_unknown_told(job.ledger, job.run_id, dict.fromkeys(told))
+
+
+def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, int | None]) -> None:
+    """Enter how many rows of these tables lack values, where that isn't what was entered of them just now (``told``; None: nothing).
+
+    Counted once more behind each entry: somebody else may have told between the count and its entry, which is the last word then.
+    """
+    root, options, told = ledger.root, ledger.storage_options, dict(told)
+    while told:
+        states = ledger.table_states()
+        counts = Quarantine(root, options).unknown_counts({n: states[n].generation for n in told if n in states})
+        found = {name: counts.get(name, 0) for name, before in sorted(told.items()) if counts.get(name, 0) != before}
+        if not found:
+            break
+        at = now()
+        results = [
+            ExpectationResult(
+                at, run_id, name, ALL_VALUES_KNOWN, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows),
+                None, None,
+            )
+            for name, rows in found.items()
+        ]  # fmt: skip
+        append_expectation_results(root, results, options)
+        told |= found
 
 
 def current_user() -> str:
