@@ -139,8 +139,7 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             with ExitStack() as locks:
                 for table in leftover.tables:
                     locks.enter_context(target_lock(job, table))
-                remove_folder(leftover.uri)
-                removed += 1
+                removed += remove_folder(leftover.uri)
         except LockHeld as err:
             log.info("%s left for the next time: %s", leftover.uri, err)
     stage.detail = f"{removed} folders of staged changes removed"

@@ -67,7 +67,8 @@ def take_over(root: str, table_name: str, fence: Callable[[], None] | None = Non
 
     The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed.
     Should such a run have a statement start late, which would find the target at a version below its own and do again what has
-    been done, the statement fails, since its source is gone. One that began before is refused by Delta, as a conflict.
+    been done, the statement fails, since its source is gone. One that began before is refused by Delta, as a conflict. A folder
+    that can't be removed is told in the log, and the run goes on: nobody is known to be late.
     """
     found = staged_for(root, table_name)
     if found and fence is not None:
