@@ -83,8 +83,8 @@ def _recount_unknown(
     }
     held = {name: states[name].generation for name in told}
     counts = Quarantine(ledger.root, ledger.storage_options).unknown_counts(held)
-    if stale := [name for name, observed in told.items() if observed != told_unknown(counts.get(name, 0))]:
-        keep_unknown_told(ledger, report.run_id, dict.fromkeys(stale))
+    if any(observed != told_unknown(counts.get(name, 0)) for name, observed in told.items()):
+        keep_unknown_told(ledger, report.run_id, told)
 
 
 def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:

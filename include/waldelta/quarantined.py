@@ -20,7 +20,7 @@ from waldelta.expectation_results import (
     VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    told_before,
+    told_last,
     told_unknown,
 )
 from waldelta.job import Job
@@ -29,6 +29,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.standing import SYNCED
 from waldelta.watermark import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
@@ -104,20 +105,21 @@ def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
 
 
 def _tell_unknown(job: Job, tables: Collection[str]) -> None:
-    told = told_before(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
-    keep_unknown_told(job.ledger, job.run_id, dict.fromkeys(told))
+    told = told_last(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
+    keep_unknown_told(job.ledger, job.run_id, told)
 
 
-def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, int | None]) -> None:
-    """Enter how many rows of these tables lack values, where that isn't what was entered of them just now (``told``; None: nothing).
+def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
+    """Enter how many rows of these tables lack values, where that isn't what was told of them last (``told``).
 
     Counted once more behind each entry: somebody else may have told between the count and its entry, which is the last word then.
     """
     root, options, told = ledger.root, ledger.storage_options, dict(told)
     while told:
-        states = ledger.table_states()
-        counts = Quarantine(root, options).unknown_counts({n: states[n].generation for n in told if n in states})
-        found = {name: counts.get(name, 0) for name, before in sorted(told.items()) if counts.get(name, 0) != before}
+        # A copy that is under way, or failed, has left the target as it was.
+        held = {row.table_name: row.generation for row in ledger.table_rows() if row.status == SYNCED}
+        counts = Quarantine(root, options).unknown_counts({name: held[name] for name in told if name in held})
+        found = {name: counts.get(name, 0) for name in sorted(told) if told[name] != told_unknown(counts.get(name, 0))}
         if not found:
             break
         at = now()
@@ -129,7 +131,7 @@ def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, int | None
             for name, rows in found.items()
         ]  # fmt: skip
         append_expectation_results(root, results, options)
-        told |= found
+        told |= {name: told_unknown(rows) for name, rows in found.items()}
 
 
 def current_user() -> str:
