@@ -7,12 +7,20 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from spark_jobs.judged_before import Known
-from spark_jobs.verdict import QualityReport
-from waldelta.expectation_results import ExpectationResult, append_expectation_results, newest_versions
+from spark_jobs.verdict import QualityReport, TableVerdict
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    newest_versions,
+    told_unknown,
+)
 from waldelta.judged import Judged, JudgedSuites
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.profiles import Profile, Profiles
+from waldelta.quarantine import Quarantine
+from waldelta.quarantined import keep_unknown_told
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +39,7 @@ def keep_report(
     at = now()
     later = {} if since is None else newest_versions(ledger.root, since, ledger.storage_options)
     _record(ledger, report, at, later)
+    _recount_unknown(ledger, report, states, later)
     _keep_profiles(ledger, report, at)
     _keep_suites(ledger, report, at, (known, states))
     _log(report)
@@ -52,11 +61,30 @@ def _record(ledger: Ledger, report: QualityReport, at: datetime, later: Mapping[
             verdict.version,
             list(verdict.left_out) if outcome is verdict.outcomes[0] else None,
         )
-        for verdict in report.tables
-        if verdict.version is None or verdict.version >= later.get(verdict.table, 0)
+        for verdict in _last_words(report, later)
         for outcome in verdict.outcomes
     ]
     append_expectation_results(ledger.root, rows, ledger.storage_options)
+
+
+def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVerdict]:
+    return [v for v in report.tables if v.version is None or v.version >= later.get(v.table, 0)]
+
+
+def _recount_unknown(
+    ledger: Ledger, report: QualityReport, states: Mapping[str, TableState], later: Mapping[str, int]
+) -> None:
+    """Rows that lack values were counted when the check began: who has discarded or read some again since has told that already."""
+    told = {
+        verdict.table: outcome.planned.kwargs["observed"]
+        for verdict in _last_words(report, later)
+        for outcome in verdict.outcomes
+        if outcome.planned.type == ALL_VALUES_KNOWN
+    }
+    held = {name: states[name].generation for name in told}
+    counts = Quarantine(ledger.root, ledger.storage_options).unknown_counts(held)
+    if any(observed != told_unknown(counts.get(name, 0)) for name, observed in told.items()):
+        keep_unknown_told(ledger, report.run_id, told)
 
 
 def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:

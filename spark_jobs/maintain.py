@@ -25,6 +25,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
+from waldelta.quarantine import Quarantine
 from waldelta.saved import saved_upto
 from waldelta.standing import copies_under_way
 from waldelta.transactions import Prepared
@@ -133,14 +134,14 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     """Remove what killed runs had staged: by age, since a server may go on for a while, and never what may be in use."""
     root = job.pipeline.target.root
     known = {state.table_name for state in job.ledger.table_rows()}
-    removed = 0
+    quarantine, removed = Quarantine(root, job.storage_options), 0
     for leftover in find_leftovers(root, known, now() - _STAGED_FOR):
         try:
             with ExitStack() as locks:
                 for table in leftover.tables:
-                    locks.enter_context(target_lock(job, table))
-                remove_folder(leftover.uri)
-                removed += 1
+                    # As whoever takes the target over does: nothing tells the next run any more that somebody may be late.
+                    quarantine.fence(locks.enter_context(target_lock(job, table)).check)
+                removed += remove_folder(leftover.uri)
         except LockHeld as err:
             log.info("%s left for the next time: %s", leftover.uri, err)
     stage.detail = f"{removed} folders of staged changes removed"

@@ -106,12 +106,13 @@ def run_reconcile(spark: SparkSession, job: Job, order: Order, only: Collection[
     """
 
     def reconcile_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        work = _Work(spark, job, order, result)
+        began, work = now(), _Work(spark, job, order, result)
         try:
             _compare_all(work)
         finally:
             found = [work.found[name] for name in sorted(work.found)]
-            Reconciliations(job.pipeline.target.root, job.storage_options).add(found)
+            # Others may have compared, or repaired, one of many tables meanwhile.
+            Reconciliations(job.pipeline.target.root, job.storage_options).add(found, began)
             _tell(result, stage, found)
             result.report = _write_report(job, found)
         if work.failures:

@@ -93,7 +93,7 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
     if verb != _VOID:
         raise StateError(f"{name}: its Delta log doesn't tell whether its repair was committed: it is to be copied")
     before = _before(job, begun)
-    # A copy will have the same generation's number.
+    # Of a generation that no target was ever of: pruning keeps what is discarded, however old.
     keep_discarded(job, begun, [])
     job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
     log.warning("table=%s its repair hadn't been committed when it broke off: it is as it was before", name)

@@ -91,6 +91,11 @@ class TableResult:
         """Whether the run committed anything to the target."""
         return bool(self.inserted or self.updated or self.deleted or self.truncated or self.rows)
 
+    @property
+    def passed_by(self) -> bool:
+        """Whether it had changes of rows that the target hasn't got."""
+        return bool(self.skipped or self.quarantined or self.reread)
+
 
 def copy_result(copied: SyncResult) -> TableResult:
     """Of a table that was copied as a whole, or mended by the rows that differed."""

@@ -87,14 +87,14 @@ def read_expectation_results(root: str, storage_options: dict[str, str] | None =
     return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
 
 
-def told_before(
+def told_last(
     root: str, expectation: str, tables: Collection[str], storage_options: dict[str, str] | None = None
-) -> set[str]:
-    """Those of these tables of which such an expectation was ever told."""
+) -> dict[str, str | None]:
+    """What was observed last of such an expectation, by table; of those of these tables of which it was ever told."""
     named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
     chosen = (pc.field("expectation") == expectation) & named
-    rows = expectations_table(root, storage_options).scan(["table_name"], chosen=chosen)
-    return set(rows["table_name"].to_pylist())
+    rows = expectations_table(root, storage_options).scan(["table_name", "observed"], chosen=chosen)
+    return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
 
 
 def newest_versions(root: str, since: datetime, storage_options: dict[str, str] | None = None) -> dict[str, int]:

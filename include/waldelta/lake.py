@@ -252,9 +252,11 @@ def _unwritable(root: str, err: OSError) -> str:
 
 
 def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
-    """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is there."""
-    if part == 0:
-        remove_folder(folder)
+    """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is there (else TargetNotWritable)."""
+    if part == 0 and not remove_folder(folder):
+        raise TargetNotWritable(
+            f"{folder} can't be removed, and what it holds would be read along: see the log for why"
+        )
     files, path = _file_system(folder)
     files.create_dir(path)
     pq.write_table(table, f"{path}/part-{part}.parquet", filesystem=files)
@@ -266,15 +268,27 @@ def open_parquet(folder: str) -> ds.Dataset:
     return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS))
 
 
-def remove_folder(uri: str) -> None:
-    """Remove a folder and what is in it; nothing happens when it isn't there."""
+def remove_folder(uri: str) -> bool:
+    """Remove a folder and what is in it; whether it is gone, or wasn't there.
+
+    One that can't be removed is told in the log, and ends nobody's work: it is a leftover, which maintenance tries again.
+    """
     folder = local_path(uri)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    files, path = _file_system(uri)
-    if files.get_file_info(path).type != FileType.NotFound:
-        files.delete_dir(path)
+    try:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # as much of it as can be
+            if os.path.lexists(folder):
+                shutil.rmtree(folder)
+        else:
+            files, path = _file_system(uri)
+            if files.get_file_info(path).type != FileType.NotFound:
+                files.delete_dir(path)
+    except FileNotFoundError:  # somebody else has removed it meanwhile
+        return True
+    except OSError as err:
+        log.warning("%s can't be removed: %s", uri, err)
+        return False
+    return True
 
 
 def files_of(table: DeltaTable) -> pa.Table:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from waldelta.errors import TargetNotWritable
 from waldelta.lake import bookkeeping_uri, encode_segment, folders_in, list_folders, remove_folder
 
 log = logging.getLogger(__name__)
@@ -68,14 +69,19 @@ def take_over(root: str, table_name: str, fence: Callable[[], None] | None = Non
     The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed.
     Should such a run have a statement start late, which would find the target at a version below its own and do again what has
     been done, the statement fails, since its source is gone. One that began before is refused by Delta, as a conflict: with the
-    transaction id where the same is applied again, else with what it has read, or with what the fence commits.
+    transaction id where the same is applied again, else with what it has read, or with what the fence commits. Raises
+    TargetNotWritable for a folder that can't be removed: while it is there, nobody can be known to come too late.
     """
     found = staged_for(root, table_name)
     if found and fence is not None:
         fence()
     for uri in found:
         log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
-        remove_folder(uri)
+        if not remove_folder(uri):
+            raise TargetNotWritable(
+                f"{table_name}: {uri} can't be removed, and a late statement of another run could still apply it: make it "
+                "removable, or remove it; the next run goes on"
+            )
     return found
 
 

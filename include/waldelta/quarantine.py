@@ -203,6 +203,10 @@ class Quarantine:
         """Drop what others told of one copy's batches after ``after_batch``; a commit in any case, so that theirs fails."""
         self.replace(table_name, generation, after_batch, (), check)
 
+    def fence(self, check: Check) -> None:
+        """A commit that changes nothing: whoever asked ``check`` of replace() or add() before asks again, and writes nothing when it raises."""
+        self._table.replace((), "false", check)
+
     def add(self, rows: Sequence[IncompleteRow], check: Check | None = None) -> None:
         """Add rows behind all others, in one commit; ``check`` as of replace()."""
         self._table.extend(_in_order(rows), check=check)

@@ -6,7 +6,7 @@ import getpass
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -20,14 +20,16 @@ from waldelta.expectation_results import (
     VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    told_before,
+    told_last,
     told_unknown,
 )
 from waldelta.job import Job
+from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.standing import SYNCED
 from waldelta.watermark import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
@@ -103,18 +105,33 @@ def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
 
 
 def _tell_unknown(job: Job, tables: Collection[str]) -> None:
-    root, options = job.pipeline.target.root, job.storage_options
-    states = _states(job, told_before(root, ALL_VALUES_KNOWN, tables, options))
-    counts = Quarantine(root, options).unknown_counts({name: state.generation for name, state in states.items()})
-    found = [(name, counts.get(name, 0)) for name in sorted(states)]
-    at, kind = now(), ALL_VALUES_KNOWN
-    results = [
-        ExpectationResult(
-            at, job.run_id, name, kind, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows), None, None
-        )
-        for name, rows in found
-    ]
-    append_expectation_results(root, results, options)
+    told = told_last(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
+    keep_unknown_told(job.ledger, job.run_id, told)
+
+
+def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
+    """Enter how many rows of these tables lack values, where that isn't what was told of them last (``told``).
+
+    Counted once more behind each entry: somebody else may have told between the count and its entry, which is the last word then.
+    """
+    root, options, told = ledger.root, ledger.storage_options, dict(told)
+    while told:
+        # A copy that is under way, or failed, has left the target as it was.
+        held = {row.table_name: row.generation for row in ledger.table_rows() if row.status == SYNCED}
+        counts = Quarantine(root, options).unknown_counts({name: held[name] for name in told if name in held})
+        found = {name: counts.get(name, 0) for name in sorted(told) if told[name] != told_unknown(counts.get(name, 0))}
+        if not found:
+            break
+        at = now()
+        results = [
+            ExpectationResult(
+                at, run_id, name, ALL_VALUES_KNOWN, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows),
+                None, None,
+            )
+            for name, rows in found.items()
+        ]  # fmt: skip
+        append_expectation_results(root, results, options)
+        told |= {name: told_unknown(rows) for name, rows in found.items()}
 
 
 def current_user() -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_jobs.flow import consume, run_sync
 from spark_jobs.maintain import run_maintain
@@ -15,6 +17,9 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.expectation_results import read_expectation_results
 from waldelta.judged import JudgedSuites
+from waldelta.lake import local_path
+from waldelta.leftovers import staging_folder
+from waldelta.quarantine import Quarantine
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -69,7 +74,12 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
     run("third", "update t set v = 4 where id = 3")
     assert "1 of them in full" in night("mended")
     assert judged() == ("mended", True, True)
+    left = local_path(staging_folder(lake, "public.t", 1, 1, "killed"))
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
     assert "0 of them in full" in night("idle")
+    # What had staged that writes nothing of quarantined rows any more: see test_a_run_that_slept_since_it_asked_writes_nothing.
+    assert (left.exists(), DeltaTable.is_deltatable(Quarantine(lake).uri)) == (False, True)
     assert run("fourth", "insert into t values (12, 1)") == ["public.t", "public.u"]
     assert judged() == ("fourth", False, True)
 

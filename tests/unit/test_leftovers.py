@@ -7,16 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pytest
 
 from tests.unit.test_ledger import NOON, OLD
+from waldelta.errors import TargetNotWritable
 from waldelta.expectation_results import (
     ExpectationResult,
     append_expectation_results,
     prune_expectation_results,
     read_expectation_results,
 )
-from waldelta.lake import local_path, remove_empty_log
+from waldelta.lake import local_path, remove_empty_log, remove_folder, write_parquet
 from waldelta.ledger_rows import now
 from waldelta.leftovers import Leftover, find_leftovers, staged_for, staging_folder, take_over
 
@@ -73,6 +75,21 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
         )
         assert sorted(fenced) == mine
         assert take_over(lake, name, lambda: pytest.fail("nothing is left to be kept out")) == []
+
+
+def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, caplog):
+    """A late statement would find its source there. Nothing is written beside what it holds, which would be read along."""
+    stuck, other = (staging_folder(lake, "public.t", 1, batch, "killed") for batch in (7, 8))
+    stage(other, DAY, "net")
+    (tmp_path / "elsewhere").mkdir()
+    local_path(stuck).symlink_to(tmp_path / "elsewhere")  # which nobody may remove as a folder
+    with pytest.raises(TargetNotWritable, match="late statement"):
+        take_over(lake, "public.t")
+    assert stuck in staged_for(lake, "public.t")
+    assert f"{stuck} can't be removed: " in caplog.text
+    assert (remove_folder(stuck), remove_folder(other)) == (False, True)
+    with pytest.raises(TargetNotWritable, match="read along"):
+        write_parquet(stuck, pa.table({"a": [1]}))
 
 
 @pytest.mark.parametrize(

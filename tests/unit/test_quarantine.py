@@ -59,6 +59,7 @@ WRITES = {
 MEANWHILE = {
     "told": lambda quarantine: quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 5)]),
     "had nothing to tell": lambda quarantine: quarantine.forget(NAME, 1, 3, lambda: None),
+    "removed what is staged": lambda quarantine: quarantine.fence(lambda: None),
 }
 
 

@@ -102,8 +102,13 @@ class Reconciliations:
         self.uri = bookkeeping_uri(root, Reconciliation.table)
         self._table = LedgerTable(self.uri, Reconciliation.schema, storage_options)
 
-    def add(self, rows: Sequence[Reconciliation]) -> None:
-        """Add what one run found, in one commit."""
+    def add(self, rows: Sequence[Reconciliation], since: datetime | None = None) -> None:
+        """Add what one run found, in one commit.
+
+        ``since``: when it began. What another has answered since then of a later version of a target, or repaired, is the last word.
+        """
+        later = self.history(since).to_pylist() if since is not None and rows else []
+        rows = [row for row in rows if row.status == REPAIRED or not any(_is_behind(row, one) for one in later)]
         if rows:
             self._table.extend([asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)])
 
@@ -135,6 +140,18 @@ class Reconciliations:
 
     def _read(self, chosen: pc.Expression) -> list[Reconciliation]:
         return [_built(row) for row in self._table.read(chosen)]
+
+
+def _is_behind(row: Reconciliation, other: Mapping[str, Any]) -> bool:
+    """Whether an answer is of a version that was there before what the other one says."""
+    if (
+        other["table_name"] != row.table_name
+        or other["status"] not in ANSWERS
+        or None in (row.version, other["version"])
+    ):
+        return False
+    # A repaired one's version is that which was compared before.
+    return (other["version"], other["status"] == REPAIRED) > (row.version, False)
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:

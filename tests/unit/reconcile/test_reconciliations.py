@@ -41,6 +41,31 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {"public.t": "repaired"}
 
 
+MEANWHILE = {
+    "one of an earlier version": ("equal", 3, "different", 4, ("different", "this")),
+    "one of the same": ("equal", 4, "different", 4, ("different", "this")),
+    "one of a later version": ("equal", 5, "different", 4, ("equal", "other")),
+    "a repair of the same": ("repaired", 4, "different", 4, ("repaired", "other")),
+    "a repair of an earlier version": ("repaired", 3, "different", 4, ("different", "this")),
+    "a repair, and what this one has repaired": ("repaired", 5, "repaired", 4, ("repaired", "this")),
+    "no answer": ("failed", None, "different", 4, ("different", "this")),
+    "one of another table": ("other", 5, "different", 4, ("different", "this")),
+}
+
+
+@pytest.mark.parametrize("status, version, found, held, expected", MEANWHILE.values(), ids=MEANWHILE)
+def test_an_answer_of_before_what_another_run_has_entered_is_not_the_last_word(
+    tmp_path, status, version, found, held, expected
+):
+    """A run over many tables enters at its end what it found of the first."""
+    kept, began = Reconciliations(tmp_path.as_uri()), now()
+    table, status = ("public.u", "equal") if status == "other" else ("public.t", status)
+    kept.add([row("other", table, status, version=version)])
+    kept.add([row("this", status=found, version=held)], began)
+    last = kept.latest()["public.t"]
+    assert (last.status, last.run_id) == expected
+
+
 def test_the_last_answer_of_each_table_is_kept(tmp_path):
     """However old it is, as is the last attempt since; a table that nobody compares any more differs still."""
     kept = Reconciliations(tmp_path.as_uri())

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.flow import consume, continued, run_stages, run_sync
-from spark_jobs.result import RunFailed, RunResult
+from spark_jobs.flow import check_stage, consume, continued, run_stages, run_sync
+from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from waldelta.errors import ApplyError, LockHeld, StateError, SyncFailed
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    read_expectation_results,
+)
 from waldelta.job import Job
+from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.source_bill import SourceBill
 
@@ -126,3 +134,31 @@ def test_a_stage_that_isnt_there_is_refused(job):
     """The message lists the stages there are."""
     with pytest.raises(StateError, match="consume has no stage 'aply': its stages are land, apply, check, report"):
         consume(None, job, ["aply"])
+
+
+UNCHANGED = {
+    "a replay": ("replay", TableResult(version=3), True),
+    "a resync that found it equal": ("resync", TableResult(unchanged=5, version=3), True),
+    "a run with a change of a row that isn't there": ("consume", TableResult(skipped=1), True),
+    "a run with a row that is set aside": ("consume", TableResult(quarantined=1), True),
+    "a run without a change of it": ("consume", TableResult(version=3), False),
+    "a run that changed it, and checks it": ("consume", TableResult(deleted=1, skipped=1), False),
+}
+
+
+@pytest.mark.parametrize("verb, done, is_told", UNCHANGED.values(), ids=UNCHANGED)
+def test_rows_that_lack_values_are_told_anew_of_a_target_that_was_not_changed(job, verb, done, is_told):
+    """It isn't checked; and what an earlier check has told of rows that have left quarantine since would stay."""
+    root, kind = job.pipeline.target.root, ALL_VALUES_KNOWN
+    job.ledger.append(TableState(now(), "s", "public.a", 2, "synced"))
+    before = ExpectationResult(now(), "c", "public.a", kind, "m", "warning", "pipeline", False, None, None, 1)
+    append_expectation_results(root, [before])
+    unchecked = job.pipeline.model_copy(update={"quality": job.pipeline.quality.model_copy(update={"enabled": False})})
+    check_stage(
+        None,
+        replace(job, pipeline=unchecked),
+        RunResult(verb, "run", tables={"public.a": done}),
+        StageResult("running", 0.0),
+    )
+    told = [(row.run_id, row.success) for row in read_expectation_results(root)]
+    assert told == [("c", False), *([("run", True)] if is_told else [])]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from spark_jobs.expectation_suite import PlannedExpectation
+from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, plan_suite
 from spark_jobs.judged_before import Known
 from spark_jobs.keep_report import keep_report
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict
-from waldelta.expectation_results import read_expectation_results
+from waldelta import quarantined
+from waldelta.expectation_results import ALL_VALUES_KNOWN, read_expectation_results, told_unknown
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import now
+from waldelta.ledger_rows import TableState, now
+from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
 
 PLANNED = (
     PlannedExpectation("a", {}, "critical", "catalog", "m"),
@@ -39,3 +42,54 @@ def test_a_verdict_on_an_older_version_is_not_the_last_word(lake, version, expec
 def test_what_was_not_checked_is_said_once(lake):
     keep_report(Ledger(lake), report("run", 4, success=True), Known(), {})
     assert [row.not_checked for row in read_expectation_results(lake)] == [["c: not checked"], None]
+
+
+def lacking(key, status=QUARANTINED):
+    return IncompleteRow(now(), "r", status, "public.t", 1, 1, key, ["big"])
+
+
+def told(lake):
+    """What was said last of rows that lack values, and by whom."""
+    last = [row for row in read_expectation_results(lake) if row.expectation == ALL_VALUES_KNOWN][-1]
+    return last.run_id, last.success, last.observed
+
+
+@pytest.mark.parametrize(
+    ("counted", "left", "expected"),
+    [
+        (2, 2, ("check", False, told_unknown(2))),
+        (2, 1, ("check", False, told_unknown(1))),
+        (2, 0, ("check", True, told_unknown(0))),
+        (0, 1, ("check", False, told_unknown(1))),
+    ],
+)
+def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(lake, counted, left, expected):
+    """Who discarded them has told that before the check enters what it had counted."""
+    state = TableState(now(), "s", "public.t", 1, "synced", key_columns=["id"])
+    ledger = Ledger(lake)
+    ledger.append(state)
+    ledger.append(replace(state, at=now(), generation=2, status="copying"))  # which leaves the target as it was
+    Quarantine(lake).add([*(lacking(str(n)) for n in range(3)), *(lacking(str(n), DISCARDED) for n in range(left, 3))])
+    suite = plan_suite(state, ["id"], None, SourceRules(unknown_rows=counted))
+    (planned,) = (p for p in suite.expectations if p.type == ALL_VALUES_KNOWN)
+    found = Outcome(planned, planned.kwargs["is_met"], planned.kwargs["observed"], None)
+    verdict = TableVerdict("public.t", 4, (found,), (), None, 0.0)
+    keep_report(ledger, QualityReport("check", (verdict,)), Known(), {"public.t": state})
+    assert told(lake) == expected
+
+
+def test_who_tells_between_anothers_count_and_its_entry_has_the_last_word(lake, monkeypatch):
+    """A repair tells once it has let the target go: rows may be discarded at that moment."""
+    ledger, append = Ledger(lake), quarantined.append_expectation_results
+    ledger.append(TableState(now(), "s", "public.t", 1, "synced"))
+    Quarantine(lake).add([lacking("1"), lacking("2")])
+
+    def late(*entry):
+        monkeypatch.setattr(quarantined, "append_expectation_results", append)
+        Quarantine(lake).add([lacking("1", DISCARDED)])
+        quarantined.keep_unknown_told(ledger, "discard", {"public.t": None})
+        append(*entry)
+
+    monkeypatch.setattr(quarantined, "append_expectation_results", late)
+    quarantined.keep_unknown_told(ledger, "repair", {"public.t": None})
+    assert told(lake) == ("repair", False, told_unknown(1))

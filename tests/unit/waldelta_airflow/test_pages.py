@@ -511,6 +511,29 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     assert open_pages(None).get(page).status_code == 404
 
 
+OTHER_COPIES = {
+    "one under way": ([(2, "copying")], False),
+    "one that failed": ([(2, "copying"), (2, "failed")], False),
+    "one that failed, of a table that left": ([(2, "copying"), (2, "failed"), (2, "removed")], False),
+    "one that ended": ([(2, "copying"), (2, "synced")], True),
+    "one that is to be": ([(2, "copying"), (2, "synced"), (2, "needs_sync"), (3, "copying")], True),
+    "one that was undone": ([(2, "copying"), (1, "synced")], False),
+}
+
+
+@pytest.mark.parametrize("rows, is_past", OTHER_COPIES.values(), ids=OTHER_COPIES)
+def test_a_row_is_lacking_until_another_copy_has_ended(shop, open_pages, rows, is_past):
+    """Until then the target is what it was."""
+    row = quarantined(8)
+    Quarantine(shop.target.root).add([row])
+    for generation, status in rows:
+        Ledger(shop.target.root).append(TableState(now(), "s", "public.orders", generation, status))
+    client = open_pages("viewer")
+    page = client.get(f"/p/shop/quarantine/row/{row.id}").text
+    assert ("past" in page, "target had" in page) == (is_past, is_past)
+    assert (f"/p/shop/quarantine/row/{row.id}" in client.get("/p/shop/quarantine").text) is not is_past
+
+
 def test_what_was_decided_stays_on_the_page(shop, open_pages):
     """Who, when and why: rows discarded and read again, one line for all that went at once, and tables released.
 
