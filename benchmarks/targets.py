@@ -16,6 +16,11 @@ class Target:
     aim: float | None = None
     least: float | None = None
 
+    @property
+    def limits(self) -> str:
+        """What must be kept, as tables show it."""
+        return f"≤ {self.must:g}" if self.least is None else f"{self.least:g}–{self.must:g}"
+
     def verdict(self, value: float) -> str:
         """``aim``, ``must`` or ``missed``: the best that a value reaches."""
         if value > self.must or (self.least is not None and value < self.least):

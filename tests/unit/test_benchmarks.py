@@ -101,6 +101,9 @@ def test_targets(target, value, verdict):
     assert target.verdict(value) == verdict
 
 
+DRAINED, GROWTH = "backlog-1m-random/warm ÷ pg_recvlogical", "growth: 5,000,000 ÷ 500,000, per change"
+
+
 def score(*rounds, name="a ÷ b", unit="×"):
     return Score(name, unit, list(rounds))
 
@@ -114,6 +117,18 @@ def score(*rounds, name="a ÷ b", unit="×"):
         (score(3, 4, 5), score(4.9), check.SAME),  # the reference's rounds were 25% apart
         (score(3, 4, 5), score(5.1), check.WORSE),
         (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are
+        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # 76% apart: no more than 25% is excused
+        (score(2, 4, 9), score(3.1), check.BETTER),
+        (score(0.2, unit=""), score(0.22, unit=""), check.WORSE),
+        (score(3.8, name=DRAINED), score(3.9, name=DRAINED), check.SAME),
+        (score(3.8, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # within the noise, above 4
+        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.SAME),  # it was missed before
+        (score(4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
+        (score(1, name=GROWTH), score(0.8, name=GROWTH), check.MISSED),  # too little is as wrong
+        (score(300, name="reader's memory", unit="MB"), score(490, name="reader's memory", unit="MB"), check.SAME),
+        (score(300, name="reader's memory", unit="MB"), score(510, name="reader's memory", unit="MB"), check.MISSED),
+        (score(2, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.MISSED),
+        (score(2, name="idle/idle: seconds", unit="s"), None, check.MISSING),
         (score(4), None, check.MISSING),
         (score(4), score(9, name="another"), check.MISSING),
     ],
@@ -122,8 +137,16 @@ def test_check(before, now, verdict):
     assert [finding.verdict for finding in check.compare([before], [now] if now else [])] == [verdict]
 
 
-def test_check_leaves_seconds_to_the_machine():
-    assert check.compare([score(1, unit="s"), score(1, unit="MB")], [score(9, unit="s")]) == []
+@pytest.mark.parametrize(
+    "left",
+    [
+        score(1, unit="s"),  # without a target they are the machine's affair
+        score(1, unit="MB"),
+        score(1, name="small/native subscriber ÷ pg_recvlogical"),  # nothing of ours
+    ],
+)
+def test_what_check_leaves_alone(left):
+    assert check.compare([left], [replace(left, rounds=[9])]) == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +177,7 @@ def test_accepted_scores_replace_those_of_the_same_name(reference, names):
 
 
 def test_check_command(tmp_path, monkeypatch, capsys):
-    """2 without anything to compare; 0 after the result is the reference; 1 once one of its ratios is worse."""
+    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse, or a workload failed."""
     monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
     monkeypatch.setattr(check, "REFERENCE", tmp_path / "reference.json")
     assert check.main([]) == 2
@@ -166,6 +189,9 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
     assert check.main([]) == 1
     assert "worse" in capsys.readouterr().out
+    write(replace(RESULT, failed={"sync": "RuntimeError: no space"}), tmp_path / "last.json")
+    assert check.main([]) == 1
+    assert "sync failed: RuntimeError: no space" in capsys.readouterr().err
 
 
 def test_result_file(tmp_path):
