@@ -3,7 +3,8 @@
 A ratio or a share is worse beyond the measured noise; anything that has a target is, too, once it misses a must that the reference
 reached. Other seconds and megabytes are the machine's affair. What the last run didn't measure is told, and excused.
 
-``--accept`` stores the last result's scores as the reference; others that are in it, of workloads that weren't measured, stay.
+``--accept`` stores the last result as the reference, with the day, the commit and the versions it is of; what is in it of workloads
+that weren't measured stays, with its own.
 """
 
 from __future__ import annotations
@@ -80,17 +81,23 @@ def comparable(reference: Result, last: Result) -> str | None:
 
 
 def accept(reference: Result | None, last: Result) -> Result:
-    """The new reference: the last scores, and those of the old one that weren't measured now, if they can be compared."""
-    kept = reference.scores if reference and comparable(reference, last) is None else []
-    measured = {score.name for score in last.scores}
-    merged = [score for score in kept if score.name not in measured] + last.scores
-    return replace(last, measurements=[], scores=merged, failed={})
+    """The new reference: what was measured last, and what the old one has beside it, if the two can be compared."""
+    kept = reference if reference and comparable(reference, last) is None else replace(last, measurements=[], scores=[])
+    scored = {score.name for score in last.scores}
+    measured = dict.fromkeys(one.workload for one in last.measurements)
+    return replace(
+        last,
+        measurements=[one for one in kept.measurements if one.workload not in measured] + last.measurements,
+        scores=[score for score in kept.scores if score.name not in scored] + last.scores,
+        failed={},
+        provenance=kept.provenance | dict.fromkeys(measured, last.machine),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when nothing got worse or failed, 1 when something did, 2 when there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)
-    parser.add_argument("--accept", action="store_true", help="store the last scores as the reference")
+    parser.add_argument("--accept", action="store_true", help="store the last result as the reference")
     options = parser.parse_args(arguments)
     if not LAST.exists():
         sys.stderr.write("nothing was measured yet: run make bench\n")
@@ -101,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.accept:
         reference = accept(read(REFERENCE) if REFERENCE.exists() else None, last)
         write(reference, REFERENCE)
-        sys.stdout.write(f"{REFERENCE} holds {len(reference.scores)} scores from now on\n")
+        sys.stdout.write(
+            f"{REFERENCE} holds {len(reference.scores)} scores of {len(reference.measurements)} measurements from now on\n"
+        )
         return 0
     if not REFERENCE.exists():
         sys.stderr.write("there is no reference: make bench-check ARGS=--accept stores the last result as one\n")

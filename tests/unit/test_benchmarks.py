@@ -13,7 +13,7 @@ from benchmarks import check, naive, resources
 from benchmarks.__main__ import main
 from benchmarks.ours import STAGES, notes_of_job, notes_of_tasks
 from benchmarks.plot import draw
-from benchmarks.results import Measurement, Result, Round, Score, read, write
+from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, machine, read, write
 from benchmarks.scores import COMPARISONS, ratio, scores
 from benchmarks.tables import measured_table, source_table, targets_table
 from benchmarks.targets import TARGETS, Target, target_of
@@ -173,7 +173,21 @@ def test_what_can_be_compared(last, reason):
 def test_accepted_scores_replace_those_of_the_same_name(reference, names):
     accepted = check.accept(reference, replace(RESULT, scores=[score(2, name="b ÷ a")]))
     assert [one.name for one in accepted.scores] == names
-    assert (accepted.scores[-1].median, accepted.measurements) == (2, [])
+    assert accepted.scores[-1].median == 2
+
+
+def test_accepted_measurements_say_where_they_are_from():
+    """Those of a workload replace the former ones; others stay, with the day, the commit and the versions of theirs."""
+    former, latter = {"cores": 2, "date": "2026-11-22"}, {"cores": 2, "date": "2026-11-23", "commit": "abc"}
+    first = check.accept(None, replace(RESULT, machine=former))
+    again = [measured("idle", "idle", [0.9])]
+    accepted = check.accept(first, replace(RESULT, machine=latter, measurements=again, failed={"small": "e"}))
+    assert accepted.measurements == [*BACKLOG[:-1], *again]
+    assert accepted.provenance == {
+        "backlog-1m-random": former, "small": former, "growth": former, "idle": latter
+    }  # fmt: skip
+    scaled_down = replace(RESULT, scale=0.1, machine=latter, measurements=again)
+    assert check.accept(first, scaled_down).provenance == {"idle": latter}
 
 
 def test_check_command(tmp_path, monkeypatch, capsys):
@@ -197,6 +211,24 @@ def test_check_command(tmp_path, monkeypatch, capsys):
 def test_result_file(tmp_path):
     write(RESULT, tmp_path / "a" / "result.json")
     assert read(tmp_path / "a" / "result.json") == RESULT
+    accepted = check.accept(None, RESULT)
+    write(accepted, tmp_path / "reference.json")
+    assert read(tmp_path / "reference.json") == accepted
+
+
+def test_references_of_former_versions_can_be_read(tmp_path):
+    """Those kept no measurements, nor where they were from; the one that is stored can be read too."""
+    document = {"scale": 1.0, "rounds": 3, "machine": {"cores": 2}, "measurements": [], "scores": [], "failed": {}}
+    (tmp_path / "reference.json").write_text(json.dumps(document))
+    assert read(tmp_path / "reference.json").provenance == {}
+    assert read(REFERENCE).scores
+
+
+def test_what_figures_depend_on():
+    found = machine("18.1")
+    assert found["postgresql"] == "18.1"
+    assert all(found[name] for name in ("cores", "python", "date", "spark", "delta", "deltalake"))
+    assert "commit" in found  # None where there is no git
 
 
 def test_tables():
