@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured: list[Measurement] = []
     failed: dict[str, str] = {}
     with Stack() as stack:
+        where = machine(stack.sql("show server_version")[0][0])
         for workload in chosen(options.only, everything=options.all):
             print(f"\n{workload.name}: {workload.about}", flush=True)
             try:
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 logging.exception("%s failed", workload.name)
                 traceback.print_exc()
                 failed[workload.name] = f"{type(err).__name__}: {err}"
-            result = Result(plan.scale, plan.rounds, machine(), measured, scores(measured), failed)
+            result = Result(plan.scale, plan.rounds, where, measured, scores(measured), failed)
             # After each, so that what was measured in hours survives whatever happens then.
             write(result, stem.with_suffix(".json"), options.results / LAST.name)
     return _show(result, stem)

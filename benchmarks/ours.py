@@ -53,7 +53,7 @@ class Waldelta:
         self.job("sync")
 
     def copy(self) -> Notes | None:
-        return _seconds_of_stages(self.job("sync", "--tables", *self.place.source.tables))
+        return notes_of_job(self.job("sync", "--tables", *self.place.source.tables))
 
     def apply(self) -> Notes | None:
         before = self._temporary_mb()
@@ -72,20 +72,18 @@ class Waldelta:
     def _consume(self) -> Notes:
         began = time.perf_counter()
         result = self.job("consume")
-        notes = _seconds_of_stages(result)
-        if self.how == FRESH:
-            after = sum(notes.get(stage, 0.0) for stage in ("check", "report"))
-            notes["applied"] = time.perf_counter() - began - after
-        return notes | {"changes": result.get("changes", 0)}
+        seconds = time.perf_counter() - began
+        return notes_of_job(result, seconds if self.how == FRESH else None) | {"changes": result.get("changes", 0)}
 
     def _tasks(self) -> Notes:
         """A job for each stage, as Airflow runs them."""
-        run_id, notes = f"tasks-{time.time_ns()}", {}
+        run_id, seconds = f"tasks-{time.time_ns()}", {}
+        result: dict = {}
         for stage in STAGES:
             began = time.perf_counter()
-            self.job("consume", "--run-id", run_id, "--stage", stage)
-            notes[stage] = time.perf_counter() - began
-        return notes | {"applied": notes["land"] + notes["apply"]}
+            result = self.job("consume", "--run-id", run_id, "--stage", stage)
+            seconds[stage] = time.perf_counter() - began
+        return notes_of_tasks(seconds, result)
 
     def _bill(self) -> Notes:
         """What the run itself says that it cost the source."""
@@ -118,5 +116,15 @@ class Waldelta:
         )
 
 
-def _seconds_of_stages(result: dict) -> Notes:
-    return {name: stage["seconds"] for name, stage in result.get("stages", {}).items()}
+def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
+    """Seconds of a job's stages; of all ``seconds`` since its process started, those until everything was applied."""
+    notes = {name: stage["seconds"] for name, stage in result.get("stages", {}).items()}
+    if seconds is not None:
+        notes["applied"] = seconds - notes.get("check", 0.0) - notes.get("report", 0.0)
+    return notes
+
+
+def notes_of_tasks(seconds: Notes, result: dict) -> Notes:
+    """Seconds of each task; of the check alone, whose task reports too, the stage's in the run's result."""
+    applied, check = seconds["land"] + seconds["apply"], result["stages"]["check"]["seconds"]
+    return seconds | {"applied": applied, "check": check, "tables": len(result["tables"])}

@@ -6,12 +6,17 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 LAST, REFERENCE = RESULTS / "last.json", RESULTS / "reference.json"
+
+Provenance = dict[str, str | int | None]
 
 
 @dataclass(frozen=True)
@@ -66,27 +71,52 @@ class Score:
 
 @dataclass(frozen=True)
 class Result:
-    """One run of the benchmark; ``failed`` says by workload what went wrong."""
+    """One run of the benchmark; ``failed`` says by workload what went wrong.
+
+    A reference is put together from several: ``provenance`` has by workload the ``machine`` of the run that measured it.
+    """
 
     scale: float
     rounds: int
-    machine: dict[str, str | int | None]
+    machine: Provenance
     measurements: list[Measurement]
     scores: list[Score]
     failed: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Provenance] = field(default_factory=dict)
 
 
-def machine() -> dict[str, str | int | None]:
-    """What figures in seconds depend on."""
-    return {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+def machine(postgresql: str | None) -> Provenance:
+    """What figures depend on: the machine, the code, the versions, and the day."""
+    return {
+        "cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": _commit(),
+        "postgresql": postgresql, "spark": version("pyspark"), "delta": version("delta-spark"), "deltalake": version("deltalake"),
+    }  # fmt: skip
+
+
+def _commit() -> str | None:
+    """The checkout's, with -dirty when it was changed since; None where git doesn't know."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=RESULTS.parent, check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
 
 
 def write(result: Result, *paths: Path) -> None:
     """Write the result to each of these files."""
-    text = json.dumps(asdict(result), indent=1)
+    text = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in asdict(result).items())
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        path.write_text(f"{{\n{text}\n}}\n")
+
+
+def _lines(value: object) -> str:
+    """A list with an entry a line, so that differences show which of them are others."""
+    if not value or not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n]"
 
 
 def read(path: Path) -> Result:

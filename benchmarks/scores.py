@@ -111,6 +111,9 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
         for part in ("apply", "applied", "check"):
             if all(part in measured.notes for measured in one.rounds):
                 yield Score(f"{one.name}: {part}", "s", [measured.notes[part] for measured in one.rounds])
+        if all(measured.notes.get("tables", 0) > 1 for measured in one.rounds):
+            shares = [measured.notes["check"] / measured.notes["tables"] for measured in one.rounds]
+            yield Score(f"{one.name}: check, per table", "s", shares)
     for name, role in (("reader's memory", "reader"), ("JVM's memory", "jvm")):
         peaks = [max(peak) for one in ours if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])]
         if peaks:

@@ -9,7 +9,7 @@ from rich.table import Table
 from benchmarks.resources import ROLES
 from benchmarks.results import Measurement, Result, Round
 from benchmarks.scores import ratio, raw_baseline
-from benchmarks.targets import TARGETS, Target, target_of
+from benchmarks.targets import TARGETS, target_of
 from benchmarks.workloads import NAIVE, NATIVE
 
 STYLES = {"aim": "green", "must": "yellow", "missed": "red"}
@@ -74,13 +74,9 @@ def targets_table(result: Result) -> Table:
         for score in (score for score in result.scores if target_of(score.name) is target):
             verdict = target.verdict(score.median)
             measured = f"{score.median:.2f} {score.unit}" if score.median < 100 else f"{score.median:.0f} {score.unit}"
-            row = (target.what, measured, _limits(target), f"≤ {target.aim:g}" if target.aim else "", verdict)
+            row = (target.what, measured, target.limits, f"≤ {target.aim:g}" if target.aim else "", verdict)
             table.add_row(*row, style=STYLES[verdict])
     return table
-
-
-def _limits(target: Target) -> str:
-    return f"≤ {target.must:g}" if target.least is None else f"{target.least:g}–{target.must:g}"
 
 
 def _seconds(one: Measurement) -> str:
@@ -123,7 +119,7 @@ def _reached(one: Measurement, result: Result) -> str:
         if target is None or not _belongs(score.name, one):
             continue
         verdict = target.verdict(score.median)
-        limit = f"{_limits(target)}{score.unit}"
+        limit = f"{target.limits}{score.unit}"
         lines.append(f"[{STYLES[verdict]}]{limit}: {'reached' if verdict != 'missed' else 'missed'}"
                      f"{' and aim' if verdict == 'aim' and target.aim else ''}[/]")  # fmt: skip
     return "\n".join(lines)

@@ -16,6 +16,11 @@ class Target:
     aim: float | None = None
     least: float | None = None
 
+    @property
+    def limits(self) -> str:
+        """What must be kept, as tables show it."""
+        return f"≤ {self.must:g}" if self.least is None else f"{self.least:g}–{self.must:g}"
+
     def verdict(self, value: float) -> str:
         """``aim``, ``must`` or ``missed``: the best that a value reaches."""
         if value > self.must or (self.least is not None and value < self.least):
@@ -36,6 +41,7 @@ TARGETS = (
     Target("200 tables with 50 changes each, applied", "tables-200/tasks: applied", 90, 45),
     Target("200 such tables, checked", "tables-200/tasks: check", 120),
     Target("20 such tables, checked", "tables-20/tasks: check", 12),
+    Target("a small batch checked, for each of many tables", "tables-*/tasks: check, per table", 0.6),
     Target("20 such tables", "tables-20/tasks: applied", 12, 6),
     Target("cost per change, 5,000,000 against 500,000", "growth: 5,000,000 ÷ 500,000, per change", 1.15, least=0.85),
     Target("idle run", "idle/idle: seconds", 3, 1.5),

@@ -57,4 +57,5 @@ def test_make_bench(tmp_path):
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     result = results.read(tmp_path / "last.json")
     assert (result.failed, result.scale) == ({}, 0.001)
+    assert result.machine["postgresql"]
     assert list(tmp_path.glob("bench-*.png"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from io import StringIO
 
 import pytest
@@ -11,12 +11,28 @@ from rich.console import Console
 
 from benchmarks import check, naive, resources
 from benchmarks.__main__ import main
+from benchmarks.ours import STAGES, notes_of_job, notes_of_tasks
 from benchmarks.plot import draw
-from benchmarks.results import Measurement, Result, Round, Score, read, write
+from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, machine, read, write
 from benchmarks.scores import COMPARISONS, ratio, scores
 from benchmarks.tables import measured_table, source_table, targets_table
 from benchmarks.targets import TARGETS, Target, target_of
-from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WORKLOADS, Changes, chosen, scaled
+from benchmarks.workloads import (
+    BASELINES,
+    FRESH,
+    NATIVE,
+    PEEK,
+    RECVLOGICAL,
+    TASKS,
+    WORKLOADS,
+    Changes,
+    Idle,
+    Sync,
+    Tables,
+    chosen,
+    scaled,
+)
+from spark_jobs.result import RunResult, StageResult, TableResult
 from tests import pgoutput_encoder as encoder
 
 
@@ -85,6 +101,9 @@ def test_targets(target, value, verdict):
     assert target.verdict(value) == verdict
 
 
+DRAINED, GROWTH = "backlog-1m-random/warm ÷ pg_recvlogical", "growth: 5,000,000 ÷ 500,000, per change"
+
+
 def score(*rounds, name="a ÷ b", unit="×"):
     return Score(name, unit, list(rounds))
 
@@ -98,6 +117,18 @@ def score(*rounds, name="a ÷ b", unit="×"):
         (score(3, 4, 5), score(4.9), check.SAME),  # the reference's rounds were 25% apart
         (score(3, 4, 5), score(5.1), check.WORSE),
         (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are
+        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # 76% apart: no more than 25% is excused
+        (score(2, 4, 9), score(3.1), check.BETTER),
+        (score(0.2, unit=""), score(0.22, unit=""), check.WORSE),
+        (score(3.8, name=DRAINED), score(3.9, name=DRAINED), check.SAME),
+        (score(3.8, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # within the noise, above 4
+        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.SAME),  # it was missed before
+        (score(4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
+        (score(1, name=GROWTH), score(0.8, name=GROWTH), check.MISSED),  # too little is as wrong
+        (score(300, name="reader's memory", unit="MB"), score(490, name="reader's memory", unit="MB"), check.SAME),
+        (score(300, name="reader's memory", unit="MB"), score(510, name="reader's memory", unit="MB"), check.MISSED),
+        (score(2, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.MISSED),
+        (score(2, name="idle/idle: seconds", unit="s"), None, check.MISSING),
         (score(4), None, check.MISSING),
         (score(4), score(9, name="another"), check.MISSING),
     ],
@@ -106,8 +137,16 @@ def test_check(before, now, verdict):
     assert [finding.verdict for finding in check.compare([before], [now] if now else [])] == [verdict]
 
 
-def test_check_leaves_seconds_to_the_machine():
-    assert check.compare([score(1, unit="s"), score(1, unit="MB")], [score(9, unit="s")]) == []
+@pytest.mark.parametrize(
+    "left",
+    [
+        score(1, unit="s"),  # without a target they are the machine's affair
+        score(1, unit="MB"),
+        score(1, name="small/native subscriber ÷ pg_recvlogical"),  # nothing of ours
+    ],
+)
+def test_what_check_leaves_alone(left):
+    assert check.compare([left], [replace(left, rounds=[9])]) == []
 
 
 @pytest.mark.parametrize(
@@ -134,11 +173,25 @@ def test_what_can_be_compared(last, reason):
 def test_accepted_scores_replace_those_of_the_same_name(reference, names):
     accepted = check.accept(reference, replace(RESULT, scores=[score(2, name="b ÷ a")]))
     assert [one.name for one in accepted.scores] == names
-    assert (accepted.scores[-1].median, accepted.measurements) == (2, [])
+    assert accepted.scores[-1].median == 2
+
+
+def test_accepted_measurements_say_where_they_are_from():
+    """Those of a workload replace the former ones; others stay, with the day, the commit and the versions of theirs."""
+    former, latter = {"cores": 2, "date": "2026-11-22"}, {"cores": 2, "date": "2026-11-23", "commit": "abc"}
+    first = check.accept(None, replace(RESULT, machine=former))
+    again = [measured("idle", "idle", [0.9])]
+    accepted = check.accept(first, replace(RESULT, machine=latter, measurements=again, failed={"small": "e"}))
+    assert accepted.measurements == [*BACKLOG[:-1], *again]
+    assert accepted.provenance == {
+        "backlog-1m-random": former, "small": former, "growth": former, "idle": latter
+    }  # fmt: skip
+    scaled_down = replace(RESULT, scale=0.1, machine=latter, measurements=again)
+    assert check.accept(first, scaled_down).provenance == {"idle": latter}
 
 
 def test_check_command(tmp_path, monkeypatch, capsys):
-    """2 without anything to compare; 0 after the result is the reference; 1 once one of its ratios is worse."""
+    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse, or a workload failed."""
     monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
     monkeypatch.setattr(check, "REFERENCE", tmp_path / "reference.json")
     assert check.main([]) == 2
@@ -150,11 +203,32 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
     assert check.main([]) == 1
     assert "worse" in capsys.readouterr().out
+    write(replace(RESULT, failed={"sync": "RuntimeError: no space"}), tmp_path / "last.json")
+    assert check.main([]) == 1
+    assert "sync failed: RuntimeError: no space" in capsys.readouterr().err
 
 
 def test_result_file(tmp_path):
     write(RESULT, tmp_path / "a" / "result.json")
     assert read(tmp_path / "a" / "result.json") == RESULT
+    accepted = check.accept(None, RESULT)
+    write(accepted, tmp_path / "reference.json")
+    assert read(tmp_path / "reference.json") == accepted
+
+
+def test_references_of_former_versions_can_be_read(tmp_path):
+    """Those kept no measurements, nor where they were from; the one that is stored can be read too."""
+    document = {"scale": 1.0, "rounds": 3, "machine": {"cores": 2}, "measurements": [], "scores": [], "failed": {}}
+    (tmp_path / "reference.json").write_text(json.dumps(document))
+    assert read(tmp_path / "reference.json").provenance == {}
+    assert read(REFERENCE).scores
+
+
+def test_what_figures_depend_on():
+    found = machine("18.1")
+    assert found["postgresql"] == "18.1"
+    assert all(found[name] for name in ("cores", "python", "date", "spark", "delta", "deltalake"))
+    assert "commit" in found  # None where there is no git
 
 
 def test_tables():
@@ -191,20 +265,58 @@ def test_picture(tmp_path):
     assert not draw(replace(RESULT, measurements=[]), tmp_path / "none.png")
 
 
+def ours(workload, how, variant="", backlog="", tables=1):
+    """A measurement of ours as `make bench` makes it of a run's result."""
+    stages = {name: StageResult("succeeded", 2.0) for name in ("land", "apply", "sync", "check", "report")}
+    run = RunResult("consume", "r", stages=stages, tables={f"public.t{n}": TableResult() for n in range(tables)})
+    result = json.loads(run.to_json())
+    if how == TASKS:
+        notes = notes_of_tasks(dict.fromkeys(STAGES, 3.0), result)
+    else:
+        notes = notes_of_job(result, 20.0 if how == FRESH else None)
+    return measured(workload.name, f"{how}, {variant}" if variant else how, [9, 9], backlog=backlog, notes=notes)
+
+
+def all_of(workload):
+    """Everybody's measurements of a workload that backlogs or copies are measured by."""
+    if isinstance(workload, Idle):
+        return [measured(workload.name, "idle", [1.2])]
+    if not isinstance(workload, Changes | Tables | Sync):
+        return []
+    variants = [variant.name for variant in workload.variants] if isinstance(workload, Changes) else [""]
+    backlogs = [backlog.name for backlog in workload.backlogs] if isinstance(workload, Changes) else [""]
+    tables = workload.tables if isinstance(workload, Tables) else 1
+    found = []
+    for backlog in backlogs:
+        for name in workload.contenders:
+            if name in BASELINES:
+                found.append(measured(workload.name, name, [3, 3], backlog=backlog, baseline=True))
+            else:
+                found += [ours(workload, name, variant, backlog, tables) for variant in variants]
+    return found
+
+
+ALL = [one for workload in WORKLOADS for one in all_of(workload)]
+
+
 def test_every_comparison_is_of_measured_things():
-    """Comparisons and targets name workloads, backlogs and variants that there are."""
-    names = {"idle/idle", "sync/warm", "sync/fresh", "tables-20/tasks", "tables-200/tasks"}
-    for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
-        contenders = [f"{c}, {v.name}" if v.name else c for c in workload.contenders for v in workload.variants]
-        names |= {"/".join(filter(None, (workload.name, b.name, c))) for b in workload.backlogs for c in contenders}
+    """Comparisons name workloads, backlogs and variants that there are."""
     compared = {comparison.of for comparison in COMPARISONS} | {comparison.to for comparison in COMPARISONS}
-    assert compared - names == set()
-    known = {comparison.name for comparison in COMPARISONS} | {"reader's memory", "JVM's memory"}
-    for target in TARGETS:
-        if target.scores not in known:
-            subject = target.scores.split(" ÷ ")[0].split(": ")[0].split(", ")[0]
-            assert any(fnmatchcase(name, subject) for name in names), target
-        assert target_of(target.scores.replace("*", "random")) is target
+    assert compared - {one.name for one in ALL} == set()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.scores)
+def test_every_target_judges_a_score(target):
+    """What runs leave behind is enough to compute one."""
+    assert any(target_of(score.name) is target for score in scores(ALL))
+
+
+def test_a_check_is_told_from_the_task_that_reports_too():
+    """One task checks and reports: the check's seconds are those of its stage, and shared among the run's tables."""
+    (workload,) = chosen(["tables-200"])
+    found = {score.name: score.rounds for score in scores([ours(workload, TASKS, tables=200)])}
+    assert found["tables-200/tasks: check"] == [2, 2]
+    assert found["tables-200/tasks: check, per table"] == pytest.approx([0.01, 0.01])
 
 
 def test_workloads_and_their_statements():
