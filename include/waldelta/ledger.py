@@ -110,7 +110,10 @@ class Ledger:
             newest = self._newest_attempt(row.run_id, row.verb)
             is_late = newest is not None and row.begun is not None and row.begun < (newest["begun"] or newest["at"])
             if newest is not None and is_late and (row.status == _FAILED or newest["status"] != _FAILED):
-                raise LateWriter(f"run {row.run_id}: an attempt that began later has told what became of it")
+                raise LateWriter(
+                    f"run {row.run_id!r}: an attempt at {row.verb} that began later has told what became of it, {newest['status']}, "
+                    "which stands; nothing is to be done: see that attempt's log"
+                )
             at = newest["at"] if newest is not None else None
             # Read again when another attempt has told something meanwhile.
             with suppress(LateWriter):
