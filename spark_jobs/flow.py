@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, copy_result
@@ -215,9 +216,10 @@ def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) 
 
     A run's stages may be run by several processes one after the other: each continues the result in the ledger.
     """
+    begun = job.ledger.begin_run(job.run_id, "consume")
     if is_replay(job, only):
         return replay(spark, job, only)
-    result = continued(job, "consume", fresh=only is None or "land" in only)
+    result = continued(job, "consume", fresh=only is None or "land" in only, begun=begun)
     return run_stages(spark, job, result, CONSUME, only)
 
 
@@ -370,7 +372,7 @@ def run_stages(
     """
     if unknown := sorted(set(only or ()) - set(stages)):
         raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
-    begun = job.ledger.begin_run(result.run_id, result.verb)
+    result.begun = result.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
@@ -394,7 +396,7 @@ def run_stages(
         result.status = "failed"
     fault_point("run.ended")
     try:
-        result.record(job, begun)
+        result.record(job)
     except WaldeltaError as err:
         if not failures:
             raise
@@ -411,10 +413,14 @@ def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
         result.stages.pop(later, None)
 
 
-def continued(job: Job, verb: str, *, fresh: bool) -> RunResult:
-    """A run's result as its earlier stages recorded it, or a new one."""
+def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None) -> RunResult:
+    """A run's result as its earlier stages recorded it, or a new one; the attempt begins now, unless it has ``begun``."""
+    # First: what another attempt tells from here on is a later one's.
+    begun = begun or job.ledger.begin_run(job.run_id, verb)
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
-    return RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
+    result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
+    result.begun = begun
+    return result
 
 
 def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:

@@ -142,6 +142,7 @@ class RunResult:
     slot_before: SlotReading | None = None
     slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
+    begun: datetime | None = None  # when this attempt began, which the JSON doesn't tell the next one
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
@@ -155,7 +156,7 @@ class RunResult:
 
     def to_json(self) -> str:
         """The result as JSON, the shape that Airflow's operator reads."""
-        return json.dumps(asdict(self))
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "begun"})
 
     def write(self, path: Path) -> None:
         """Write the JSON, atomically and for this user only."""
@@ -199,8 +200,8 @@ class RunResult:
             table.verbatim += target.verbatim
             table.version = target.version
 
-    def record(self, job: Job, begun: datetime | None = None) -> None:
-        """Enter the result of an attempt that began at ``begun`` into the ledger; raises LateWriter when a later one has."""
+    def record(self, job: Job) -> None:
+        """Enter what this attempt came to into the ledger; raises LateWriter when one that began later has."""
         seconds = sum(stage.seconds for stage in self.stages.values())
         before, after = self.slot_before, self.slot_after
         latest = after or before
@@ -214,7 +215,7 @@ class RunResult:
                 latest.retained_bytes if latest is not None else None,
                 latest.wal_status if latest is not None else None,
                 self._applied(),
-                begun,
+                self.begun,
             )
         )  # fmt: skip
 

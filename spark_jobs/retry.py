@@ -79,7 +79,8 @@ def run_retry(
 
     stages: dict[str, Stage] = {"retry": retry, "check": check_stage}
     earlier = continued(job, "quarantine", fresh=False)
-    return run_stages(spark, job, RunResult("quarantine", job.run_id, tables=dict(earlier.tables)), stages, None)
+    result = RunResult("quarantine", job.run_id, tables=dict(earlier.tables), begun=earlier.begun)
+    return run_stages(spark, job, result, stages, None)
 
 
 def _retry(

@@ -23,6 +23,7 @@
      |         +-- SlotLost              WAL it needed is gone
      |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
+     |         +-- NoFreeSlot            (retryable) the server has no room for the copies of the slot that keep a way back
      |         +-- SlotGap               it moved past changes we never landed, or lost since
      |         +-- SlotStuck             it should have moved and did not
      |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it

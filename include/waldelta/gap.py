@@ -129,10 +129,11 @@ def _close_false(job: Job) -> None:
 def _landed_end(job: Job, identity: SlotIdentity) -> int:
     change_log = job.change_log(identity)
     last = change_log.last_batch()
-    # An intent is written once its batch is durable; killed in between, the batch alone tells.
+    # An intent is written once its batch is durable; killed in between, the batch alone tells. Of a log that was removed, or put
+    # back to an earlier state, what the slot moved over since isn't landed any more.
     return max(
         change_log.landed_end(last) if last is not None else 0,
-        job.ledger.furthest_lsn(identity.slot, identity.incarnation),
+        job.ledger.furthest_lsn(identity.slot, identity.incarnation, last or 0),
     )
 
 

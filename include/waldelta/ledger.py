@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import pyarrow.compute as pc
@@ -109,7 +110,10 @@ class Ledger:
             newest = self._newest_attempt(row.run_id, row.verb)
             is_late = newest is not None and row.begun is not None and row.begun < (newest["begun"] or newest["at"])
             if newest is not None and is_late and (row.status == _FAILED or newest["status"] != _FAILED):
-                raise LateWriter(f"run {row.run_id}: an attempt that began later has told what became of it")
+                raise LateWriter(
+                    f"run {row.run_id!r}: an attempt at {row.verb} that began later has told what became of it, {newest['status']}, "
+                    "which stands; nothing is to be done: see that attempt's log"
+                )
             at = newest["at"] if newest is not None else None
             # Read again when another attempt has told something meanwhile.
             with suppress(LateWriter):
@@ -136,18 +140,22 @@ class Ledger:
         """What was done to slots, or to one, as a whole, oldest first: all events but ``intent``."""
         return self._read(SlotMove, _NO_INTENT if slot is None else (pc.field("slot") == slot) & _NO_INTENT)
 
-    def furthest_lsn(self, slot: str, incarnation: str) -> int:
+    def furthest_lsn(self, slot: str, incarnation: str, last_batch: int | None = None) -> int:
         """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row.
 
-        Of moves on a timeline that the server has left since, only what the present one has in common with it counts.
+        Of moves on a timeline that the server has left since, only what the present one has in common with it counts. With
+        ``last_batch``, which a change log ends at, only moves from before the first one over a later batch do.
         """
         life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
         moves = self._read(SlotMove, life)
         left = [move for move in moves if move.event == "promoted"]
+        counted = moves
+        if last_batch is not None:
+            counted = list(takewhile(lambda m: m.event != "intent" or (m.batch or 0) <= last_batch, moves))
         return max(
             (
                 min([move.lsn, *(m.lsn for m in left if m.timeline > move.timeline)])
-                for move in moves
+                for move in counted
                 if move.event != "promoted"
             ),
             default=0,

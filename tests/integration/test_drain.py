@@ -32,6 +32,7 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
+from waldelta.gap import open_gaps
 from waldelta.idle import look
 from waldelta.lake import CHANGES, bookkeeping_uri, local_path
 from waldelta.locks import slot_lock
@@ -302,6 +303,9 @@ def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
     for verb in (look, partial(drain, spark)):
         with pytest.raises(SlotGap, match=r"ends at batch 0, but batch 1 had landed .* bring it back, or run resync"):
             verb(job)
+    (gap,) = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+    stands = confirmed_lsn(database.connection, gap.slot)
+    assert (gap.from_lsn, gap.to_lsn) == (Lsn.parse(gap.incarnation).value, stands.value)
     folder.with_name("saved").rename(folder)
     assert [batch.batch for batch in drain(spark, job).batches] == [2]
 

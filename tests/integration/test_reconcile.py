@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from spark_jobs import repair as repair_module
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from tests.fix_postgres import new_database
@@ -106,8 +107,11 @@ def test_a_target_that_keeps_more_than_the_source_isnt_compared(spark, database,
     assert (row.status, row.reason) == ("not compared", "its target keeps more than the source has (mode soft_delete)")
 
 
-def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, pipeline):
-    """A row deleted, one changed, one added behind our back: kind, key, column and both values; then they are gone."""
+def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, database, pipeline, monkeypatch):
+    """A row deleted, one changed, one added behind our back: kind, key, column and both values; then they are gone.
+
+    A repair that sleeps before its commit, and loses its lock, while another one does the work, has no effect when it wakes up.
+    """
     held = target(pipeline)
     held.delete("station = 'south' and day = '2024-01-05'")
     held.update(updates={"note": "'tampered'"}, predicate="station = 'south' and day = '2024-01-06'")
@@ -125,9 +129,21 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
         ("different", south | {"day": "2024-01-08"}, [("value", "NaN", None)]),
         ("extra", {"station": "west", "day": day}, []),
     ], north
-    version = target(pipeline).version()
-    mended = reconcile(spark, pipeline, "repair", repair=True, by="mia", reason="foreign writer")["t"]
-    assert (mended.status, mended.repaired, mended.by) == ("repaired", 4, "mia")
+    version, mended = target(pipeline).version(), []
+
+    def slept(*args, real=repair_module._commit):
+        monkeypatch.setattr(repair_module, "_commit", real)
+        database.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+        )
+        mended.append(reconcile(spark, pipeline, "repair", repair=True, by="mia", reason="foreign writer")["t"])
+        return real(*args)
+
+    monkeypatch.setattr(repair_module, "_commit", slept)
+    with pytest.raises(RunFailed, match=r"lock .*public\.t' was lost") as late:
+        pipeline.reconcile(spark, run_id="slept", repair=True, by="zoe")
+    assert late.value.result.error["class"] == "LockHeld"
+    assert [(row.status, row.repaired, row.by) for row in mended] == [("repaired", 4, "mia")]
     assert target(pipeline).version() == version + 1
     state = pipeline.job().table_states()["public.t"]
     assert (state.status, state.reason) == ("synced", "reconcile --repair by mia: 4 rows differed: foreign writer")

@@ -9,15 +9,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from deltalake import DeltaTable
 
+from spark_jobs import replay as replay_module
 from spark_jobs.flow import consume, replay
 from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import StateError
+from waldelta.errors import LockHeld, StateError
 from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.locks import target_lock
 from waldelta.quarantine import Quarantine
+from waldelta.replay import read_span
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -128,6 +130,33 @@ def stands(database):
     return database.execute(
         "select confirmed_flush_lsn from pg_replication_slots where database = %s", (database.name,)
     )
+
+
+def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, monkeypatch):
+    """Another one has mended it by the time it wakes up: what it had found to differ then isn't so any more."""
+    database.execute("create table t(id int primary key, v text); insert into t values (1, 'a'), (2, 'a')")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": False}))
+    sync(spark, job)
+    database.execute("update t set v = 'b'")
+    consume(spark, job)
+    right, target = rows(spark, job, "t"), DeltaTable(uri_of(job, "public.t"))
+    target.update(updates={"v": "'damaged'"}, predicate="id = 1")
+    span, ended = read_span(job), []
+
+    def slept(*args, real=replay_module._commit):
+        monkeypatch.setattr(replay_module, "_commit", real)
+        database.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+        )
+        ended.append(replay_module.replay(spark, replace(job, run_id="the other"), span).failures)
+        return real(*args)
+
+    monkeypatch.setattr(replay_module, "_commit", slept)
+    monkeypatch.setattr(replay_module, "LOCK_TIMEOUT_S", 0.0)
+    late = replay_module.replay(spark, replace(job, run_id="slept"), span).failures
+    assert (ended, [type(err) for err in late.values()]) == ([{}], [LockHeld])
+    assert rows(spark, job, "t") == right
+    assert DeltaTable(uri_of(job, "public.t")).version() == target.version() + 1
 
 
 @pytest.mark.soak

@@ -84,6 +84,22 @@ def test_failure_table_names_every_error_that_is_raised():
     assert set(failure_table()) == set(errors()) - bases
 
 
+def test_the_tree_of_errors_is_drawn_whole():
+    """Each class once, below its base."""
+    drawn, path = [], {-1: "Exception"}
+    for indent, name in re.findall(r"^([ |]*)(?:\+-- )?(\w+)(?=  |$)", waldelta.errors.__doc__ or "", re.MULTILINE):
+        path = {depth: above for depth, above in path.items() if depth < len(indent)} | {len(indent): name}
+        drawn.append((name, list(path.values())[-2]))
+    assert sorted(drawn) == sorted((name, kind.__base__.__name__) for name, kind in errors().items())
+
+
+def test_operations_lead_to_what_to_do_for_every_error():
+    """Whoever has nothing but a red task and the last line of its log starts there; the table has them all."""
+    section = (ROOT / "docs/operations.md").read_text().split("## What each alert means")[1].split("\n## ")[0]
+    before_the_tables = section.split("\n|")[0]
+    assert "../README.md#when-it-fails" in before_the_tables
+
+
 def test_failure_table_has_the_remedies_that_notifiers_get():
     section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)`(?: ↻)? \| .*? \| (.*?) \|$", section, re.MULTILINE)

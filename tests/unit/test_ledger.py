@@ -258,6 +258,27 @@ KEPT_MOVES = {
 }  # fmt: skip
 
 
+def landed(lsn: int, batch: int | None) -> SlotMove:
+    return replace(move("intent", lsn), batch=batch)
+
+
+# An idle move has no batch; what followed on one that the log has lost was no idle one to it.
+LANDED = {
+    "all of it": ([landed(20, 1), landed(30, 2), landed(40, None)], 2, 40),
+    "none": ([landed(20, 1), landed(30, 2), landed(40, None)], 0, 10),
+    "up to an earlier day": ([landed(20, 1), landed(25, None), landed(30, 2), landed(40, None)], 1, 25),
+    "in an earlier life": ([replace(move("created", 10), batch=7), landed(20, None), landed(30, 8)], 0, 20),
+}
+
+
+@pytest.mark.parametrize("moves, last, furthest", LANDED.values(), ids=LANDED)
+def test_how_far_a_change_log_is_known_to_have_come(ledger, moves, last, furthest):
+    """By the moves that came before the first over a batch that it hasn't got."""
+    for row in [move("created", 10), *moves]:
+        ledger.append(row)
+    assert ledger.furthest_lsn("s", "0/1", last) == furthest
+
+
 @pytest.mark.parametrize("moves, kept", KEPT_MOVES.values(), ids=KEPT_MOVES)
 def test_moves_that_recovery_rests_on_are_kept(moves, kept):
     assert keep_moves(moves, NOON - DAY) == kept

@@ -11,7 +11,7 @@ import pytest
 
 from spark_jobs.flow import check_stage, consume, continued, run_stages, run_sync
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
-from waldelta.errors import ApplyError, LockHeld, StateError, SyncFailed
+from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
@@ -19,6 +19,7 @@ from waldelta.expectation_results import (
     read_expectation_results,
 )
 from waldelta.job import Job
+from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.source_bill import SourceBill
@@ -110,6 +111,26 @@ def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_t
         run_stages(None, job, continued(job, "consume", fresh=False), dict.fromkeys(NAMES, sleep), ["apply"])
     assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
     assert continued(job, "consume", fresh=False).status == "succeeded"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["its result", "whether it is a replay"])
+def test_an_attempt_begins_before_it_asks_what_an_earlier_one_left(job, monkeypatch, again):
+    """One that slept right behind that would count as the later one, and hide what the next attempt came to meanwhile."""
+    run(job, only=["land"])
+    real, slept = Ledger.run_result, []
+
+    def sleep(ledger, *asked):
+        found = real(ledger, *asked)
+        if not slept:
+            slept.append(True)
+            assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
+        return found
+
+    monkeypatch.setattr(Ledger, "run_result", sleep)
+    monkeypatch.setattr("spark_jobs.flow.CONSUME", dict.fromkeys(NAMES, lambda *_: None))
+    with pytest.raises(LateWriter, match=r"began later .*succeeded.* log"):
+        consume(None, replace(job, again=again), ["apply"])
+    assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
 
 
 def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatch):
