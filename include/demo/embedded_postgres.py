@@ -84,7 +84,7 @@ class EmbeddedPostgres:
             self._initdb()
         self.port = self.port or free_port()
         options = f"-p {self.port} -h 127.0.0.1 -k {self.data}"
-        self._run("pg_ctl", "-w", "-t", "60", "-D", str(self.data), "-l", str(self.data / "server.log"),
+        self._run("pg_ctl", "-w", "-t", "180", "-D", str(self.data), "-l", str(self.data / "server.log"),
                   "-o", options, "start")  # fmt: skip
         return self
 

@@ -96,7 +96,8 @@ def _together(kills: Sequence[dict[str, Any]]) -> list[str]:
     if len(kills) < 2:
         return []
     runs, problems = sum(told["runs"] for told in kills), sum(len(told["problems"]) for told in kills)
-    return [f"Together: **{runs} runs killed, {problems} problems**."]
+    events = sum(count for told in kills for how, count in told["kills"].items() if how != "server")
+    return [f"Together: **{runs} runs killed** by {events} kills, **{problems} problems**."]
 
 
 def main() -> None:

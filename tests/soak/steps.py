@@ -78,7 +78,7 @@ def _full_disk(_: Scene, pid: int) -> None:
     """No file of the run may grow any more: the same error in the same places as a full disk, without one."""
     for process in family(pid):
         is_ours = os.getsid(process.pid) == os.getsid(pid)  # and no other driver's that we have started
-        if is_ours and (process.name() == "java" or process.pid == pid):
+        if is_ours and (process.name().startswith(("java", "python")) or process.pid == pid):
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_FILE_BYTES, resource.RLIM_INFINITY))
 
 
