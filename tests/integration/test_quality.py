@@ -281,11 +281,17 @@ def test_tables_and_their_absence(lake):
     assert lake.check(tables=[]).tables == ()
 
 
-def test_object_stores_need_a_folder(lake):
-    """HTML can't be written to an object store: the error asks for quality.data_docs."""
-    with pytest.raises(ConfigError, match=r"set quality\.data_docs"):
-        lake.check(lake.pipeline(root="s3a://bucket/lake"))
+def test_in_object_stores_checks_make_no_pages_without_a_folder(lake, monkeypatch):
+    """HTML can't be written there: verdicts and results are as with pages, and no folder of that name appears here."""
+    monkeypatch.chdir(lake.folder)
+    lake.target(rows=[*GOOD, (4, "LGA", "1", None)])
+    report = lake.check(lake.pipeline(root="s3a://bucket/lake"))
+    assert (report.location, report.tables[0].page, len(report.failures)) == (None, None, 1)
+    assert False in [row.success for row in read_expectation_results(lake.root)]
+    assert {path.name for path in lake.folder.iterdir()} == {"expectations", "lake"}
+    with pytest.raises(QualityFailed) as failed:
+        report.raise_if_critical()
+    assert "report:" not in str(failed.value)
     chosen = lake.folder / "chosen"
-    lake.target()
     report = lake.check(lake.pipeline(data_docs=str(chosen)))
     assert Path(report.location) == chosen / "index.html"
