@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.verdict import TableVerdict
-from waldelta.errors import ConfigError
-from waldelta.lake import bookkeeping_uri, encode_segment, local_path
+from waldelta.docs_folder import docs_folder
+from waldelta.lake import encode_segment
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.reconcile.reconciliations import Reconciliation
@@ -35,21 +35,6 @@ SITE = "waldelta"
 _KEPT = "kept_results"
 _RESULTS_FOLDER = ".results"
 _LONGEST_NAME = 100  # the file name of a page has the name twice
-
-
-def docs_folder(pipeline: PipelineFile) -> Path:
-    """The folder of the reports; raises ConfigError where no local folder is known."""
-    chosen = pipeline.quality.data_docs
-    uri = chosen if chosen is not None else bookkeeping_uri(pipeline.target.root, "data_docs")
-    if "://" not in uri:
-        return Path(uri).absolute()
-    folder = local_path(uri)
-    if folder is None:
-        raise ConfigError(
-            f"reports are HTML files and can't be written to {uri}: set quality.data_docs to a local folder "
-            "(or quality.enabled: false)"
-        )
-    return folder
 
 
 def page_name(table: str) -> str:
@@ -70,14 +55,15 @@ def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
     return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
 
 
-def open_context(folder: Path) -> EphemeralDataContext:
-    """A context whose site and kept results lie in the folder; nothing else is written, nothing is sent."""
+def open_context(folder: Path | None) -> EphemeralDataContext:
+    """A context whose site and kept results lie in the folder, if there is one; nothing else is written, nothing is sent."""
     import_great_expectations()
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig
 
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    if folder is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
     config = DataContextConfig(
         config_version=4.0,
         analytics_enabled=False,
@@ -87,7 +73,7 @@ def open_context(folder: Path) -> EphemeralDataContext:
         validation_results_store_name="validation_results_store",
         checkpoint_store_name="checkpoint_store",
         stores=_stores(folder),
-        data_docs_sites={SITE: _site(folder)},
+        data_docs_sites={} if folder is None else {SITE: _site(folder)},
     )
     context: EphemeralDataContext = gx.get_context(mode="ephemeral", project_config=config)
     return context
@@ -167,9 +153,11 @@ def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str,
     return len(old)
 
 
-def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path:
-    """Write the pages of a reconciliation, put them on the list, and return its index."""
+def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path | None:
+    """Write the pages of a reconciliation, put them on the list, and return its index; None where there is no folder."""
     folder = docs_folder(pipeline)
+    if folder is None:
+        return None
     with private_files(OWNER_ONLY):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_pages(folder, pipeline.pipeline, {row.table_name: page_name(row.table_name) for row in found}, found)
@@ -179,7 +167,7 @@ def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation])
 def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
     """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how many went."""
     folder, keep = docs_folder(pipeline), pipeline.quality.keep_reports if keep is None else keep
-    if not folder.is_dir():
+    if folder is None or not folder.is_dir():
         return 0
     with private_files(OWNER_ONLY):
         dropped = prune_pages(folder, pipeline.pipeline, keep)
@@ -190,9 +178,13 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
     return dropped
 
 
-def _stores(folder: Path) -> dict[str, Any]:
+def _stores(folder: Path | None) -> dict[str, Any]:
     memory = {"class_name": "InMemoryStoreBackend"}
-    files = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / _RESULTS_FOLDER)}
+    files = (
+        memory
+        if folder is None
+        else {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / _RESULTS_FOLDER)}
+    )
     return {
         "expectations_store": {"class_name": "ExpectationsStore", "store_backend": memory},
         "validation_results_store": {"class_name": "ValidationResultsStore", "store_backend": memory},

@@ -21,7 +21,6 @@ from deltalake.exceptions import TableNotFoundError
 from spark_jobs.asked_ahead import Asked, CheckedTarget, ask_ahead, ask_references, in_background, measure_ahead
 from spark_jobs.data_docs import (
     build_site,
-    docs_folder,
     drop_old_results,
     keep_result,
     list_reports,
@@ -42,6 +41,7 @@ from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
 from waldelta.delta_log import DeltaLog
+from waldelta.docs_folder import docs_folder
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.judged import JudgedSuites
@@ -110,6 +110,7 @@ def check(
 
     ``left`` is what the run has made of its targets; others are checked as they are now. A target that can't be
     judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
+    Without a folder for reports there are no pages, and all else is as with one.
     """
     began, left = now(), left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
@@ -304,11 +305,11 @@ def _columns(table: DeltaTable) -> list[str]:
 
 def _run(
     pool: SessionPool,
-    folder: Path,
+    folder: Path | None,
     pipeline: PipelineFile,
     run_id: str,
     planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Asked]],
-) -> tuple[list[TableVerdict], Path]:
+) -> tuple[list[TableVerdict], Path | None]:
     from spark_jobs.build_expectations import build_known
     from spark_jobs.validate import SuiteCheck, measured, outcomes
 
@@ -342,10 +343,12 @@ def _run(
         if isinstance(done, TableVerdict):
             verdicts.append(done)
             continue
-        identifier = keep_result(context, page_name(done.plan.table), done.result, run)
-        identifiers.append(identifier)
+        page = None
+        if folder is not None:
+            identifier = keep_result(context, page_name(done.plan.table), done.result, run)
+            identifiers.append(identifier)
+            page = page_path(folder, identifier)
         found = (*outcomes(done.result, done.plan), *_refused(done.plan.refused))
-        page = page_path(folder, identifier)
         digest = suite_of(done.plan) if are_met(found) else None
         verdicts.append(
             TableVerdict(
@@ -353,16 +356,18 @@ def _run(
                 digest, whole=True,
             )
         )  # fmt: skip
+    if folder is None:
+        return verdicts, None
     drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
     build_site(context, identifiers)
     index = list_reports(folder, pipeline, run_id, at, verdicts)
     return verdicts, index
 
 
-def _index(folder: Path) -> Path | None:
+def _index(folder: Path | None) -> Path | None:
     """The index of all reports, where earlier checks have left one."""
-    index = folder / "index.html"
-    return index if index.exists() else None
+    index = folder / "index.html" if folder is not None else None
+    return index if index is not None and index.exists() else None
 
 
 def _about(pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:

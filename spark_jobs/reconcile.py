@@ -316,10 +316,11 @@ def _write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
     from spark_jobs.data_docs import list_reconciliation
 
     try:
-        return str(list_reconciliation(job.pipeline, found)) if found else None
-    except (ConfigError, OSError) as err:
+        index = list_reconciliation(job.pipeline, found) if found else None
+    except OSError as err:
         log.warning("no page was written: %s", err)
         return None
+    return None if index is None else str(index)
 
 
 def _tell(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:

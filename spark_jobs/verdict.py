@@ -44,7 +44,7 @@ def unchecked(err: WaldeltaError) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met.
+    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met, or no pages are made.
 
     ``version`` is None of a target that isn't there.
     """
@@ -111,8 +111,8 @@ class QualityReport:
             return
         listed = "\n".join(f"  - {failure}" for failure in self.failures)
         failed = QualityFailed(
-            f"{len(self.failures)} critical expectations failed (the changes are applied and safe):\n{listed}\n"
-            f"report: {self.location}"
+            f"{len(self.failures)} critical expectations failed (the changes are applied and safe):\n{listed}"
+            + (f"\nreport: {self.location}" if self.location is not None else "")
         )
         failed.causes = tuple(o.error for v in self.tables for o in v.outcomes if o.error is not None)
         failed.retryable = any(cause.retryable for cause in failed.causes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from waldelta.docs_folder import judge_docs
 from waldelta.effective_publication import find_clashes, members
 from waldelta.errors import ConfigError, SlotForeign
 from waldelta.finding import Finding, lacking, problem, size, warning
@@ -29,6 +30,7 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
         *_free_slots(pipeline, facts.slot_server, facts.slot is not None),
         *_server_warnings(pipeline, facts),
         *_slot(pipeline, facts.slot),
+        *judge_docs(pipeline),
     ]
     for entry in pipeline.source.publications:
         state = wanted.get(entry.name)

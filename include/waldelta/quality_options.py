@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class _Model(BaseModel):
@@ -71,9 +71,19 @@ class Quality(_Model):
     )
     data_docs: str | None = Field(
         None,
-        description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs",
+        description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs; "
+        "none are made where that is in an object store",
     )
     keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
     reconcile: Reconcile = Reconcile()
     freshness: Freshness = Freshness()
     drift: Drift = Drift()
+
+    @field_validator("data_docs")
+    @classmethod
+    def _on_this_machine(cls, place: str | None) -> str | None:
+        if place is not None and "://" in place and not place.startswith("file://"):
+            raise ValueError(
+                "reports are HTML files, which can't be written there: name a local folder, or remove the key"
+            )
+        return place

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import duckdb
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
@@ -37,20 +39,31 @@ def marked(pipeline):
     return [add for add in added if add and add.get("deletionVector")], list(folder.glob("**/deletion_vector_*.bin"))
 
 
+def rows_in_duckdb(pipeline):
+    """As DuckDB's own reader of Delta finds them."""
+    extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
+    uri = pipeline.target_path("public.t")
+    with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
+        connection.load_extension(str(extension))
+        return connection.execute("select count(*), sum(id), min(v) from delta_scan(?)", [uri]).fetchone()
+
+
 def rows(pipeline):
     """As delta-rs reads them, whose tables for Arrow can't."""
     table = DeltaTable(pipeline.target_path("public.t"))
-    found = QueryBuilder().register("t", table).execute("select count(*), sum(id) from t").read_all()
-    return tuple(found.column(i)[0].as_py() for i in (0, 1))
+    found = QueryBuilder().register("t", table).execute("select count(*), sum(id), min(v) from t").read_all()
+    return tuple(found.column(i)[0].as_py() for i in (0, 1, 2))
 
 
 def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline, monkeypatch):
-    """Updates and deletes equal the source's rows, and the files of marks are forced onto the disk too."""
+    """Updates and deletes equal the source's rows for every reader, and the files of marks are forced onto the disk too."""
+    everything = "select count(*), sum(id), min(v) from t"
     synced = []
     real = os.fsync
     monkeypatch.setattr(
         "waldelta.lake.os.fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1]
     )
+    assert (marked(pipeline), [rows_in_duckdb(pipeline)]) == (([], []), database.execute(everything))
     database.execute("update t set v = 'new' where id % 100 = 0; delete from t where id % 100 = 1")
     pipeline.consume(spark)
     adds, files = marked(pipeline)
@@ -59,7 +72,7 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
     assert {str(f) for f in files} <= set(synced)
     job = pipeline.job()
     assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
-    assert [rows(pipeline)] == database.execute("select count(*), sum(id) from t")
+    assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
 
 
 @pytest.mark.soak

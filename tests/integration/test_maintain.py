@@ -42,9 +42,13 @@ def consume(spark, database, pipeline, *numbers):
 
 
 def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
-    """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are still there."""
+    """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are still there.
+
+    The files that each batch left of a target are one afterwards.
+    """
     consume(spark, database, pipeline, 1, 2, 3)
     ledger = pipeline.job().ledger
+    files = DeltaTable(target := uri_of(pipeline.job(), "public.a")).file_uris()
     before = (ledger.table_states(), pipeline.job().slot_identity(), ledger.last_cut(), ledger.last_run())
     real = ledger_upkeep.prune_ledger
     monkeypatch.setattr(
@@ -54,6 +58,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     meeting, compact = Barrier(2, timeout=30), maintain._compact
     monkeypatch.setattr("spark_jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given)))
     assert pipeline.maintain(spark).status == "succeeded"
+    assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
     assert (ledger.table_states(), pipeline.job().slot_identity()) == before[:2]
     cut = ledger.last_cut()  # renewed: the compaction made later versions of the same rows
     assert (cut.batch, cut.end_lsn, cut.targets[0].version > before[2].targets[0].version) == (

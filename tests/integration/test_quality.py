@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from spark_jobs.data_docs import prune_reports
+from spark_jobs.data_docs import build_site, prune_reports
 from spark_jobs.quality import Left, check
 from waldelta.errors import ConfigError, QualityFailed, StateError
 from waldelta.expectation_results import read_expectation_results
@@ -175,8 +175,15 @@ REFUSED = [
 ]
 
 
-def test_refused_expectations(lake):
-    """A name or argument Great Expectations doesn't know fails its table alone, with file, place and remedy; all else is judged."""
+def test_refused_expectations(lake, monkeypatch):
+    """A name or argument Great Expectations doesn't know fails its table alone, with file, place and remedy; all else is judged.
+
+    The pages of all tables are built at once.
+    """
+    built = []
+    monkeypatch.setattr(
+        "spark_jobs.quality.build_site", lambda context, pages: (built.append(len(pages)), build_site(context, pages))
+    )
     lake.target()
     lake.target([*GOOD, (3, "JFK", "1", None)], table="public.u", row_filter=None)
     lake.target(table="public.v")
@@ -184,6 +191,8 @@ def test_refused_expectations(lake):
     lake.own("expectations: [" + ", ".join(f"{{{item}}}" for item, _ in REFUSED) + "]")
     lake.own("expectations: [", "public.v.yml")
     report = lake.check()
+    pages = {verdict.table: verdict.page for verdict in report.tables}
+    assert (built, pages.pop("public.gone"), [page.is_file() for page in pages.values()]) == ([3], None, [True] * 3)
     with pytest.raises(QualityFailed) as caught:
         report.raise_if_critical()
     told = str(caught.value)
@@ -281,11 +290,17 @@ def test_tables_and_their_absence(lake):
     assert lake.check(tables=[]).tables == ()
 
 
-def test_object_stores_need_a_folder(lake):
-    """HTML can't be written to an object store: the error asks for quality.data_docs."""
-    with pytest.raises(ConfigError, match=r"set quality\.data_docs"):
-        lake.check(lake.pipeline(root="s3a://bucket/lake"))
+def test_in_object_stores_checks_make_no_pages_without_a_folder(lake, monkeypatch):
+    """HTML can't be written there: verdicts and results are as with pages, and no folder of that name appears here."""
+    monkeypatch.chdir(lake.folder)
+    lake.target(rows=[*GOOD, (4, "LGA", "1", None)])
+    report = lake.check(lake.pipeline(root="s3a://bucket/lake"))
+    assert (report.location, report.tables[0].page, len(report.failures)) == (None, None, 1)
+    assert False in [row.success for row in read_expectation_results(lake.root)]
+    assert {path.name for path in lake.folder.iterdir()} == {"expectations", "lake"}
+    with pytest.raises(QualityFailed) as failed:
+        report.raise_if_critical()
+    assert "report:" not in str(failed.value)
     chosen = lake.folder / "chosen"
-    lake.target()
     report = lake.check(lake.pipeline(data_docs=str(chosen)))
-    assert Path(report.location) == chosen / "index.html"
+    assert Path(report.location).is_relative_to(chosen)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
+from waldelta.docs_folder import docs_folder
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
@@ -28,7 +29,7 @@ from waldelta.review.verdicts import expectations_map, missed_earlier, tables_ma
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
-from waldelta_airflow.views.reports import data_docs_folder, read_reports, reports_of
+from waldelta_airflow.views.reports import read_reports, reports_of
 from waldelta_airflow.views.words import bytes_of, duration
 
 log = logging.getLogger(__name__)
@@ -246,7 +247,7 @@ def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number:
     turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
     shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
     table = run_table(shown, lambda entry: url(base, "docs", entry.pipeline) + "/" + _quoted(entry.page))
-    elsewhere = [name for name, found in files.items() if data_docs_folder(found) is None]
+    elsewhere = [name for name, found in files.items() if docs_folder(found) is None]
     return render(
         "reports.html",
         base,

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from waldelta.docs_folder import docs_folder
 from waldelta.pipeline_file import PipelineFile
 from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, entry_of, read_entries
 
 _SERVED = {".html", ".css", ".js", ".json", ".svg", ".png", ".jpg", ".gif", ".ico", ".woff", ".woff2", ".ttf"}
-
-
-def data_docs_folder(pipeline: PipelineFile) -> Path | None:
-    """The folder of a pipeline's reports on this machine; None when they are in an object store."""
-    place = pipeline.quality.data_docs or f"{pipeline.target.root}/_waldelta/data_docs"
-    parts = urlsplit(place)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return None if "://" in place else Path(place)
 
 
 def report_file(folder: Path, path: str) -> Path | None:
@@ -37,7 +28,7 @@ def report_file(folder: Path, path: str) -> Path | None:
 
 def served_report(pipeline: PipelineFile, path: str) -> Path | None:
     """The file of a report, as report_file() finds it; None for what others have in a folder that several pipelines share."""
-    folder = data_docs_folder(pipeline)
+    folder = docs_folder(pipeline)
     file = report_file(folder, path) if folder is not None else None
     if folder is None or file is None or file.suffix.lower() != ".html":
         return file
@@ -49,7 +40,7 @@ def served_report(pipeline: PipelineFile, path: str) -> Path | None:
 
 def read_reports(pipeline: PipelineFile) -> list[CheckedRun]:
     """The runs that left reports, newest first."""
-    folder = data_docs_folder(pipeline)
+    folder = docs_folder(pipeline)
     if folder is None:
         return []
     # A folder may serve several pipelines; the links go by pipeline.

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.pipelines import pipeline_file
+from waldelta.lake import local_path
+from waldelta.pipeline_file import load_pipeline_file
+from waldelta_airflow.operators import ReportOperator
 
 DOCUMENT = {
     "start_lsn": "0/10", "end_lsn": "0/20",
@@ -81,7 +84,25 @@ def test_a_run_s_datasets_and_facets(provider):
     assert facet.filters == {"target public.log": "id > 0"}
 
 
-def test_without_the_provider_the_operator_is_imported_all_the_same():
-    from waldelta_airflow.operators import ReportOperator
+def test_the_provider_gets_it_of_the_report_s_task(provider, write_pipeline, make_context, job):
+    """By the extractor that its listener picks for the operator, once the task is done; the source's place is its connection's."""
+    from airflow.providers.openlineage.extractors.base import DefaultExtractor
+    from airflow.providers.openlineage.extractors.manager import ExtractorManager
 
-    assert callable(ReportOperator.get_openlineage_facets_on_complete)
+    path = write_pipeline("shop")
+    task = ReportOperator(task_id="report", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume")
+    assert ExtractorManager().get_extractor_class(task) is DefaultExtractor
+    job.does(result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}} | DOCUMENT)
+    context = make_context()
+    task.execute(context)
+    found = DefaultExtractor(task).extract_on_complete(context["ti"])
+    assert [(i.namespace, i.name) for i in found.inputs] == [
+        ("postgres://db:5432", "app.public.flights"),
+        ("postgres://db:5432", "app.public.log"),
+    ]
+    root = local_path(task.pipeline.target.root)
+    assert [(o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs] == [
+        ("file", f"{root}/public/flights", 7),
+        ("file", f"{root}/public/log", 7),
+    ]
+    assert found.run_facets["waldelta_replication"].endLsn == "0/20"

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import statsd
 from airflow.sdk.observability import stats
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, Sum
 
 from waldelta_airflow.metrics import differing_rows, emit, metrics_of
 
@@ -93,6 +95,26 @@ def test_a_statsd_server_receives_them(channel):
         received = [server.recv(1024).decode() for _ in range(11)]
     assert "airflow.waldelta.shop.lag_bytes:512|g" in received
     assert "airflow.waldelta.shop.consume.rows.public_flights.inserted:4|c" in received
+
+
+def test_opentelemetry_receives_them(channel):
+    """By Airflow's own logger, from a reader that keeps in memory what an exporter would send; tags are attributes."""
+    from airflow.sdk._shared.observability.metrics.otel_logger import SafeOtelLogger
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    channel.initialize(factory=lambda: SafeOtelLogger(provider), export_legacy_names=False)
+    emit("shop", DOCUMENT)
+    (emitted,) = reader.get_metrics_data().resource_metrics
+    provider.shutdown()
+    received = {metric.name: metric.data for scope in emitted.scope_metrics for metric in scope.metrics}
+    sent = [metric for metric in metrics_of("shop", DOCUMENT, AT) if metric.value or metric.kind == "gauge"]
+    assert received.keys() == {f"airflow.{metric.name}" for metric in sent}
+    for name in ("lag_bytes", "consume.rows.public_flights.inserted"):
+        (metric,) = (metric for metric in sent if metric.name == f"waldelta.shop.{name}")
+        data = received[f"airflow.{metric.name}"]
+        assert isinstance(data, Gauge if metric.kind == "gauge" else Sum)
+        assert [(point.value, dict(point.attributes)) for point in data.data_points] == [(metric.value, metric.tags)]
 
 
 def test_a_channel_that_fails_fails_no_run(channel, caplog):

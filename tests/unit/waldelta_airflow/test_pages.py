@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, Release, Run, TableState, TargetCut, now
@@ -20,7 +21,6 @@ from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
 from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
-from waldelta_airflow.views.reports import data_docs_folder
 
 pytestmark = pytest.mark.airflow
 
@@ -92,7 +92,7 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
             Reconciliation(at, run_id, f"public.{said}", "not compared", said),
         ]
     )  # fmt: skip
-    folder, page = data_docs_folder(pipeline), "validations/a b.html"
+    folder, page = docs_folder(pipeline), "validations/a b.html"
     (folder / "validations").mkdir(parents=True, exist_ok=True)
     (folder / page).write_text("<h1>page</h1>")
     add_entry(folder, ReportEntry(at, pipeline.pipeline, run_id, "public.orders", 3, 1, (said,), (), page))

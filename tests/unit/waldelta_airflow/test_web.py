@@ -12,7 +12,7 @@ import pytest
 
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.report_list import ReportEntry, add_entry
-from waldelta_airflow.views.reports import data_docs_folder, report_file, reports_of
+from waldelta_airflow.views.reports import report_file, reports_of
 from waldelta_airflow.web import DeferredApp
 
 pytestmark = pytest.mark.airflow
@@ -164,14 +164,6 @@ def test_without_login_nothing_is_shown(docs, path):
 
     create_auth_manager()
     assert TestClient(DeferredApp()).get(path).status_code == 401
-
-
-def test_data_docs_in_an_object_store_are_not_looked_for_here(write_pipeline):
-    """Only folders of this machine are served."""
-    from waldelta.pipeline_file import load_pipeline_file
-
-    path = write_pipeline("shop", more="quality: {data_docs: 's3a://bucket/docs'}")
-    assert data_docs_folder(load_pipeline_file(path)) is None
 
 
 def test_the_plugin_loads_nothing_heavy():

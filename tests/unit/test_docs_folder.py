@@ -1,0 +1,56 @@
+"""Data Docs of a lake in an object store: setup says that there are none, and nothing that has to do with them fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from spark_jobs.data_docs import list_reconciliation, prune_reports
+from tests.pipelines import pipeline_file
+from waldelta.docs_folder import docs_folder, judge_docs
+from waldelta.quality_options import Quality
+
+STORES = (
+    "s3a://bucket/lake",
+    "s3://bucket/lake",
+    "abfss://files@account.dfs.core.windows.net/lake",
+    "gs://bucket/lake",
+)
+
+
+@pytest.mark.parametrize("root", STORES)
+def test_an_object_store_has_no_folder_and_setup_says_so(root):
+    """What was written there as a file would lie in a folder of that name here."""
+    pipeline = pipeline_file(root, "shop", quality={})
+    assert docs_folder(pipeline) is None
+    (found,) = judge_docs(pipeline)
+    assert (found.severity, root in found.text, "quality.data_docs" in found.text) == ("warning", True, True)
+    assert list_reconciliation(pipeline, []) is None
+    assert prune_reports(pipeline) == 0
+
+
+FOLDERS = [
+    ("the lake's own", "file:///lake", {}, "/lake/_waldelta/data_docs"),
+    ("named", "s3a://bucket/lake", {"data_docs": "/docs"}, "/docs"),
+    ("named as a URI", "s3a://bucket/lake", {"data_docs": "file:///docs"}, "/docs"),
+]
+
+
+@pytest.mark.parametrize(("root", "quality", "folder"), [f[1:] for f in FOLDERS], ids=[f[0] for f in FOLDERS])
+def test_a_folder_of_this_machine_is_taken(root, quality, folder):
+    pipeline = pipeline_file(root, "shop", quality=quality)
+    assert docs_folder(pipeline) == Path(folder)
+    assert list(judge_docs(pipeline)) == []
+
+
+def test_without_checks_nothing_is_said():
+    assert list(judge_docs(pipeline_file(STORES[0], "shop", quality={"enabled": False}))) == []
+
+
+@pytest.mark.parametrize("uri", [*STORES, "hdfs://name/docs"])
+def test_an_object_store_named_for_the_pages_is_refused(uri):
+    """By the pipeline file, not by the first check."""
+    with pytest.raises(ValidationError, match="name a local folder"):
+        Quality(data_docs=uri)
