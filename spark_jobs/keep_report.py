@@ -13,13 +13,11 @@ from waldelta.expectation_results import (
     ExpectationResult,
     append_expectation_results,
     newest_versions,
-    told_unknown,
 )
 from waldelta.judged import Judged, JudgedSuites
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.profiles import Profile, Profiles
-from waldelta.quarantine import Quarantine
 from waldelta.quarantined import keep_unknown_told
 
 log = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ def keep_report(
     at = now()
     later = {} if since is None else newest_versions(ledger.root, since, ledger.storage_options)
     _record(ledger, report, at, later)
-    _recount_unknown(ledger, report, states, later)
+    _recount_unknown(ledger, report, later)
     _keep_profiles(ledger, report, at)
     _keep_suites(ledger, report, at, (known, states))
     _log(report)
@@ -71,9 +69,7 @@ def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVe
     return [v for v in report.tables if v.version is None or v.version >= later.get(v.table, 0)]
 
 
-def _recount_unknown(
-    ledger: Ledger, report: QualityReport, states: Mapping[str, TableState], later: Mapping[str, int]
-) -> None:
+def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, int]) -> None:
     """Rows that lack values were counted when the check began: who has discarded or read some again since has told that already."""
     told = {
         verdict.table: outcome.planned.kwargs["observed"]
@@ -81,9 +77,7 @@ def _recount_unknown(
         for outcome in verdict.outcomes
         if outcome.planned.type == ALL_VALUES_KNOWN
     }
-    held = {name: states[name].generation for name in told}
-    counts = Quarantine(ledger.root, ledger.storage_options).unknown_counts(held)
-    if any(observed != told_unknown(counts.get(name, 0)) for name, observed in told.items()):
+    if told:
         keep_unknown_told(ledger, report.run_id, told)
 
 

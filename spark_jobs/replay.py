@@ -35,7 +35,7 @@ from spark_jobs.reread import reread
 from spark_jobs.settle import settle
 from spark_jobs.stage import Staged
 from spark_jobs.stretch import Stretch, Stretches
-from spark_jobs.target import VARIANT
+from spark_jobs.target import VARIANT, set_generation
 from spark_jobs.target_commit import read_commit, read_untouched
 from spark_jobs.task_error import of_table, writing_error
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
@@ -223,7 +223,9 @@ def _replay_target(
     root, name = job.pipeline.target.root, state.table_name
     folder = staging_folder(root, name, state.generation, watermark, job.run_id)
     lock.check()
-    take_over(root, name, partial(run.quarantine.forget, name, state.generation, watermark, lock.check))
+    if take_over(root, name, partial(run.quarantine.forget, name, state.generation, watermark, lock.check)):
+        # A merge whose quarantined rows were just forgotten may go on in a Connect server, and a replay may have nothing to commit.
+        set_generation(run.spark, uri_of(job, name), state.generation)
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
         counts, keys, statement = mend(run, plan, folder, told)

@@ -68,13 +68,10 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     A killed client's INSERT goes on in a Connect server. It reads nothing of the target, so Delta would let it commit beside the
     copy, whose snapshot has its rows already; a commit of the table's properties is what makes it fail.
     """
-    uri = uri_of(job, name)
-
-    def fence() -> None:
-        if DeltaTable.is_deltatable(uri, job.storage_options):
-            set_generation(spark, uri, generation)
-
-    take_over(job.pipeline.target.root, name, fence)
+    found, uri = take_over(job.pipeline.target.root, name), uri_of(job, name)
+    # Behind the removal: one that begins between the two would have its source and see the commit.
+    if found and DeltaTable.is_deltatable(uri, job.storage_options):
+        set_generation(spark, uri, generation)
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

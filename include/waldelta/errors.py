@@ -241,7 +241,9 @@ class LakeError(WaldeltaError):
 
 
 class TargetNotWritable(LakeError):
-    """The target folder can't be written."""
+    """The target folder can't be written, or what lies there can't be removed; a disk may have room again, a store answer."""
+
+    retryable = True
 
 
 class LateWriter(LakeError):
