@@ -1,7 +1,8 @@
 """``make bench-check``: what got worse than the stored reference.
 
-A ratio or a share is worse beyond the measured noise; anything that has a target is, too, once it misses a must that the reference
-reached. Other seconds and megabytes are the machine's affair. What the last run didn't measure is told, and excused.
+A ratio is worse beyond the measured noise; anything that has a target is, too, once it misses a must that the reference reached.
+Shares grow when all else gets faster, and other seconds and megabytes are the machine's affair. What the last run didn't measure is
+told, and excused.
 
 ``--accept`` stores the last result as the reference, with the day, the commit and the versions it is of; what is in it of workloads
 that weren't measured stays, with its own.
@@ -24,7 +25,7 @@ from benchmarks.workloads import BASELINES
 # A few rounds show less noise than there is; rounds that lie far apart don't excuse everything.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.25
 WORSE, BETTER, SAME, MISSING, MISSED = "worse", "better", "same", "not measured", "must missed"
-# Units of what is compared with the reference. Shares aren't: one grows when all else gets faster.
+# Units of what is compared with the reference.
 RELATIVE = ("×",)
 
 
@@ -40,7 +41,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """A must that isn't reached any more has no noise; worse or better are ratios and shares only beyond it."""
+        """A must that isn't reached any more has no noise; worse or better are ratios only beyond it."""
         if self.now is None:
             return MISSING
         target = target_of(self.name)
@@ -54,7 +55,7 @@ class Finding:
 
 
 def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
-    """What the reference holds of ours beside the last scores: ratios, shares, and whatever has a target."""
+    """What the reference holds of ours beside the last scores: ratios, and whatever has a target."""
     found = {score.name: score for score in last}
     guarded = (score for score in reference if score.unit in RELATIVE or target_of(score.name))
     return [_finding(score, found.get(score.name)) for score in guarded if not _is_of_baseline(score.name)]

@@ -35,8 +35,10 @@ def _cluster(version: int) -> Iterator[EmbeddedPostgres]:
     # Not in pytest's own folder: it is closed to the user that PostgreSQL runs as when tests are run by root.
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
     kind = EmbeddedPostgres if version in WHEEL else InstalledPostgres
-    # Hours of tests write much WAL; how long a slot would last is another test's matter.
-    server = kind(folder, version=version, settings={"fsync": "off", "max_slot_wal_keep_size": "1TB"})
+    # Hours of tests write much WAL; how long a slot would last is another test's matter. A checkpoint saves slots: one by the clock
+    # would keep an immediate stop from taking them back, now and then.
+    settings = {"fsync": "off", "max_slot_wal_keep_size": "1TB", "checkpoint_timeout": "1h"}
+    server = kind(folder, version=version, settings=settings)
     try:
         yield server.start()
     finally:
