@@ -34,10 +34,11 @@ from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.rewrites import check_mode, check_rewrite
 from spark_jobs.stage import Staged, stage
+from spark_jobs.staging import staged_in
 from spark_jobs.steps import plan_steps, told_steps
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
-from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched
+from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched, take_over_target
 from spark_jobs.task_error import is_passing, of_table, unexpected_error, writing_error
 from spark_jobs.tasks import run_tasks
 from waldelta.change_log import ChangeLog
@@ -48,10 +49,9 @@ from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
 from waldelta.foreign import Watch
 from waldelta.job import Job
-from waldelta.lake import remove_folder
 from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
-from waldelta.leftovers import staging_folder, take_over
+from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
@@ -315,6 +315,11 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     job = run.job
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
+
+    def applied() -> int:
+        check()
+        return batches[0]
+
     with job.connect("apply") as connection:
         target, stretch = job.pipeline.target, run.stretches.between(*batches)
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
@@ -325,37 +330,37 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:
-        check()  # what is staged may be the staging of whoever has the target now
-        fence = partial(run.quarantine.forget, state.table_name, state.generation, batches[0], check)
-        take_over(target.root, state.table_name, fence)
-        if plan.evolution is not None:
-            _check_names(job, state, plan.evolution)
-            reshape(
-                run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
-            )
-            evolved = [column.state for column in plan.evolution.columns]
-            plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
-        changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
-        judged = judge_of(run.spark, job, plan, run.gates)
-        if state.kept_as != CHANGELOG:  # which says what was sent
-            changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
-        elif judged is not None:
-            changes = judged(changes).staged
-        if plan.decode.unfolding is not None:
-            changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
-        fault_point("apply.staged")
-        check()
-        fault_point("apply.merging")
-        tag = replace(tag, counts=changes.counts)
-        tag = _merge_staged(run, changes, plan, tag, check)
-        fault_point("apply.merged")
+        with staged_in(run.spark, staged):
+            check()  # what is staged may be the staging of whoever has the target now
+            take_over_target(run.spark, job, state, run.quarantine, applied)
+            if plan.evolution is not None:
+                _check_names(job, state, plan.evolution)
+                reshape(
+                    run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
+                )
+                evolved = [column.state for column in plan.evolution.columns]
+                plan = replace(
+                    plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns))
+                )
+            changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
+            judged = judge_of(run.spark, job, plan, run.gates)
+            if state.kept_as != CHANGELOG:  # which says what was sent
+                changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
+            elif judged is not None:
+                changes = judged(changes).staged
+            if plan.decode.unfolding is not None:
+                changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
+            fault_point("apply.staged")
+            check()
+            fault_point("apply.merging")
+            tag = replace(tag, counts=changes.counts)
+            tag = _merge_staged(run, changes, plan, tag, check)
+            fault_point("apply.merged")
     except WaldeltaError:
         raise
     except Exception as err:
         check()  # what another run does to whoever lost the target to it says less than that it did
         raise writing_error(state.table_name, err) from err
-    finally:
-        remove_folder(staged)
     return read_commit(job, state, tag)
 
 
@@ -392,7 +397,7 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
 def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
-    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (leftovers.take_over).
+    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (take_over_target).
     """
     uri, keep_metadata = uri_of(run.job, plan.state.table_name), run.job.pipeline.target.metadata_columns
     names = plan.decode.names

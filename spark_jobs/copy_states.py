@@ -23,6 +23,7 @@ from spark_jobs.merge import CommitTag, tagged, with_variants
 from spark_jobs.merge_rows import staged_names
 from spark_jobs.merge_states import ENDS, STATES, Kept, states_statement
 from spark_jobs.snapshot_diff import TWICE, differences
+from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
 from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
@@ -30,7 +31,6 @@ from waldelta.column_names import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, V
 from waldelta.copy import TableCopy
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.job import Job
-from waldelta.lake import remove_folder
 from waldelta.ledger_rows import TableState
 from waldelta.leftovers import staging_folder
 from waldelta.lsn import Lsn
@@ -135,7 +135,7 @@ def _add(
     live = live_rows(held, mode, copy.key_columns)
     found = differences(copy, rows.toDF(*staged_names(copy)), live)
     folder = staging_folder(job.pipeline.target.root, table, begun.generation, txn[1], job.run_id)
-    try:
+    with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         counts = {row["action"]: row["count"] for row in spark.read.parquet(folder).groupBy("action").count().collect()}
         if TWICE in counts:
@@ -158,8 +158,6 @@ def _add(
             spark.sql(states_statement(uri, kept, f"({as_states(kept, source, moment)})")).collect()
         done = read_commit(job, begun, tag)
         check_alone(job, done, compared)
-    finally:
-        remove_folder(folder)
     log.info("table=%s compared with what it keeps: %s", table, counts)
     total = live_rows(spark.read.format("delta").load(uri), mode, copy.key_columns).count()
     return Written(done.version, total, 0)

@@ -39,8 +39,9 @@ from spark_jobs.repair_rows import (
     unheld_keys,
     untouched,
 )
+from spark_jobs.staging import staged_in
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
-from spark_jobs.target_commit import commit_untouched, read_commit
+from spark_jobs.target_commit import commit_untouched, read_commit, take_over_target
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_changed
 from waldelta.catalog import TableId
@@ -49,10 +50,9 @@ from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, StateEr
 from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto
 from waldelta.job import Job
-from waldelta.lake import remove_folder
 from waldelta.ledger import next_generation
 from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
-from waldelta.leftovers import staging_folder, take_over
+from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
@@ -148,11 +148,11 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     check()
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
 
-    def fence() -> None:
-        applied = Watermarks(job, job.slot_identity()).of(drifted.state)
-        quarantine.forget(name, drifted.state.generation, applied, check)
+    def applied() -> int:
+        check()
+        return Watermarks(job, job.slot_identity()).of(drifted.state)
 
-    take_over(job.pipeline.target.root, name, fence)
+    take_over_target(spark, job, drifted.state, quarantine, applied)
     told = quarantine.rows(name, drifted.state.generation)
     watched = watched_rows(told)
     # One that is named by other columns is of another time.
@@ -166,7 +166,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
-    try:
+    with staged_in(spark, staged):
         with SnapshotHolder(job.conninfo, f"waldelta repair {name}"[:63]) as holder:
             check_settled(holder, settled)
             fed, storage = fed_as_of(holder, job, TableId.parse(name))
@@ -199,8 +199,6 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         state = _synced_state(job, drifted, own, (holder, storage), generation)
         kept = [replace(discarded[key], at=now(), generation=generation) for key in sorted(left_out)]
         cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again, kept))
-    finally:
-        remove_folder(staged)
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,19 +34,19 @@ from spark_jobs.replay_plan import ReplayPlan, plan_replay
 from spark_jobs.reread import reread
 from spark_jobs.settle import settle
 from spark_jobs.stage import Staged
+from spark_jobs.staging import staged_in
 from spark_jobs.stretch import Stretch, Stretches
-from spark_jobs.target import VARIANT, set_generation
-from spark_jobs.target_commit import read_commit, read_untouched
+from spark_jobs.target import VARIANT
+from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
 from spark_jobs.task_error import of_table, writing_error
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import remove_folder
 from waldelta.ledger_rows import TableState, TargetCut
-from waldelta.leftovers import staging_folder, take_over
+from waldelta.leftovers import staging_folder
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
-from waldelta.quarantine import Quarantine
+from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.replay import Span
 from waldelta.standing import Due, Standing, read_published, read_standings
 from waldelta.target_mode import MIRROR, check_mirror
@@ -89,6 +89,19 @@ class _Run:
     stretches: Stretches
     quarantine: Quarantine
     gates: Mapping[str, TableGate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mended:
+    """What is staged of a target's rows: counts of it, the statement that commits it, the number of keys looked at.
+
+    ``filled`` is to be told of rows once that has been committed.
+    """
+
+    counts: dict[str, int]
+    statement: str
+    keys: int = 0
+    filled: Sequence[IncompleteRow] = ()
 
 
 def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None) -> Replayed:
@@ -217,33 +230,38 @@ def _replay_target(
         plan = plan_replay(connection, job, stretch, state, present, min(run.span.upto, watermark))
     if not plan.target.volume.rows and not plan.target.truncated:
         return None, 0
-    # Grows with every commit: a late writer of the same run is skipped once a later one has committed.
-    version = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options).version()
     app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
-    root, name = job.pipeline.target.root, state.table_name
-    folder = staging_folder(root, name, state.generation, watermark, job.run_id)
-    lock.check()
-    if take_over(root, name, partial(run.quarantine.forget, name, state.generation, watermark, lock.check)):
-        # A merge whose quarantined rows were just forgotten may go on in a Connect server, and a replay may have nothing to commit.
-        set_generation(run.spark, uri_of(job, name), state.generation)
+    name = state.table_name
+    folder = staging_folder(job.pipeline.target.root, name, state.generation, watermark, job.run_id)
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
-        counts, keys, statement = mend(run, plan, folder, told)
-        tag = CommitTag(app_id, version, job.run_id, counts=counts, verb="replay")
-        return _commit(run, plan, statement, tag, lock), keys
+        with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
+            lock.check()
+            take_over_target(run.spark, job, state, run.quarantine, partial(_still_at, run, state, watermark, lock))
+            # Grows with every commit: a late writer of the same run is skipped once a later one has committed.
+            version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
+            mended = mend(run, plan, folder, told)
+            tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
+            cut = _commit(run, plan, mended.statement, tag, lock)
+            if mended.filled:
+                run.quarantine.add(mended.filled, lock.check)
+            return cut, mended.keys
     except WaldeltaError:
         raise
     except Exception as err:
         raise writing_error(name, err) from err
-    finally:
-        for staged in ("", *_STAGED):
-            remove_folder(f"{folder}{staged}")
 
 
-def _mend_by_key(
-    run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]
-) -> tuple[dict[str, int], int, str]:
-    """Stage what differs; returns the counts of it, the number of keys looked at, and the statement that commits it."""
+def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) -> int:
+    """The target's watermark, which must be the one that was planned with."""
+    lock.check()
+    if run.held.of(state) > watermark:
+        raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+    return watermark
+
+
+def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]) -> _Mended:
+    """Stage what differs."""
     job, state, decode, (lock, done) = run.job, plan.target.state, plan.target.decode, told
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
@@ -251,29 +269,27 @@ def _mend_by_key(
     changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
     done.warnings += _told_skipped(state, changes)
     judged = judge_of(run.spark, job, plan.target, run.gates)
-    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, check=lock.check, replays=True)
+    filled: list[IncompleteRow] = []
+    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, check=lock.check, filled=filled)
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
-    return changes.counts, keys, merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
+    statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
+    return _Mended(changes.counts, statement, keys, filled)
 
 
-def _mend_whole(
-    run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]
-) -> tuple[dict[str, int], int, str]:
+def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]) -> _Mended:
     """The same for a table without a key, whose rows are all made anew; it has no keys to be counted."""
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
     statement = replace_statement(uri, parquet(folder), copied_columns(state), metadata_columns=kept)
-    return counts, 0, statement
+    return _Mended(counts, statement)
 
 
 def _commit(run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: AdvisoryLock) -> TargetCut:
     job, state = run.job, plan.target.state
     if not any(tag.counts.get(action) for action in _EFFECTS):
         return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))
-    lock.check()
-    if run.held.of(state) > plan.target.batches[1]:
-        raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+    _still_at(run, state, plan.target.batches[1], lock)
     fault_point("replay.merging")
     with tagged(run.spark, tag):
         run.spark.sql(statement).collect()

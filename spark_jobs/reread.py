@@ -83,11 +83,13 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     judge: Judge | None = None,
     *,
     check: Callable[[], None],
-    replays: bool = False,
+    filled: list[IncompleteRow] | None = None,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all; returns what to merge instead.
 
-    What is told of them takes the place of what a killed run told of the same batches; of a replay it is told beside it.
+    What is told of them takes the place of what a killed run told of the same batches. A replay's batches were applied before, so
+    that nobody would take back what it told: it is told beside that, and ``filled`` gets what is told of rows that end up in
+    the target, for the replay to tell once it has brought them there.
     ``check`` raises when the target is another run's meanwhile, whose rows of later batches would go.
     A quarantined row's later update takes the row out of quarantine, whatever its key is by then; a discarded one's doesn't, but
     another row at its key does. It stays discarded at another key that an update gives it. Raises
@@ -96,7 +98,7 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
-    state, after = plan.state, plan.batches[1] if replays else plan.batches[0]
+    state, after = plan.state, plan.batches[0] if filled is None else plan.batches[1]
     held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held and judge is None:
         return staged
@@ -115,9 +117,11 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     judged = Judged(work.completed()) if judge is None else judge(work.completed())
     work.tell_aside(judged.aside)
     work.keep_messages()
-    if replays:
-        if work.told:
-            quarantine.add(work.told, check)
+    if filled is not None:
+        latest = latest_rows(work.told)
+        filled += [row for row in work.told if latest[row.key].status in (RESOLVED, REREAD)]
+        if lacking_rows := [row for row in work.told if latest[row.key].status in (QUARANTINED, DISCARDED)]:
+            quarantine.add(lacking_rows, check)
     elif work.told or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.told, check)
     fault_point("reread.told")

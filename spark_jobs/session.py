@@ -168,7 +168,7 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
 
     Over Connect its id follows from the first one's key, so that a later run interrupts what a killed one left there.
     """
-    if not _is_connect(spark):
+    if not is_connect(spark):
         yield spark.newSession()
         return
     sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{getattr(spark, _KEY, spark.session_id)}:{number}")
@@ -185,10 +185,11 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
 
 def has_siblings(spark: SparkSession) -> bool:
     """Whether more sessions beside this one can be had; a Connect session made by hand doesn't say where from."""
-    return not _is_connect(spark) or "SPARK_REMOTE" in os.environ
+    return not is_connect(spark) or "SPARK_REMOTE" in os.environ
 
 
-def _is_connect(spark: SparkSession) -> bool:
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a Spark Connect server's, which goes on when its client is gone."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 

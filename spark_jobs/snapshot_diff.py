@@ -19,6 +19,7 @@ from spark_jobs.identifier import quote
 from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_rows import merge_rows, staged_names
+from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT, write_error
 from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
 from waldelta.column_names import RAW
@@ -26,7 +27,6 @@ from waldelta.copy import TableCopy
 from waldelta.errors import WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import remove_folder
 from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.watermark import uri_of
@@ -126,7 +126,7 @@ def _mend(
 ) -> TargetCut | None:
     """Stage and merge the differences; None when the target has a key twice."""
     folder = staging_folder(job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id)
-    try:
+    with staged_in(spark, folder):
         differences.write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).groupBy("action").count().collect()
         counts = {row["action"]: row["count"] for row in found}
@@ -140,8 +140,6 @@ def _mend(
             return commit_equal(spark, job, state, tag, copy.key_columns[0])
         merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
         return read_commit(job, state, tag)
-    finally:
-        remove_folder(folder)
 
 
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,12 @@ from spark_jobs.target import set_generation
 from waldelta.consume import SlotIdentity
 from waldelta.delta_log import DeltaLog, read_metadata
 from waldelta.errors import LateWriter, SnapshotLost
+from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import sync_commit, sync_commits
 from waldelta.ledger_rows import Run, TableState, TargetCut
 from waldelta.leftovers import take_over
+from waldelta.quarantine import Quarantine
 from waldelta.watermark import apply_app_id, uri_of
 
 if TYPE_CHECKING:
@@ -62,16 +64,35 @@ def commit_equal(spark: SparkSession, job: Job, state: TableState, tag: CommitTa
     return commit_untouched(spark, job, state)
 
 
-def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
-    """Remove what is staged for a target that is about to be copied, and fence who staged it.
+def take_over_target(
+    spark: SparkSession, job: Job, state: TableState, quarantine: Quarantine, applied: Callable[[], int]
+) -> None:
+    """Remove what others have staged for a target, and see to it that nothing of theirs comes any more.
 
-    A killed client's INSERT goes on in a Connect server. It reads nothing of the target, so Delta would let it commit beside the
-    copy, whose snapshot has its rows already; a commit of the table's properties is what makes it fail.
+    A killed client's statement goes on in a Connect server, and a run that lost its lock may be within its commit: a commit of the
+    table's properties makes either fail, also an INSERT, which reads nothing that could conflict. Only then is it known how
+    far the target is: ``applied`` asks, and raises when that leaves the caller nothing to do. What others told of rows of
+    later batches is dropped, as those never came.
     """
-    found, uri = take_over(job.pipeline.target.root, name), uri_of(job, name)
-    # Behind the removal: one that begins between the two would have its source and see the commit.
-    if found and DeltaTable.is_deltatable(uri, job.storage_options):
-        set_generation(spark, uri, generation)
+
+    def fence() -> None:
+        set_generation(spark, uri_of(job, state.table_name), state.generation)
+        fault_point("takeover.fenced")
+        quarantine.forget(state.table_name, state.generation, applied(), applied)
+
+    take_over(job.pipeline.target.root, state.table_name, fence)
+
+
+def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
+    """The same for a target that is about to be copied, whatever was staged: a statement that went on would double what the copy holds."""
+    uri = uri_of(job, name)
+
+    def fence() -> None:
+        if DeltaTable.is_deltatable(uri, job.storage_options):
+            set_generation(spark, uri, generation)
+
+    if not take_over(job.pipeline.target.root, name, fence):
+        fence()
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

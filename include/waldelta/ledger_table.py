@@ -86,7 +86,7 @@ class LedgerTable:
 
     @_again_when_changed
     def extend(
-        self, rows: Sequence[dict[str, Any]], after: Newest | None = None, check: Callable[[], None] | None = None
+        self, rows: Sequence[dict[str, Any]], after: Newest | None = None, check: Callable[[], object] | None = None
     ) -> list[dict[str, Any]]:
         """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``.
 
@@ -97,7 +97,7 @@ class LedgerTable:
             return self._extend(rows, after, check)
 
     def _extend(
-        self, rows: Sequence[dict[str, Any]], after: Newest | None, check: Callable[[], None] | None
+        self, rows: Sequence[dict[str, Any]], after: Newest | None, check: Callable[[], object] | None
     ) -> list[dict[str, Any]]:
         table = self._open()
         if check is not None:
@@ -163,7 +163,9 @@ class LedgerTable:
         )
 
     @_again_when_changed
-    def replace(self, rows: Sequence[dict[str, Any]], predicate: str, check: Callable[[], None] | None = None) -> None:
+    def replace(
+        self, rows: Sequence[dict[str, Any]], predicate: str, check: Callable[[], object] | None = None
+    ) -> None:
         """Put rows, behind all others, in the place of those that a predicate (of Delta's SQL) chooses, in one commit.
 
         Durable when it returns, a commit also where nothing is to be written; ``check`` as of extend().

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+import pyarrow as pa
+
 from waldelta.errors import TargetNotWritable
-from waldelta.lake import bookkeeping_uri, encode_segment, folders_in, list_folders, remove_folder
+from waldelta.fault import fault_point
+from waldelta.lake import bookkeeping_uri, encode_segment, folders_in, list_folders, remove_folder, write_parquet
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +64,20 @@ def staged_for(root: str, table_name: str) -> list[str]:
     return [uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))]
 
 
-def take_over(root: str, table_name: str, fence: Callable[[], None] | None = None) -> list[str]:
-    """Remove whatever is staged for a target, before anything is committed to it; the folders that were.
+def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str]:
+    """Remove whatever is staged for a target, before anything is committed to it, and ``fence`` who staged it; the folders that were.
 
-    Where there are any, ``fence`` first keeps out what whoever staged them would still write elsewhere.
-
-    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed.
-    Should such a run have a statement start late, which would find the target at a version below its own and do again what has
-    been done, the statement fails, since its source is gone. One that began before is refused by Delta, as a conflict: with the
-    transaction id where the same is applied again, else with what it has read, or with what the fence commits. Raises
-    TargetNotWritable for a folder that can't be removed: while it is there, nobody can be known to come too late.
+    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed. A
+    statement of theirs that starts late fails, since its source is gone; one that began before, by what the fence commits to the
+    target, as a conflict. So the fence comes last; until it has returned, a folder of ours stands for those that are gone, so
+    that whoever follows a kill in between fences, too. Raises TargetNotWritable for a folder that can't be removed: while it is
+    there, nobody can be known to come too late.
     """
     found = staged_for(root, table_name)
-    if found and fence is not None:
-        fence()
+    if not found:
+        return []
+    mark = f"{staging_folder(root, table_name, 0, 0, 'taken over')}-taken"
+    write_parquet(mark, pa.table({"folder": found}))
     for uri in found:
         log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
         if not remove_folder(uri):
@@ -82,6 +85,9 @@ def take_over(root: str, table_name: str, fence: Callable[[], None] | None = Non
                 f"{table_name}: {uri} can't be removed, and a late statement of another run could still apply it: make it "
                 "removable, or remove it; the next run goes on"
             )
+    fault_point("takeover.removed")
+    fence()
+    remove_folder(mark)
     return found
 
 

@@ -29,7 +29,7 @@ REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", 
 # How the reason begins of a row that a gate has set aside.
 FAILS = "fails "
 
-Check = Callable[[], None]
+Check = Callable[[], object]
 
 _UTC = pa.timestamp("us", tz="UTC")
 _ID_LETTERS = 16

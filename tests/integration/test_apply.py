@@ -13,10 +13,13 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
+from tests.going_on import insert_that_goes_on
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StateError
+from waldelta.lake import local_path
 from waldelta.ledger_rows import TableState, now
-from waldelta.watermark import last_cut
+from waldelta.leftovers import staged_for, staging_folder
+from waldelta.watermark import last_cut, uri_of
 
 pytestmark = [
     pytest.mark.pg,
@@ -34,8 +37,6 @@ BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
 
 
 def target_rows(spark, job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")):
-    from waldelta.watermark import uri_of
-
     frame = spark.read.format("delta").load(uri_of(job, table)).select(*columns)
     rows = [tuple(bytes(x) if isinstance(x, bytearray) else x for x in row) for row in frame.collect()]
     return sorted(rows, key=repr)
@@ -124,8 +125,6 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, datab
     """As PostgreSQL's subscriber does; an upsert would invent rows."""
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
     sync(spark, job)
-    from waldelta.watermark import uri_of
-
     spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
     database.execute("update t set v = 'x'")
     applied = run(spark, job)
@@ -204,6 +203,19 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, da
     assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
     assert target_rows(spark, job, columns=("id",)) == [(0,), (1,)]
     run(spark, job)
+    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+
+
+def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, database, lake, tmp_path):
+    """A killed client's, in a Connect server: the next run brings the same changes."""
+    database.execute("create table t(id int); insert into t values (1)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    sync(spark, job)
+    database.execute("insert into t values (2)")
+    local_path(staging_folder(lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
+    with insert_that_goes_on(spark, uri_of(job, "public.t"), tmp_path):
+        run(spark, job)
+    assert staged_for(lake, "public.t") == []
     assert target_rows(spark, job, columns=("id",)) == source_rows(database)
 
 

@@ -8,17 +8,20 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
+import spark_jobs.replay as replay_module
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.errors import LockHeld
 from waldelta.expectation_results import read_expectation_results
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
+from waldelta.replay import read_span
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -312,6 +315,29 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     assert listed["9"]["sent"] == {"id": "9", "v": "-9", "big": None}
     assert "expect_column_values_to_be_between on v" in listed["9"]["reason"]
     assert [chr(bytes.fromhex(message["raw"])[0]) for message in listed["9"]["messages"]] == ["I"]
+
+
+def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, database, monkeypatch):
+    """Its batches were applied before: nobody would take back what it told of rows that it then didn't bring."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1)")
+    made.run("first")
+    made.own(RULE.format("warn"))
+    job = replace(made.job, run_id="first")
+    span = read_span(job)
+
+    def killed(*_):
+        raise LockHeld("gone")
+
+    with monkeypatch.context() as first:
+        first.setattr(replay_module, "_commit", killed)
+        first.setattr(replay_module, "LOCK_TIMEOUT_S", 0.0)
+        assert list(replay_module.replay(made.spark, job, span).failures) == ["public.t"]
+    assert ([row["key"]["id"] for row in list_quarantined(made.job)], made.rows()) == (["1"], [])
+    assert replay_module.replay(made.spark, job, span).failures == {}
+    assert (list_quarantined(made.job), made.rows()) == ([], [(1, -1)])
 
 
 def test_later_changes_of_such_rows(gated, database, where_decoded):

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -14,7 +13,7 @@ from pyspark import TaskContext
 import spark_jobs.sync as sync_module
 from spark_jobs.sync import sync
 from tests.copies import before_rows
-from tests.waiting import wait_until
+from tests.going_on import insert_that_goes_on
 from waldelta.catalog import TableId
 from waldelta.errors import (
     ConfigError,
@@ -475,33 +474,17 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
         assert admin.execute(ours, (database.name,)).fetchone() == (0,)
 
 
-def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp_path):
-    """A killed client's INSERT reads nothing of the target, so that only the copy's own commit before it makes it fail."""
+@pytest.mark.parametrize("traced", [True, False], ids=["staged", "no trace left"])
+def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp_path, traced):
+    """Whoever was killed left its folder, or somebody removed that before."""
     lake = lake_of(
         "create table t (id int)",
         "insert into t values (1)",
         "create publication p for table t with (publish = 'insert')",
     )
     lake.sync()
-    uri, begun, copied = uri_of(lake.job, "public.t"), tmp_path / "begun", tmp_path / "copied"
-    Path(local_path(staging_folder(lake.job.pipeline.target.root, "public.t", 1, 1, "run-0"))).mkdir(parents=True)
-
-    def until_copied(batches):
-        begun.touch()
-        wait_until(copied.exists, timeout_s=120)
-        yield from batches
-
-    staged = str(tmp_path / "staged")
-    lake.frame("public", "t").coalesce(1).write.parquet(staged)
-    source = spark.read.parquet(staged)
-    late = source.mapInArrow(until_copied, source.schema)
-    with ThreadPoolExecutor(1) as pool:
-        insert = pool.submit(lambda: late.write.format("delta").mode("append").save(uri))
-        try:
-            wait_until(begun.exists)
-            lake.sync("public.t")
-        finally:
-            copied.touch()
-        with pytest.raises(Exception, match="DELTA_METADATA_CHANGED"):
-            insert.result()
+    if traced:
+        Path(local_path(staging_folder(lake.job.pipeline.target.root, "public.t", 1, 1, "run-0"))).mkdir(parents=True)
+    with insert_that_goes_on(spark, uri_of(lake.job, "public.t"), tmp_path):
+        lake.sync("public.t")
     assert lake.rows("t") == [(1,)]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
+
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
 from tests.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, Scene
 from tests.standby import ask, catch_up, follow, keep_slot, promote
-from waldelta.lake import target_uri
+from waldelta.lake import target_uri, write_parquet
 from waldelta.ledger_rows import now
+from waldelta.leftovers import staging_folder
 
 
 def changes(scene: Scene) -> None:
@@ -70,6 +73,12 @@ def behind(scene: Scene) -> None:
     scene.write()
     scene.break_off("consume.landed")
     scene.write(4)
+
+
+def left_staged(scene: Scene) -> None:
+    """Changes that a killed run had staged for a target."""
+    scene.write()
+    write_parquet(staging_folder(scene.root, f"public.{KEYED[0]}", 1, 1, "killed"), pa.table({"action": ["insert"]}))
 
 
 def emitted(scene: Scene) -> None:

@@ -48,6 +48,7 @@ STEPS: tuple[Step, ...] = (
     )),
     *(Step(point, prepare=prepared.failed_over) for point in ("failover.marked", "failover.recorded")),
     *(Step(point, prepare=prepared.emitted) for point in ("messages.writing", "messages.written")),
+    *(Step(point, prepare=prepared.left_staged) for point in ("takeover.removed", "takeover.fenced")),
     *(Step(point) for point in (
         "apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cutting", "apply.cut",
     )),

@@ -68,13 +68,29 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
     for name in tables:
         both = name in ("public.a", "public.a-1")
         mine = [folders[name], f"{folders[name]}-fills"] if both else [folders[name]]
-        fenced = []
-        assert (
-            sorted(take_over(lake, name, lambda name=name, fenced=fenced: fenced.extend(staged_for(lake, name))))
-            == mine
-        )
-        assert sorted(fenced) == mine
+        standing = []
+        removed = take_over(lake, name, lambda name=name, standing=standing: standing.extend(staged_for(lake, name)))
+        assert sorted(removed) == mine
+        # Behind the removal, as somebody may begin until then; something still tells whoever comes after a kill.
+        assert not set(standing) & set(mine)
+        assert len(standing) == 1
         assert take_over(lake, name, lambda: pytest.fail("nothing is left to be kept out")) == []
+
+
+def test_who_was_to_be_kept_out_is_after_a_kill(lake):
+    """What was staged is gone by then."""
+    stage(staging_folder(lake, "public.t", 1, 7, "killed"), DAY)
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take_over(lake, "public.t", killed)
+    fenced = []
+    (mark,) = take_over(lake, "public.t", lambda: fenced.append(True))
+    assert fenced == [True]
+    assert not local_path(mark).exists()
+    assert staged_for(lake, "public.t") == []
 
 
 def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, caplog):
@@ -84,7 +100,7 @@ def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, ca
     (tmp_path / "elsewhere").mkdir()
     local_path(stuck).symlink_to(tmp_path / "elsewhere")  # which nobody may remove as a folder
     with pytest.raises(TargetNotWritable, match="late statement"):
-        take_over(lake, "public.t")
+        take_over(lake, "public.t", lambda: pytest.fail("nobody is kept out while a source is there"))
     assert stuck in staged_for(lake, "public.t")
     assert f"{stuck} can't be removed: " in caplog.text
     assert (remove_folder(stuck), remove_folder(other)) == (False, True)
