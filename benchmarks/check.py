@@ -4,7 +4,7 @@ A ratio is worse beyond the measured noise; anything that has a target is, too, 
 Shares grow when all else gets faster, and other seconds and megabytes are the machine's affair. What the last run didn't measure is
 told, and excused.
 
-``--accept`` stores the last result as the reference, with the day, the commit and the versions it is of; what is in it of workloads
+``--accept`` stores the last result as the reference, and its picture, with the day, the commit and the versions it is of; what is in it of workloads
 that weren't measured stays, with its own.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.plot import draw
 from benchmarks.results import LAST, REFERENCE, Result, Score, read, write
 from benchmarks.targets import target_of
 from benchmarks.workloads import BASELINES
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.accept:
         reference = accept(read(REFERENCE) if REFERENCE.exists() else None, last)
         write(reference, REFERENCE)
+        draw(reference, REFERENCE.with_suffix(".png"))
         sys.stdout.write(
             f"{REFERENCE} holds {len(reference.scores)} scores of {len(reference.measurements)} measurements from now on\n"
         )
