@@ -277,7 +277,7 @@ def retry_until(moment, spark, job, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("spark_jobs.repair.fault_point", at)
-        patched.setattr("spark_jobs.repair.remove_folder", lambda _: None)
+        patched.setattr("spark_jobs.staging.remove_folder", lambda _: None)
         run_retry(spark, job, by="Ann")
 
 
