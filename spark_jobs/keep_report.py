@@ -17,6 +17,7 @@ from waldelta.expectation_results import (
 from waldelta.judged import Judged, JudgedSuites
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
+from waldelta.ledger_table import Newest, again_when_late
 from waldelta.profiles import Profile, Profiles
 from waldelta.quarantined import keep_unknown_told
 
@@ -35,15 +36,21 @@ def keep_report(
     ``since``: of what a run has judged at a later version since then, nothing is entered as found, for that is the last word.
     """
     at = now()
-    later = {} if since is None else newest_versions(ledger.root, since, ledger.storage_options)
-    _record(ledger, report, at, later)
+    later = _record(ledger, report, at, since)
     _recount_unknown(ledger, report, later)
     _keep_profiles(ledger, report, at)
     _keep_suites(ledger, report, at, (known, states))
     _log(report)
 
 
-def _record(ledger: Ledger, report: QualityReport, at: datetime, later: Mapping[str, int]) -> None:
+@again_when_late
+def _record(ledger: Ledger, report: QualityReport, at: datetime, since: datetime | None) -> dict[str, int]:
+    """Returns the versions that others have judged since then."""
+    later: dict[str, int] = {}
+    after: Newest | None = None
+    if since is not None:
+        tables = [verdict.table for verdict in report.tables]
+        later, after = newest_versions(ledger.root, since, tables, ledger.storage_options)
     rows = [
         ExpectationResult(
             at,
@@ -62,7 +69,8 @@ def _record(ledger: Ledger, report: QualityReport, at: datetime, later: Mapping[
         for verdict in _last_words(report, later)
         for outcome in verdict.outcomes
     ]
-    append_expectation_results(ledger.root, rows, ledger.storage_options)
+    append_expectation_results(ledger.root, rows, ledger.storage_options, after)
+    return later
 
 
 def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVerdict]:

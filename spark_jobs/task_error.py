@@ -25,7 +25,10 @@ _FENCED = re.compile(
 
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
-    """The error that a task raised, if it is one of ours."""
+    """The error that a task raised, if it is one of ours.
+
+    The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's rule again.
+    """
     for name, message in _NAMED.findall(str(err)):
         kind = getattr(errors, name, None)
         if kind is errors.DecodeError and (read := errors.DecodeError.parse(message.strip())) is not None:

@@ -241,9 +241,10 @@ class LakeError(WaldeltaError):
 
 
 class TargetNotWritable(LakeError):
-    """The target folder can't be written, or what lies there can't be removed; a disk may have room again, a store answer."""
+    """The target folder can't be written, or what lies there can't be removed.
 
-    retryable = True
+    Who raises it says where trying again can help: else a copy would read its table from the source anew for a full disk.
+    """
 
 
 class LateWriter(LakeError):

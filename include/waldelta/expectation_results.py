@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger_table import LedgerTable
+from waldelta.ledger_table import LedgerTable, Newest
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
@@ -71,11 +71,14 @@ def told_unknown(rows: int) -> str:
 
 
 def append_expectation_results(
-    root: str, results: Sequence[ExpectationResult], storage_options: dict[str, str] | None = None
+    root: str,
+    results: Sequence[ExpectationResult],
+    storage_options: dict[str, str] | None = None,
+    after: Newest | None = None,
 ) -> None:
-    """Add a run's results in one commit, creating the table with the first."""
+    """Add a run's results in one commit, creating the table with the first; raises LateWriter when they don't come ``after`` what they were to."""
     if results:
-        expectations_table(root, storage_options).extend([asdict(result) for result in results])
+        expectations_table(root, storage_options).extend([asdict(result) for result in results], after)
 
 
 def read_expectation_results(root: str, storage_options: dict[str, str] | None = None) -> list[ExpectationResult]:
@@ -97,11 +100,16 @@ def told_last(
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
 
 
-def newest_versions(root: str, since: datetime, storage_options: dict[str, str] | None = None) -> dict[str, int]:
-    """The latest version of each target that a check has entered results of since then."""
-    rows = expectations_table(root, storage_options).scan(["table_name", "version"], since)
+def newest_versions(
+    root: str, since: datetime, tables: Collection[str], storage_options: dict[str, str] | None = None
+) -> tuple[dict[str, int], Newest]:
+    """The latest version of each of these targets that a check has entered results of since then, and the last row that says so."""
+    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    rows = expectations_table(root, storage_options).scan(["at", "table_name", "version"], since, named)
+    at = rows["at"][-1].as_py() if rows.num_rows else None
     newest = rows.filter(pc.is_valid(rows["version"])).group_by("table_name").aggregate([("version", "max")])
-    return dict(zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True))
+    versions = dict(zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True))
+    return versions, Newest(at, named & (pc.field("at") >= since), kept=False)
 
 
 def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:

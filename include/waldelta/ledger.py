@@ -178,6 +178,11 @@ class Ledger:
         """All states of all targets, or of one, oldest first."""
         return self._read(TableState, None if table_name is None else pc.field("table_name") == table_name)
 
+    def generations(self) -> list[tuple[str, int, str]]:
+        """Table, generation and status of all states of all targets, oldest first; without what else they hold, which is most of them."""
+        rows = self._table(TableState).scan(["table_name", "generation", "status"])
+        return [(row["table_name"], row["generation"], row["status"]) for row in rows.to_pylist()]
+
     def batches(self) -> list[BatchCut]:
         """All cuts, oldest first."""
         return self._read(BatchCut)

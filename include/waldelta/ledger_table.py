@@ -46,6 +46,13 @@ _again_when_changed = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
+# For whoever looks at a table's rows and appends, as Newest says, what follows from them: he looks again.
+again_when_late = tenacity.retry(
+    retry=tenacity.retry_if_exception_type(LateWriter),
+    wait=tenacity.wait_random(0.01, 0.2),
+    stop=tenacity.stop_after_attempt(_ATTEMPTS),
+    reraise=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,12 @@ def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str
     for uri in found:
         log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
         if not remove_folder(uri):
-            raise TargetNotWritable(
+            error = TargetNotWritable(
                 f"{table_name}: {uri} can't be removed, and a late statement of another run could still apply it: make it "
                 "removable, or remove it; the next run goes on"
             )
+            error.retryable = True  # nothing was read for it yet, and a store may answer again
+            raise error
     fault_point("takeover.removed")
     fence()
     remove_folder(mark)

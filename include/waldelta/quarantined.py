@@ -29,7 +29,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
-from waldelta.standing import SYNCED
+from waldelta.standing import held_generations
 from waldelta.watermark import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
@@ -116,8 +116,7 @@ def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None
     """
     root, options, told = ledger.root, ledger.storage_options, dict(told)
     while told:
-        # A copy that is under way, or failed, has left the target as it was.
-        held = {row.table_name: row.generation for row in ledger.table_rows() if row.status == SYNCED}
+        held = held_generations(ledger)
         counts = Quarantine(root, options).unknown_counts({name: held[name] for name in told if name in held})
         found = {name: counts.get(name, 0) for name in sorted(told) if told[name] != told_unknown(counts.get(name, 0))}
         if not found:
@@ -149,8 +148,8 @@ def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
     return {name: state for name, state in states.items() if tables is None or name in tables}
 
 
-def _open_rows(job: Job, states: dict[str, TableState]) -> list[IncompleteRow]:
-    generations = {name: state.generation for name, state in states.items()}
+def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
+    generations = {name: held for name, held in held_generations(job.ledger).items() if name in tables}
     return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
 
 
@@ -162,14 +161,19 @@ def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
     return sorted({tables[row] for row in rows or tables})
 
 
-def _check_committed(job: Job, states: dict[str, TableState], rows: Iterable[IncompleteRow]) -> None:
+def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteRow]) -> None:
     """Whoever does a batch again tells anew what it quarantines."""
-    watermarks = Watermarks(job, job.slot_identity())
-    applied = {name: watermarks.of(state) for name, state in states.items()}
+    watermarks, held = Watermarks(job, job.slot_identity()), held_generations(job.ledger)
+    applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
         raise StateError(
             f"{', '.join(early)}: the run that quarantined these rows broke off: let another one end first"
         )
+
+
+def _state_of(job: Job, table_name: str, generation: int) -> TableState:
+    """What was told last of one of a target's generations."""
+    return next(row for row in reversed(job.ledger.table_rows(table_name)) if row.generation == generation)
 
 
 def _told(row: IncompleteRow) -> dict[str, Any]:

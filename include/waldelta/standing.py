@@ -17,6 +17,7 @@ import psycopg
 from waldelta.errors import LakeError, LateWriter, LockHeld
 from waldelta.failure import ERRORS
 from waldelta.job import Job
+from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.patience import read_barred
@@ -189,6 +190,13 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
         begun = 0 if before is None or row.status in (SYNCED, REMOVED) else before.attempts
         found[row.table_name] = Life(row, copied, begun + (row.status == COPYING))
     return found
+
+
+def held_generations(ledger: Ledger) -> dict[str, int]:
+    """Of which of its copies and repairs each target is: one that is under way, or failed, has its number in the ledger already."""
+    rows = ledger.generations()
+    newest = {name: generation for name, generation, _ in rows}
+    return newest | {name: generation for name, generation, status in rows if status == SYNCED}
 
 
 def read_published(

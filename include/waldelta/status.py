@@ -18,7 +18,7 @@ from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings
-from waldelta.standing import Standing, read_published, read_standings
+from waldelta.standing import Standing, held_generations, read_published, read_standings
 
 
 def read_status(job: Job) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def read_status(job: Job) -> dict[str, Any]:
         published = read_published(connection, job)
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    lacking = quarantine.open_counts({s.table_name: s.state.generation for s in standings if s.state is not None})
+    lacking = quarantine.open_counts(held_generations(job.ledger))
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,

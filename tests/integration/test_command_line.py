@@ -21,6 +21,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 from waldelta.quarantined import discard_quarantined, list_quarantined
+from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
 # What is left to the interpreter's end would go wrong.
@@ -83,6 +84,19 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     assert (listed["key"], listed["lsn"], listed["reason"]) == ({"id": "7"}, "0/18", "gone")
     message = {"batch": 1, "seq": 3, "lsn": "0/17", "xid": 9, "raw": "4900ff"}
     assert listed["messages"] == [message, message | {"seq": 2, "raw": None}]
+    # A copy that is under way, or failed, leaves the target, and what it lacks, as it was.
+    for status in ("copying", "failed"):
+        copy_again(job, status)
+        assert [row["key"] for row in list_quarantined(job)] == [{"id": "7"}]
+        told = read_status(job)["targets"]["public.t"]
+        assert (told["status"], told["quarantined"]) == (status, 1)
+    copy_again(job, "synced")
+    assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == ([], 0)
+
+
+def copy_again(job, status):
+    """What the ledger says of a second copy."""
+    job.ledger.append(TableState(now(), "r", "public.t", 2, status, incarnation=job.slot_identity().incarnation))
 
 
 @pytest.fixture
@@ -115,6 +129,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     with target_lock(job, "public.t"):
         assert discard("--tables=public.t") == (1, [])
     assert len(list_quarantined(job)) == 2
+    copy_again(job, "failed")  # which leaves the target as it was
     code, (done,) = discard("--row", eight.id, "--by", "Ann", "--reason", "test data")
     assert (code, done["id"], done["key"], done["by"], done["reason"]) == (0, eight.id, {"id": "8"}, "Ann", "test data")
     last = Quarantine(lake).rows("public.t", 1)[-1]

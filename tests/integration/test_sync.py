@@ -444,8 +444,8 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
     assert ready.states() == {}
 
 
-def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path):
-    """A folder that holds foreign files is left alone."""
+def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path, caplog):
+    """A folder that holds foreign files is left alone, and the source isn't asked for another snapshot."""
     lake = lake_of(
         "create table t (id int primary key)", "insert into t values (1)", "create publication p for table t"
     )
@@ -455,6 +455,8 @@ def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path):
     with pytest.raises(SyncFailed) as caught:
         lake.sync()
     assert isinstance(caught.value.failures["public.t"], TargetNotWritable)
+    assert not caught.value.retryable
+    assert "starts again" not in caplog.text
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 

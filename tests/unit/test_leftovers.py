@@ -99,8 +99,9 @@ def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, ca
     stage(other, DAY, "net")
     (tmp_path / "elsewhere").mkdir()
     local_path(stuck).symlink_to(tmp_path / "elsewhere")  # which nobody may remove as a folder
-    with pytest.raises(TargetNotWritable, match="late statement"):
+    with pytest.raises(TargetNotWritable, match="late statement") as caught:
         take_over(lake, "public.t", lambda: pytest.fail("nobody is kept out while a source is there"))
+    assert caught.value.retryable
     assert stuck in staged_for(lake, "public.t")
     assert f"{stuck} can't be removed: " in caplog.text
     assert (remove_folder(stuck), remove_folder(other)) == (False, True)

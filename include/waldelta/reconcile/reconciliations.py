@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger_table import LedgerTable
+from waldelta.ledger_table import LedgerTable, Newest, again_when_late
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
@@ -106,11 +106,26 @@ class Reconciliations:
         """Add what one run found, in one commit.
 
         ``since``: when it began. What another has answered since then of a later version of a target, or repaired, is the last word.
+        Raises LateWriter when others keep entering answers on the same targets between the look at them and the commit.
         """
-        later = self.history(since).to_pylist() if since is not None and rows else []
-        rows = [row for row in rows if row.status == REPAIRED or not any(_is_behind(row, one) for one in later)]
+        if rows and since is not None:
+            self._add_behind(rows, since)
+        else:
+            self._extend(rows)
+
+    @again_when_late
+    def _add_behind(self, rows: Sequence[Reconciliation], since: datetime) -> None:
+        same = pc.field("table_name").isin(pa.array([row.table_name for row in rows], pa.string()))
+        later = self.history(since).filter(same).to_pylist()
+        newest = Newest(later[-1]["at"] if later else None, same & (pc.field("at") >= since), kept=False)
+        self._extend(
+            [row for row in rows if row.status == REPAIRED or not any(_is_behind(row, one) for one in later)], newest
+        )
+
+    def _extend(self, rows: Sequence[Reconciliation], after: Newest | None = None) -> None:
         if rows:
-            self._table.extend([asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)])
+            told = [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
+            self._table.extend(told, after)
 
     def of_run(self, run_id: str) -> list[Reconciliation]:
         """What one run found, by table; of one that was tried again, what it found last."""

@@ -15,7 +15,7 @@ from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check
-from waldelta.standing import COPYING, REMOVED, SYNCED
+from waldelta.standing import COPYING, REMOVED, SYNCED, held_generations
 
 # Runs whose results are read, newest first, for since when a table is behind.
 _MOST_RESULTS = 20
@@ -181,14 +181,6 @@ def latest_states(lake: Bookkeeping) -> list[CopyState]:
     return found
 
 
-def held_generations(lake: Bookkeeping) -> dict[str, int]:
-    """Of which of its copies and repairs each target is: one that is under way, or failed, has its number in the ledger already."""
-    rows = lake.scan(TableState, ("table_name", "generation", "status"))
-    ended = last_rows(rows.filter(pc.field("status") == SYNCED), ["table_name"])
-    newest = pa.concat_tables([last_rows(rows, ["table_name"]), ended])
-    return dict(zip(newest["table_name"].to_pylist(), newest["generation"].to_pylist(), strict=True))
-
-
 def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]:
     """When these targets were last copied as a whole, or compared row by row by a resync.
 
@@ -232,7 +224,7 @@ def read_tables(
     where they have been read already.
     """
     states = list(latest_states(lake) if latest is None else latest)
-    lacking = count_open(lake, held_generations(lake))
+    lacking = count_open(lake, held_generations(lake.ledger))
     landing = [run for run in runs if run.verb in LANDING and run.as_of is not None]
     behind = _behind(lake, landing)
     upto = max((run.as_of for run in landing if run.as_of is not None and run.status != "running"), default=None)

@@ -14,8 +14,8 @@ from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, SentMessage
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.decided import read_decided
-from waldelta.review.freshness import held_generations
 from waldelta.review.lacking import open_keys, read_by_id, read_open, read_since
+from waldelta.standing import held_generations
 from waldelta_airflow.views.decisions import quarantine_dag
 from waldelta_airflow.views.pages import Turning
 from waldelta_airflow.views.render import render
@@ -67,7 +67,7 @@ def quarantine_page(
     asked: str | None = None,
 ) -> str:
     """The rows that targets lack, by key, and what can be decided on them; ``asked`` is the run that was asked for just now."""
-    generations = held_generations(lake)
+    generations = held_generations(lake.ledger)
     keys = open_keys(lake, generations)
     reason = pc.fill_null(keys["reason"], "")
     keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
@@ -126,7 +126,7 @@ def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) 
         here="quarantine",
         row=row,
         since=read_since(lake, row),
-        is_past=held_generations(lake).get(row.table_name) != row.generation,
+        is_past=held_generations(lake.ledger).get(row.table_name) != row.generation,
         values=list(_values(row, _ON_PAGE)),
         messages=[(message, *_dump(message)) for message in row.messages or ()],
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import tenacity
 
+from waldelta.errors import LateWriter
 from waldelta.ledger_rows import now
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations, last_answers
 from waldelta.reconcile.report import prune_pages, write_pages
@@ -53,17 +55,44 @@ MEANWHILE = {
 }
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before it looks", "once it has looked"])
 @pytest.mark.parametrize("status, version, found, held, expected", MEANWHILE.values(), ids=MEANWHILE)
 def test_an_answer_of_before_what_another_run_has_entered_is_not_the_last_word(
-    tmp_path, status, version, found, held, expected
+    tmp_path, monkeypatch, status, version, found, held, expected, late
 ):
     """A run over many tables enters at its end what it found of the first."""
     kept, began = Reconciliations(tmp_path.as_uri()), now()
     table, status = ("public.u", "equal") if status == "other" else ("public.t", status)
-    kept.add([row("other", table, status, version=version)])
+    read, others = Reconciliations.history, [row("other", table, status, version=version)]
+    if not late:
+        kept.add([others.pop()])
+
+    def history(self, since=None):
+        rows = read(self, since)
+        if others:
+            kept.add([others.pop()])
+        return rows
+
+    monkeypatch.setattr(Reconciliations, "history", history)
     kept.add([row("this", status=found, version=held)], began)
     last = kept.latest()["public.t"]
     assert (last.status, last.run_id) == expected
+
+
+def test_whoever_is_always_too_late_gives_up(tmp_path, monkeypatch):
+    """Others enter what they found behind each look: nothing is entered by what was looked at."""
+    kept, began, read = Reconciliations(tmp_path.as_uri()), now(), Reconciliations.history
+
+    def history(self, since=None):
+        rows = read(self, since)
+        kept.add([row("other", status="failed")])
+        return rows
+
+    monkeypatch.setattr(Reconciliations, "history", history)
+    monkeypatch.setattr(Reconciliations._add_behind.retry, "stop", tenacity.stop_after_attempt(2))
+    with pytest.raises(LateWriter):
+        kept.add([row("this")], began)
+    assert kept.of_run("this") == []
 
 
 def test_the_last_answer_of_each_table_is_kept(tmp_path):

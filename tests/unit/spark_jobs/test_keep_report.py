@@ -7,12 +7,13 @@ from datetime import timedelta
 
 import pytest
 
+from spark_jobs import keep_report as reports
 from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, plan_suite
 from spark_jobs.judged_before import Known
 from spark_jobs.keep_report import keep_report
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict
 from waldelta import quarantined
-from waldelta.expectation_results import ALL_VALUES_KNOWN, read_expectation_results, told_unknown
+from waldelta.expectation_results import ALL_VALUES_KNOWN, newest_versions, read_expectation_results, told_unknown
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
@@ -28,13 +29,24 @@ def report(run_id, version, *, success):
     return QualityReport(run_id, (TableVerdict("public.t", version, found, ("c: not checked",), None, 0.0),))
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before it looks", "once it has looked"])
 @pytest.mark.parametrize(
     ("version", "expected"), [(3, ["run"]), (4, ["run", "night"]), (5, ["run", "night"]), (None, ["run", "night"])]
 )
-def test_a_verdict_on_an_older_version_is_not_the_last_word(lake, version, expected):
+def test_a_verdict_on_an_older_version_is_not_the_last_word(lake, monkeypatch, version, expected, late):
     """A run has judged a later one while maintenance was looking."""
     ledger, began = Ledger(lake), now() - timedelta(seconds=9)
-    keep_report(ledger, report("run", 4, success=False), Known(), {})
+    runs = [report("run", 4, success=False)]
+    if not late:
+        keep_report(ledger, runs.pop(), Known(), {})
+
+    def look(*asked):
+        found = newest_versions(*asked)
+        if runs:
+            keep_report(ledger, runs.pop(), Known(), {})
+        return found
+
+    monkeypatch.setattr(reports, "newest_versions", look)
     keep_report(ledger, report("night", version, success=True), Known(), {}, began)
     assert list(dict.fromkeys(row.run_id for row in read_expectation_results(lake))) == expected
 

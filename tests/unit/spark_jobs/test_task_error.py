@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from spark_jobs import target, writable
+from spark_jobs.attempts import told
 from spark_jobs.task_error import is_conflict, named_error, of_table
-from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse
+from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, TargetNotWritable
+from waldelta.unwritable import unwritable
 
 ERRORS = [
     DecodeError(
@@ -31,6 +34,23 @@ def test_the_same_error_again(err):
             err.offset,
             err.detail,
         )
+
+
+URI = "file:///lake/t"
+READERS = {
+    "told by a task": lambda said: named_error(RuntimeError(told(unwritable(URI, OSError(said))))),
+    "of the change log": lambda said: writable.write_error(URI, RuntimeError(f"java.io.IOException: {said}")),
+    "of a target": lambda said: target.write_error(URI, RuntimeError(f"java.io.IOException: {said}")),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("said", ["No space left on device (os error 28)", "Permission denied (os error 13)"])
+def test_a_full_disk_and_a_refused_right_are_not_tried_again(read, said):
+    """A copy's next attempt would read the whole table from the source once more."""
+    error = read(said)
+    assert (type(error), error.retryable) == (TargetNotWritable, False)
+    assert said.partition(" (")[0] in str(error)
 
 
 CONFLICTS = {
