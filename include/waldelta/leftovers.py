@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 STAGING = "staging"
 # Of a table's name in a folder's, which file systems bound, as they do the whole path.
 _LONGEST_NAME = 100
+# How the name ends of a folder that stands for those of runs which are still to be fenced.
+_TAKEN = "-taken"
 # What follows the table: generation, batch, run, and which of the run's folders it is.
 _REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
 
@@ -76,9 +78,13 @@ def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str
     found = staged_for(root, table_name)
     if not found:
         return []
-    mark = f"{staging_folder(root, table_name, 0, 0, 'taken over')}-taken"
-    write_parquet(mark, pa.table({"folder": found}))
+    mark = next((uri for uri in found if uri.endswith(_TAKEN)), None)
+    if mark is None:
+        mark = staging_folder(root, table_name, 0, 0, "") + _TAKEN
+        write_parquet(mark, pa.table({"folder": found}))
     for uri in found:
+        if uri == mark:
+            continue
         log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
         if not remove_folder(uri):
             error = TargetNotWritable(

@@ -102,7 +102,10 @@ def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, ca
     with pytest.raises(TargetNotWritable, match="late statement") as caught:
         take_over(lake, "public.t", lambda: pytest.fail("nobody is kept out while a source is there"))
     assert caught.value.retryable
-    assert stuck in staged_for(lake, "public.t")
+    with pytest.raises(TargetNotWritable):
+        take_over(lake, "public.t", lambda: None)
+    assert stuck in (standing := staged_for(lake, "public.t"))
+    assert len(standing) <= 3  # with the other one, perhaps, and with what stands for both
     assert f"{stuck} can't be removed: " in caplog.text
     assert (remove_folder(stuck), remove_folder(other)) == (False, True)
     with pytest.raises(TargetNotWritable, match="read along"):
