@@ -37,6 +37,7 @@ from waldelta.peek import end_old_backends
 from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
 from waldelta.quarantined import tell_unknown_anew
+from waldelta.recover import never_compared
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
@@ -73,11 +74,12 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             end_old_backends(job.slot_conninfo, job.pipeline.source.slot)
             slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
+            uncompared = never_compared(connection, job, job.slot_identity())
             result.as_of = committed_upto(connection, server, asked).isoformat()
         result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
         found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
         result.slot_critical = critical(found)
-        result.warnings += [f"when the run began, {text}" for text in tell(found)]
+        result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
         lock.check()  # what comes first may end another run's reader, and move the slot
         drained = drain(spark, job, lock.check)
     result.landed_as_of = landed_as_of

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -82,10 +82,12 @@ def consume(
     when somebody else reads it.
     """
     fault_point("consume.landed")
-    ledger.append(replace(move, at=now(), event="intent"))
+    by_get = source.options.acknowledge == "get"
+    ledger.append(replace(move, at=now(), event="intent", compared_after=by_get))
     fault_point("consume.intended")
-    if source.options.acknowledge == "get":
+    if by_get:
         consumed = _get_verified(connection, source, move, landed)
+        ledger.append(replace(move, at=now(), event="compared"))
     else:
         if source.options.acknowledge == "peek":
             check_landed(connection, source, move, landed)
@@ -98,36 +100,46 @@ def consume(
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What landed of WAL that was read by the same request, from ``begins`` on.
+    """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from the first to the last.
 
-    ``asked`` is that request; None: it was read by a version that didn't tell.
+    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all that landed.
     """
 
     asked: Asked | None
     begins: int
-    transactions: Transactions
+    batches: tuple[int, int]
+    messages: int = 0
+    transactions: Transactions = field(default_factory=Transactions)
+
+    def __add__(self, behind: Stretch) -> Stretch:
+        """With what was read behind it, likewise."""
+        batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
+        return Stretch(self.asked, self.begins, batches, messages, self.transactions + behind.transactions)
 
 
 def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
     """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
     held = _held(connection, source, move.lsn)
     if not _agree(connection, held, landed):
-        raise _mismatch(source, move, held, landed)
+        raise _mismatch(source, move, held, landed, f"batch {move.batch}")
 
 
-def check_behind(connection: Connection, source: Source, move: SlotMove, behind: Sequence[Stretch]) -> None:
-    """The same of what other runs landed behind the slot, whose pipeline files may have asked for more, or less, than this one's."""
-    stands = confirmed_lsn(connection, source.slot).value
-    ends = [*(stretch.begins for stretch in behind[1:]), move.lsn]
-    for stretch, end in zip(behind, ends, strict=True):
-        if end <= stretch.begins and stretch.transactions == Transactions():
-            continue
-        try:
-            _check_stretch(connection, source, replace(move, lsn=end), stretch, stands)
-        except psycopg.errors.UndefinedObject as err:
-            # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
-            between = LsnRange(Lsn(stretch.begins), Lsn(end))
-            log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
+def check_behind(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> bool:
+    """The same of what other runs landed behind the slot, which ``stands`` there or before.
+
+    Their pipeline files may have asked for more, or less, than this one's. Returns whether it was compared: there may be nothing
+    to compare, or no way.
+    """
+    if move.lsn <= stretch.begins and stretch.transactions == Transactions():
+        return False
+    try:
+        _check_stretch(connection, source, move, stretch, stands)
+    except psycopg.errors.UndefinedObject as err:
+        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
+        between = LsnRange(Lsn(stretch.begins), Lsn(move.lsn))
+        log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
+        return False
+    return True
 
 
 def _check_stretch(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> None:
@@ -140,7 +152,9 @@ def _check_stretch(connection: Connection, source: Source, move: SlotMove, stret
         if _agree(connection, held, landed):
             return
         differing = differing or held
-    raise _mismatch(source, move, differing or Transactions(), landed)
+    first, last = stretch.batches
+    batches = f"batch {last}" if first == last else f"batches {first} to {last}"
+    raise _mismatch(source, move, differing or Transactions(), landed, batches)
 
 
 def _as_then(connection: Connection, source: Source, stretch: Stretch) -> Iterator[Source]:
@@ -151,10 +165,12 @@ def _as_then(connection: Connection, source: Source, stretch: Stretch) -> Iterat
         yield from _asked_otherwise(connection, source)
 
 
-def _mismatch(source: Source, move: SlotMove, held: Transactions, landed: Transactions) -> ConsumeMismatch:
+def _mismatch(
+    source: Source, move: SlotMove, held: Transactions, landed: Transactions, batches: str
+) -> ConsumeMismatch:
     return ConsumeMismatch(
-        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in batch {move.batch}; nothing was "
-        "consumed: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
+        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in {batches}; nothing was "
+        "consumed of that: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
         "start afresh"
     )
 
@@ -205,10 +221,19 @@ def _get_verified(connection: Connection, source: Source, move: SlotMove, landed
         consumed = _count(connection, inner, two_phase=source.options.two_phase)
     fault_point("consume.got")
     if not _agree(connection, consumed, landed):
-        kept = _keep_copy(connection, source.slot, keep)
+        differs = f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
+        # Before anything else may fail: whoever looks for it later finds it here.
+        log.error(differs)
+        try:
+            kept = _keep_copy(connection, source.slot, keep)
+        except psycopg.Error as err:
+            raise ConsumeMismatch(
+                f"{differs}; the copy of the slot that holds these changes could not be kept ({err}): reconcile tells what differs "
+                "from the source; teardown, setup and resync start afresh"
+            ) from err
         raise ConsumeMismatch(
-            f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}; the slot {kept!r} "
-            f"still holds these changes: compare them with the change log, then drop one of the two slots"
+            f"{differs}; the slot {kept!r} still holds these changes: compare them with the change log, then drop one of "
+            "the two slots"
         )
     connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed

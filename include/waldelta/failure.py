@@ -48,7 +48,7 @@ REMEDIES: dict[str, str] = {
     "StandbyAway": "start it, or let it catch up; or take it out of synchronized_standby_slots",
     "SourceChanged": "docs/failover.md: point the connection back, or resync",
     "PeekTimeout": "look for a huge or very old transaction",
-    "ConsumeMismatch": "docs/consume.md; nothing is lost",
+    "ConsumeMismatch": "docs/consume.md; nothing is lost while the slot or its copy is kept",
     "DecodeError": "report it with the message named; of a table's row: sync that table: docs/operations.md#a-change-that-stops-its-table",
     "TargetNotWritable": "as the message says: space, rights, a file in the way, the object store's answer",
     "LateWriter": "nothing",

@@ -19,7 +19,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
-from waldelta.errors import StateError
+from waldelta.errors import PeekTimeout, StateError
 from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
 from waldelta.job import Job
@@ -91,8 +91,8 @@ def look(job: Job) -> Look:
         tell(warnings)
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
-                recovered = recover(connection, job, identity, change_log, server)
-        except psycopg.errors.QueryCanceled:
+                recovered = recover(connection, job, identity, change_log, server, one_bite=True)
+        except (psycopg.errors.QueryCanceled, PeekTimeout):
             behind = "the slot is behind what has landed, by more WAL than a look goes through"
             return Look(True, behind, server.lag_of(slot.confirmed_flush_lsn), critical=tuple(critical(warnings)))
         stands, identity = recovered.confirmed, recovered.identity

@@ -38,7 +38,9 @@ from waldelta.ledger_rows import (
 )
 from waldelta.ledger_table import LedgerTable, Newest
 
-_NO_INTENT = pc.field("event") != "intent"
+# Events of single moves; the others are of a slot as a whole.
+OF_BATCHES = ("intent", "compared")
+_OF_LIVES = ~pc.field("event").isin(OF_BATCHES)
 _TICK = timedelta(microseconds=1)
 # A run's status.
 _FAILED = "failed"
@@ -81,7 +83,7 @@ class Ledger:
 
         Raises LateWriter, and adds nothing, when another run has done something to that slot meanwhile.
         """
-        return self._append_behind(row, after, (pc.field("slot") == row.slot) & _NO_INTENT)
+        return self._append_behind(row, after, (pc.field("slot") == row.slot) & _OF_LIVES)
 
     def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
         """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter when that isn't so any more."""
@@ -137,8 +139,8 @@ class Ledger:
         return self._newest(SlotMove)
 
     def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
-        """What was done to slots, or to one, as a whole, oldest first: all events but ``intent``."""
-        return self._read(SlotMove, _NO_INTENT if slot is None else (pc.field("slot") == slot) & _NO_INTENT)
+        """What was done to slots, or to one, as a whole, oldest first: all events but ``intent`` and ``compared``."""
+        return self._read(SlotMove, _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES)
 
     def furthest_lsn(self, slot: str, incarnation: str, last_batch: int | None = None) -> int:
         """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row.
@@ -163,8 +165,16 @@ class Ledger:
 
     def intended_batch(self, slot: str, incarnation: str) -> int:
         """The last batch past which this life of the slot was ever meant to move, which was durable by then; 0: none."""
-        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_NO_INTENT
+        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_OF_LIVES
         return max((move.batch or 0 for move in self._read(SlotMove, life)), default=0)
+
+    def uncompared(self, slot: str, incarnation: str) -> SlotMove | None:
+        """The move over the last batch of this life of the slot, unless a row says that it was compared with what had landed."""
+        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_OF_LIVES
+        moves = [move for move in self._read(SlotMove, life) if move.batch is not None]
+        of_last = [move for move in moves if move.batch == moves[-1].batch]
+        # Without compared_after it is the row itself that says so: recovery compares first.
+        return of_last[-1] if of_last and all(move.compared_after for move in of_last) else None
 
     def last_bite(self) -> KeptBite | None:
         """The newest row on bites; None when the server always managed those of the pipeline file."""
@@ -253,8 +263,9 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
     for name in ("later_filters", "publishes", "unpublished", "unmended_leaves", "entries"):
         if name in values:
             values[name] = values[name] or []
-    if "expired" in values:
-        values["expired"] = bool(values["expired"])
+    for name in ("expired", "compared_after"):
+        if name in values:
+            values[name] = bool(values[name])
     if (storage := values.get("storage")) is not None:
         values["storage"] = StorageState(
             [FileState(**item) for item in storage["files"]],

@@ -27,24 +27,28 @@ class SlotMove:
 
     ``incarnation`` names the slot's life: its position when that life began, numbered when an earlier life began at
     the same place. A slot dropped and recreated under the same name has another one.
+
+    ``compared_after``: the slot forgets what this intent is about before it was compared with what has landed, which the row
+    ``compared`` tells then.
     """
 
     at: datetime
     run_id: str
-    event: str  # creating, created, adopted, intent, promoted, dropped
+    event: str  # creating, created, adopted, intent, compared, promoted, dropped
     slot: str
     system_identifier: str
     timeline: int
     incarnation: str
     lsn: int
     batch: int | None = None
+    compared_after: bool = False
 
     table: ClassVar[str] = "slot_moves"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
             ("at", _UTC), ("run_id", pa.string()), ("event", pa.string()), ("slot", pa.string()),
             ("system_identifier", pa.string()), ("timeline", pa.int64()), ("incarnation", pa.string()),
-            ("lsn", pa.int64()), ("batch", pa.int64()),
+            ("lsn", pa.int64()), ("batch", pa.int64()), ("compared_after", pa.bool_()),
         ]
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from waldelta.expectation_results import prune_expectation_results
 from waldelta.judged import JudgedSuites
-from waldelta.ledger import Ledger
+from waldelta.ledger import OF_BATCHES, Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
 from waldelta.profiles import Profiles
 from waldelta.quarantine import Quarantine
@@ -40,12 +40,14 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
 
 
 def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
-    """A slot's lives, the furthest intent of each on each timeline, and the one of its last batch: recovery tells a gap by them."""
+    """A slot's lives, the furthest intent of each on each timeline, and the rows on its last batch: recovery tells a gap by them."""
     ordered = sorted(enumerate(moves), key=lambda pair: pair[1].lsn)
     furthest = {(m.slot, m.incarnation, m.timeline): i for i, m in ordered}
     batches = sorted((m.batch, i) for i, m in enumerate(moves) if m.event == "intent" and m.batch is not None)
-    needed = {*furthest.values(), *{(moves[i].slot, moves[i].incarnation): i for _, i in batches}.values()}
-    return [move.at >= oldest or move.event != "intent" or i in needed for i, move in enumerate(moves)]
+    last = {(moves[i].slot, moves[i].incarnation): batch for batch, i in batches}
+    of_last = {i for i, m in enumerate(moves) if m.batch is not None and last.get((m.slot, m.incarnation)) == m.batch}
+    needed = {*furthest.values(), *of_last}
+    return [m.at >= oldest or m.event not in OF_BATCHES or i in needed for i, m in enumerate(moves)]
 
 
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 
 from waldelta.asked import Asked
+from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import (
     SlotIdentity,
@@ -18,14 +20,13 @@ from waldelta.consume import (
     confirmed_lsn,
     move_idle_slot,
 )
-from waldelta.errors import LateWriter, SlotGap, SourceChanged, StandbyAway
-from waldelta.failover import find_promotion, record_promotion
+from waldelta.errors import ConsumeMismatch, LateWriter, PeekTimeout, SlotGap, SourceChanged, StandbyAway
+from waldelta.failover import Promotion, find_promotion, record_promotion
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.server import ServerPosition
-from waldelta.tally import Transactions
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,14 @@ def recover(
     identity: SlotIdentity,
     change_log: ChangeLog,
     server: ServerPosition,
+    *,
+    one_bite: bool = False,
 ) -> Recovered:
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
-    is advanced, after what it holds there was compared with what has landed. It must not be ahead of every position we ever
+    is advanced, after what it holds there was compared with what has landed, a bite at a time; with ``one_bite``, PeekTimeout
+    is raised when one wasn't enough. It must not be ahead of every position we ever
     meant to move it to: then somebody else consumed it. Nor may the log lack a batch that was consumed. After a promotion of the standby that kept the slot, both are
     judged by what the new timeline has in common with the old one (waldelta.failover).
     """
@@ -81,20 +85,52 @@ def recover(
             log.info(
                 "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
             )
+            most = (job.pipeline.batch.max_changes, Bites(job).next.window_bytes)
+            behind = landed_behind(change_log, (job.first_batch(), last), confirmed, most)
             move = slot_move(identity, job.run_id, landed_end, last)
-            # Whatever acknowledge says: a server put back to an earlier day, or a batch that a run read from the server of
-            # before a failover, shows by nothing else, and what the slot holds there would be lost.
-            check_behind(
-                connection, job.pipeline.source, move, landed_behind(change_log, (job.first_batch(), last), confirmed)
-            )
-            if promotion is not None:
-                record_promotion(job, promotion)
-            fault_point("recover.compared")
-            move_idle_slot(connection, identity.slot, ledger, move)
+            _catch_up(connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite)
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
         record_promotion(job, promotion)
     return _recovered(job, change_log, last, confirmed, identity)
+
+
+def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be together
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    move: SlotMove,
+    behind: Sequence[Stretch],
+    confirmed: Lsn,
+    *,
+    promotion: Promotion | None,
+    one_bite: bool,
+) -> None:
+    """Advance the slot to the end of what has landed, over each stretch once it was found to be the same.
+
+    Compared whatever acknowledge says: a server put back to an earlier day, or a batch that a run read from the server of
+    before a failover, shows by nothing else, and what the slot holds there would be lost. Not all at once: a catch-up lands
+    any number of bites between two checkpoints, and one answer for them may be more than the server has disk or time for.
+    """
+    identity = SlotIdentity(move.slot, move.system_identifier, move.timeline, move.incarnation)
+    stands, moved = confirmed, False
+    ends = [*(min(stretch.begins, move.lsn) for stretch in behind[1:]), move.lsn]
+    for stretch, end in zip(behind, ends, strict=True):
+        if one_bite and moved:
+            raise PeekTimeout(f"slot {move.slot!r} is at {stands}, and was more than one bite behind {Lsn(move.lsn)}")
+        is_last = stretch is behind[-1]
+        step = replace(move, lsn=end, batch=move.batch if is_last else stretch.batches[1])
+        try:
+            compared = check_behind(connection, job.pipeline.source, step, stretch, stands.value)
+        except ConsumeMismatch:
+            check_unmoved(connection, job, identity, stands)  # by another run, there is less than has landed
+            raise
+        if is_last and promotion is not None:
+            record_promotion(job, promotion)
+        # What couldn't be compared stays until something behind it was.
+        if compared or is_last:
+            fault_point("recover.compared")
+            move_idle_slot(connection, move.slot, job.ledger, step)
+            stands, moved = Lsn(end), True
 
 
 def check_unmoved(
@@ -117,13 +153,16 @@ def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn
     return Recovered(confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity)
 
 
-def landed_behind(change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn) -> list[Stretch]:
+def landed_behind(
+    change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, most: tuple[int, int]
+) -> list[Stretch]:
     """What has landed behind the slot: one batch after a kill, several after an immediate stop, by what they were read by.
 
     Those had been compared before. A server whose files were put back to an earlier day tells itself by nothing but what it
     holds there now: system identifier and timeline are the same, and its WAL may have grown past the landed end again.
     ``batches`` are those after the first, up to the second. A stretch ends where the slot stood when something else was asked
-    for, be it by an empty batch: up to there the slot was moved only over WAL that held nothing by the same request.
+    for, be it by an empty batch: up to there the slot was moved only over WAL that held nothing by the same request. It holds
+    no more than ``most``, messages and bytes of WAL, as one bite, unless a single batch does.
     """
     behind: set[int] = set()
     first = batches[1]
@@ -137,18 +176,26 @@ def landed_behind(change_log: ChangeLog, batches: tuple[int, int], confirmed: Ls
     ended = confirmed.value
     for batch in range(first, batches[1] + 1):
         of_batch = told.get(batch, {})
-        asked, transactions, before = Asked.read(of_batch), Transactions(), ended
+        asked = Asked.read(of_batch)
+        told_from = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
+        this = Stretch(asked, max(told_from, confirmed.value), (batch, batch))
         if batch in behind:
             landed = change_log.landed(batch)
-            transactions, ended = landed.transactions, max(ended, landed.end_lsn)
+            this = replace(this, messages=landed.rows, transactions=landed.transactions)
+            ended = max(ended, landed.end_lsn)
         elif asked is None:
             continue
-        if found and found[-1].asked == asked:
-            found[-1] = replace(found[-1], transactions=found[-1].transactions + transactions)
+        if found and _is_one_bite(found[-1], this, max(ended, this.begins), most):
+            found[-1] += this
         else:
-            begins = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else before
-            found.append(Stretch(asked, max(begins, confirmed.value), transactions))
-    return found or [Stretch(None, ended, Transactions())]
+            found.append(this)
+    return found or [Stretch(None, ended, batches)]
+
+
+def _is_one_bite(one: Stretch, behind: Stretch, ended: int, most: tuple[int, int]) -> bool:
+    most_messages, most_bytes = most
+    is_small = one.messages + behind.messages <= most_messages and ended - one.begins <= most_bytes
+    return one.asked == behind.asked and is_small
 
 
 def slot_move(
@@ -157,6 +204,22 @@ def slot_move(
     """A row for the ledger."""
     return SlotMove(now(), run_id, event, identity.slot, identity.system_identifier, identity.timeline,
                     identity.incarnation, lsn, batch)  # fmt: skip
+
+
+def never_compared(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity) -> list[str]:
+    """A warning when nothing says that what the server gave away as the last batch was compared with what has landed.
+
+    Asked before recover(), which compares what the slot still holds, or holds again.
+    """
+    move = job.ledger.uncompared(identity.slot, identity.incarnation)
+    if move is None or confirmed_lsn(connection, identity.slot).value < move.lsn:
+        return []
+    notice = (
+        f"batch {move.batch} was consumed, but the run that did so ended before it had recorded that what the server gave away is "
+        "what has landed: reconcile compares tables with their source (docs/consume.md)"
+    )
+    log.warning("%s", notice)
+    return [notice]
 
 
 def _check_log(change_log: ChangeLog, intended: int) -> None:

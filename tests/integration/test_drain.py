@@ -13,9 +13,10 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.drain import drain
+from spark_jobs.flow import land_stage
 from spark_jobs.land import create_change_log, land
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
+from spark_jobs.result import RunFailed, RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
 from waldelta.change_log import ChangeLog
@@ -257,6 +258,41 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, datab
     assert [batch.transactions.inserts for batch in drained.batches] == [len(runs[-1][0])]
 
 
+def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database, lake, monkeypatch):
+    """One answer for all that had landed since the last checkpoint might be more than the server has disk for.
+
+    Each bite that agrees is done with, so that the next run goes on behind it, and a look takes one.
+    """
+    database.execute("create table t(id int primary key, v text)")
+    slot = f"s_{database.name}"
+    job = bare_slot(database, pipeline_file(lake, slot, batch={"max_changes": 80, "wal_window_mb": 16}))
+    for setting in ("work_mem = '64kB'", "temp_file_limit = '600kB'"):  # between one bite's answer and five of them
+        database.execute(f"alter database {database.name} set {setting}")
+    for first in range(0, 500, 100):
+        database.execute(f"insert into t select g, repeat('x', 3000) from generate_series({first}, {first + 99}) g")
+    ends = [batch.end_lsn for batch in drain(spark, job).batches]
+    assert len(ends) == 5
+    database.restart()
+
+    def stands():
+        return confirmed_lsn(database.connection, slot).value
+
+    assert stands() < ends[0]
+    before = len(job.ledger.slot_moves())
+    assert "is behind what has landed" in look(job).reason
+    assert stands() == ends[0]
+    with monkeypatch.context() as patched:
+        wrongly_counted(patched, 3)
+        with pytest.raises(ConsumeMismatch, match=r"landed .* in batch 3; nothing was consumed of that"):
+            drain(spark, job)
+    assert stands() == ends[1]
+    database.execute("insert into t values (500, 'new')")
+    assert [batch.transactions.inserts for batch in drain(spark, job).batches] == [1]
+    moved = [move for move in job.ledger.slot_moves()[before:] if move.event == "intent"]
+    assert [move.batch for move in moved] == [1, 2, 3, 4, 5, 6]
+    assert [move.lsn for move in moved[:5]] == ends
+
+
 def landed_end(job, batch):
     return job.change_log(job.slot_identity()).landed_end(batch)
 
@@ -364,15 +400,45 @@ def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, jo
     drain(spark, job)
 
 
-def wrongly_counted(monkeypatch):
-    """What has landed as if one insert more had."""
+def wrongly_counted(monkeypatch, only: int | None = None):
+    """What has landed, or one batch of it, as if one insert more had."""
     real = ChangeLog.landed
 
     def landed(change_log, batch):
         found = real(change_log, batch)
+        if only not in (None, batch):
+            return found
         return replace(found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1))
 
     monkeypatch.setattr(ChangeLog, "landed", landed)
+
+
+@pytest.mark.parametrize("differs", [False, True], ids=["agrees", "differs"])
+def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeypatch, differs):
+    """The backend is gone once it has given the changes away, and the copy with it: the next runs tell, until one consumes more."""
+    copy = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where temporary and database = %s"
+
+    def lose_backend(step):
+        if step == "consume.got":
+            database.execute(copy, (database.name,))
+
+    database.execute("insert into t values (1, 'a')")
+    with monkeypatch.context() as patched:
+        patched.setattr("waldelta.consume.fault_point", lose_backend)
+        if differs:
+            wrongly_counted(patched)
+        lost = r"consumed .* but landed .* in batch 1; .* could not be kept" if differs else "ended a connection in use"
+        with pytest.raises(ConsumeMismatch if differs else SourceUnreachable, match=lost):
+            drain(spark, job)
+    told = []
+    for number in (None, 2, 3):
+        if number:
+            database.execute("insert into t values (%s, 'b')", (number,))
+        result = RunResult("consume", "r")
+        land_stage(spark, job, result, StageResult("running", 0.0))
+        told.append(result.warnings)
+    assert told[0][0].startswith("batch 1 was consumed, but the run that did so ended before it had recorded")
+    assert told == [told[0], told[0], []]
 
 
 def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):

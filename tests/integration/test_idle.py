@@ -141,7 +141,8 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     before = len(job.ledger.slot_moves())
     drained = drain(spark, job)
     (landed,) = drained.batches
-    (move,) = job.ledger.slot_moves()[before:]
+    (move, compared) = job.ledger.slot_moves()[before:]
+    assert (compared.event, compared.lsn) == ("compared", move.lsn)
     assert (move.event, move.batch, move.lsn) == ("intent", landed.batch, landed.end_lsn)
     confirmed = confirmed_lsn(database.connection, job.pipeline.source.slot)
     assert confirmed.value == landed.end_lsn
@@ -150,7 +151,7 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     report_stage(spark, job, result, StageResult("running", 0.0))
     assert result.lag_bytes == read_position(database.connection).flush_lsn - drained.end
     again = drain(spark, job)
-    assert (again.batches, job.ledger.slot_moves()[before:]) == ([], [move])
+    assert (again.batches, job.ledger.slot_moves()[before:]) == ([], [move, compared])
     assert again.start == confirmed
 
 

@@ -254,6 +254,10 @@ KEPT_MOVES = {
         [replace(move("intent", lsn, OLD), batch=batch) for lsn, batch in ((1, 1), (2, 2), (3, None), (9, None))],
         [False, True, False, True],
     ),
+    "that the last batch was compared, not that another one was": (
+        [replace(move(event, batch, OLD), batch=batch) for batch in (1, 2) for event in ("intent", "compared")],
+        [False, False, True, True],
+    ),
     "young intents": ([move("created", 1, OLD), move("intent", 2), move("intent", 3)], [True, True, True]),
 }  # fmt: skip
 
@@ -277,6 +281,33 @@ def test_how_far_a_change_log_is_known_to_have_come(ledger, moves, last, furthes
     for row in [move("created", 10), *moves]:
         ledger.append(row)
     assert ledger.furthest_lsn("s", "0/1", last) == furthest
+
+
+# What followed on a batch that was consumed before it was compared, and where the slot stood then, if that is to be told.
+BY_GET = replace(landed(20, 2), compared_after=True)
+UNCOMPARED = {
+    "consumed": ([BY_GET], 20),
+    "recovered": ([BY_GET, landed(20, 2)], None),
+    "compared": ([BY_GET, replace(move("compared", 20), batch=2)], None),
+    "then passed over": ([BY_GET, move("intent", 30)], 20),
+    "then another batch": ([BY_GET, landed(30, 3)], None),
+    "another life": ([replace(BY_GET, incarnation="0/2")], None),
+    "by advance": ([landed(20, 2)], None),
+    "nothing": ([], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows, uncompared", UNCOMPARED.values(), ids=UNCOMPARED)
+def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
+    """Rows of an earlier version, too, say nothing of it, and are no reason to warn."""
+    columns = [name for name in SlotMove.schema.names if name != "compared_after"]
+    created = pa.Table.from_pylist([asdict(move("created", 10))], schema=SlotMove.schema).select(columns)
+    write_deltalake(bookkeeping_uri(ledger.root, SlotMove.table), created)
+    for row in rows:
+        ledger.append(row)
+    found = ledger.uncompared("s", "0/1")
+    assert (found.lsn if found is not None else None) == uncompared
+    assert [row.event for row in ledger.slot_lives()] == ["created"]
 
 
 @pytest.mark.parametrize("moves, kept", KEPT_MOVES.values(), ids=KEPT_MOVES)

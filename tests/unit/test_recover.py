@@ -18,6 +18,7 @@ from waldelta.pgoutput.envelope import Envelope
 from waldelta.recover import landed_behind
 
 ONE, BOTH = (Asked(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
+LARGE = (1000, 1000)
 ABORT = [enc.stream_abort(7, 8)]
 
 
@@ -52,7 +53,7 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
     for batch, messages in enumerate([transaction(100), ABORT, transaction(200), ABORT], 1):
         land(log, batch, messages)
     assert log.landed_end(4) == 0
-    (behind,) = landed_behind(log, (0, 4), Lsn(stands))
+    (behind,) = landed_behind(log, (0, 4), Lsn(stands), LARGE)
     assert (behind.asked, behind.transactions.inserts) == (None, expected)
 
 
@@ -79,5 +80,25 @@ def test_by_what_it_was_read(log, batches, stands, expected):
         rows = transaction(end) if end else []
         land(log, batch, rows, **(asked.told() | {"from_lsn": str(Lsn(begins))} if asked else {}))
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
-    found = landed_behind(log, (0, len(batches)), Lsn(stands))
+    found = landed_behind(log, (0, len(batches)), Lsn(stands), LARGE)
     assert [(stretch.asked, stretch.begins, stretch.transactions.inserts) for stretch in found] == expected
+
+
+# How many messages and bytes of WAL one bite may be; of batches of three messages each, those that are compared together.
+TWO_REQUESTS = [(100, ONE, 50), (200, ONE, 100), (None, ONE, 240), (300, ONE, 260), (400, BOTH, 300)]
+BITES = {
+    "all of a request": ((9, 250), [(50, (1, 4)), (300, (5, 5))]),
+    "by messages": ((6, 1000), [(50, (1, 3)), (260, (4, 4)), (300, (5, 5))]),
+    "by WAL": ((1000, 190), [(50, (1, 3)), (260, (4, 4)), (300, (5, 5))]),
+    "also what was passed over": ((1000, 150), [(50, (1, 2)), (240, (3, 4)), (300, (5, 5))]),
+    "each is larger": ((1, 1), [(50, (1, 1)), (100, (2, 2)), (240, (3, 3)), (260, (4, 4)), (300, (5, 5))]),
+}
+
+
+@pytest.mark.parametrize("most, expected", BITES.values(), ids=BITES)
+def test_no_more_is_compared_together_than_one_bite_holds(log, most, expected):
+    """What one bite left is one answer of the server, and fits its disk."""
+    for batch, (end, asked, begins) in enumerate(TWO_REQUESTS, 1):
+        land(log, batch, transaction(end) if end else [], **asked.told(), from_lsn=str(Lsn(begins)))
+    found = landed_behind(log, (0, 5), Lsn(50), most)
+    assert [(stretch.begins, stretch.batches) for stretch in found] == expected
