@@ -59,3 +59,11 @@ def test_make_bench(tmp_path):
     assert (result.failed, result.scale) == ({}, 0.001)
     assert result.machine["postgresql"]
     assert list(tmp_path.glob("bench-*.png"))
+
+
+@pytest.mark.soak
+def test_pages_over_a_long_history_take_less_than_a_second():
+    """100 tables, 10,000 runs, each page by itself."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.pages"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert done.stdout.count("/p/shop") > 5
