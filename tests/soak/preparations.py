@@ -76,8 +76,8 @@ def behind(scene: Scene) -> None:
 
 
 def left_staged(scene: Scene) -> None:
-    """Changes that a killed run had staged for a target."""
-    scene.write()
+    """Changes that a killed run had staged for a target, and others behind them."""
+    scene.rows(KEYED[0], "1, 'small'")
     write_parquet(staging_folder(scene.root, f"public.{KEYED[0]}", 1, 1, "killed"), pa.table({"action": ["insert"]}))
 
 
