@@ -25,7 +25,7 @@ from spark_jobs.merge_states import ENDS, STATES, Kept, states_statement
 from spark_jobs.snapshot_diff import TWICE, differences
 from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
-from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
+from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched, take_over_for_copy
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
 from waldelta.column_names import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
 from waldelta.copy import TableCopy
@@ -99,6 +99,7 @@ def copy_states(
     copy, rows, stored = copied
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
     if not commit.keeps:
+        take_over_for_copy(spark, job, begun.table_name, begun.generation)
         frame = stored.select("*", *_first(mode, copy, commit.moment))
         return replace_target(spark, uri, frame, commit.txn, commit.metadata)
     try:
@@ -132,6 +133,7 @@ def _add(
     held = spark.read.format("delta").load(uri)
     _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(stored.dtypes))
     _check_position(table, held, mode, moment.lsn)
+    take_over_for_copy(spark, job, table, begun.generation)
     live = live_rows(held, mode, copy.key_columns)
     found = differences(copy, rows.toDF(*staged_names(copy)), live)
     folder = staging_folder(job.pipeline.target.root, table, begun.generation, txn[1], job.run_id)

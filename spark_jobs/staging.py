@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spark_jobs.session import is_connect
-from waldelta.errors import WaldeltaError
 from waldelta.lake import remove_folder
 
 if TYPE_CHECKING:
@@ -21,23 +20,26 @@ log = logging.getLogger(__name__)
 def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
     """Remove the folders in the end, unless a statement that reads them may go on: whoever comes next then learns of it by them.
 
-    A Spark Connect server goes on with what it was told when its client is interrupted, or loses it; an error with a name is
-    the statement's own, or came before it.
+    A Spark Connect server goes on with what it was told when its client is interrupted, or loses it.
     """
     try:
         yield
-    except WaldeltaError:
-        _remove(folders)
-        raise
-    except BaseException:
-        if is_connect(spark):
-            log.warning(
-                "what is staged stays, since a statement may still read it, for the next run to remove: %s", folders[0]
-            )
+    except BaseException as err:
+        if is_connect(spark) and _may_go_on(err):
+            log.warning("a statement may still read what is staged, which the next run removes: %s", folders[0])
         else:
             _remove(folders)
         raise
     _remove(folders)
+
+
+def _may_go_on(err: BaseException) -> bool:
+    """Whether nobody knows how the statement ended; an error of its own, and the client's, say that it has."""
+    if not isinstance(err, Exception):  # it was interrupted
+        return True
+    # The server's answer has a class of its own; these are of the way there, or of an operation that was given up.
+    is_unanswered = type(err).__name__ in ("SparkConnectException", "SparkConnectGrpcException", "RetriesExceeded")
+    return is_unanswered or "INVALID_HANDLE" in str(err) or "OPERATION_CANCELED" in str(err)
 
 
 def _remove(folders: tuple[str, ...]) -> None:

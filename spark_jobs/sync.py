@@ -26,7 +26,6 @@ from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
 from spark_jobs.target import target_columns
-from spark_jobs.target_commit import take_over_for_copy
 from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, write_copy
 from waldelta.catalog import TableId
@@ -318,7 +317,6 @@ def _sync_locked(
         if reason is None and last and last.status == NEEDS_SYNC:
             reason = last.reason
         lock.check()
-        take_over_for_copy(spark, job, name, generation)
         begun = record(COPYING, generation, last, reason=reason)
         fault_point("sync.begun")
         try:

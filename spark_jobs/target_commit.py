@@ -24,10 +24,10 @@ from spark_jobs.merge import (
     void_statement,
 )
 from spark_jobs.result import RunResult
-from spark_jobs.target import set_generation
+from spark_jobs.target import set_generation, write_error
 from waldelta.consume import SlotIdentity
 from waldelta.delta_log import DeltaLog, read_metadata
-from waldelta.errors import LateWriter, SnapshotLost
+from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import sync_commit, sync_commits
@@ -91,8 +91,13 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
         if DeltaTable.is_deltatable(uri, job.storage_options):
             set_generation(spark, uri, generation)
 
-    if not take_over(job.pipeline.target.root, name, fence):
-        fence()
+    try:
+        if not take_over(job.pipeline.target.root, name, fence):
+            fence()
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise write_error(uri, err) from err
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

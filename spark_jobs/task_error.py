@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from waldelta import errors
+from waldelta.unwritable import as_told
 
 # As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
@@ -27,12 +28,15 @@ _FENCED = re.compile(
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
     """The error that a task raised, if it is one of ours.
 
-    The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's rule again.
+    The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's rule again, or, of what
+    can't be written, follows from the reason.
     """
     for name, message in _NAMED.findall(str(err)):
         kind = getattr(errors, name, None)
         if kind is errors.DecodeError and (read := errors.DecodeError.parse(message.strip())) is not None:
             return read
+        if kind is errors.TargetNotWritable:
+            return as_told(message.strip())
         if isinstance(kind, type) and issubclass(kind, errors.WaldeltaError):
             try:
                 return kind(message.strip())

@@ -11,6 +11,7 @@ import pyarrow as pa
 from spark_jobs.task_error import first_line
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import find_unwritable
+from waldelta.unwritable import is_unanswered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,9 @@ def write_error(uri: str, err: Exception) -> TargetNotWritable | None:
     refused = _REFUSED.search(str(err))
     if refused is None:
         return None
-    return TargetNotWritable(
+    error = TargetNotWritable(
         f"{uri} can't be written ({refused[0]}: {first_line(err)}): check target.root and the rights of whoever runs Spark; "
         "nothing was consumed from the slot"
     )
+    error.retryable = is_unanswered(str(err))
+    return error

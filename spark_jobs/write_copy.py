@@ -22,6 +22,7 @@ from spark_jobs.target import (
     set_deletion_vectors,
     target_schema,
 )
+from spark_jobs.target_commit import take_over_for_copy
 from spark_jobs.tasks import run_tasks
 from waldelta.catalog import TableId
 from waldelta.copy import TableCopy
@@ -60,6 +61,8 @@ def write_copy(
     uri, marks = target_uri(target.root, table_id.schema, table_id.name), target.deletion_vectors_of(str(table_id))
     mode = target.mode_of(str(table_id))
     is_plain = mode == MIRROR and former is None and not marks
+    if mode == MIRROR:  # else once it is known that it isn't refused
+        take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
         run = partial(run_tasks, spark, stops=True)

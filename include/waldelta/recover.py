@@ -129,7 +129,8 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
         # What couldn't be compared stays until something behind it was.
         if compared or is_last:
             fault_point("recover.compared")
-            move_idle_slot(connection, move.slot, job.ledger, step)
+            unverified = not compared and job.pipeline.source.options.acknowledge != "advance"
+            move_idle_slot(connection, move.slot, job.ledger, replace(step, compared_after=unverified))
             stands, moved = Lsn(end), True
 
 

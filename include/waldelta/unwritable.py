@@ -27,7 +27,9 @@ _REFUSED = re.compile(
 _ABSENT = re.compile(r"NoSuchBucket|ContainerNotFound|\b404 Not Found")
 _NO_ANSWER = re.compile(
     r"\b(?:429|5\d\d) [A-Z][a-z]+|SlowDown|dns error|error sending request|operation timed out|connection closed"
-    r"|Connection refused|Connection reset",
+    r"|Connection refused|Connection reset"
+    # Of Hadoop's file systems, and of Spark Connect.
+    r"|Status Code: 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException|\bUNAVAILABLE\b|ExecutorLostFailure",
 )
 _ANSWERS = (
     (_REFUSED, "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and what they may do with target.root"),
@@ -48,6 +50,18 @@ def unwritable(uri: str, err: Exception, who: str = "the job", besides: str = ""
     remedy, transient = _remedy(err, said)
     error = TargetNotWritable(f"{uri} can't be written ({said}): {remedy.format(who=who)}{besides}")
     error.retryable = transient
+    return error
+
+
+def is_unanswered(said: str) -> bool:
+    """Whether a store, or who was to write there, didn't answer, as far as a text tells: the next try may well succeed."""
+    return _NO_ANSWER.search(said) is not None
+
+
+def as_told(said: str) -> TargetNotWritable:
+    """The error of unwritable() again, from its text: a task's comes over as nothing else."""
+    error = TargetNotWritable(said)
+    _, error.retryable = _remedy(error, said)
     return error
 
 

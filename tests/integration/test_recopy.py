@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from deltalake import DeltaTable
 
 import spark_jobs.sync as sync_module
 from spark_jobs.flow import consume, run_sync
@@ -116,6 +117,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
     sync(spark, job)
     database.execute(RETYPE)
     failing(monkeypatch)
+    version = DeltaTable(uri_of(job, "public.t")).version()
     if hand_over:
         consume(spark, job)
         with pytest.raises(RunFailed, match="no space left"):
@@ -130,6 +132,8 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         assert status(job) == ("failed", 2 if hand_over else attempt)
         assert rows(spark, job, "u") == source(database, "u")
         assert look(job).reason == "to be copied again: public.t"
+    # However often: nothing is committed to a target that no copy comes to write.
+    assert DeltaTable(uri_of(job, "public.t")).version() == version
     monkeypatch.undo()
     if hand_over:
         run_sync(spark, job, ["public.t"])

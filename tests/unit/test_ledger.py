@@ -288,6 +288,7 @@ BY_GET = replace(landed(20, 2), compared_after=True)
 UNCOMPARED = {
     "consumed": ([BY_GET], 20),
     "recovered": ([BY_GET, landed(20, 2)], None),
+    "recovered where nothing could be compared": ([BY_GET, BY_GET], 20),
     "compared": ([BY_GET, replace(move("compared", 20), batch=2)], None),
     "then passed over": ([BY_GET, move("intent", 30)], 20),
     "then another batch": ([BY_GET, landed(30, 3)], None),

@@ -53,6 +53,22 @@ def test_a_full_disk_and_a_refused_right_are_not_tried_again(read, said):
     assert said.partition(" (")[0] in str(error)
 
 
+@pytest.mark.parametrize(
+    ("reader", "said"),
+    [
+        ("told by a task", "503 Service Unavailable SlowDown"),
+        ("told by a task", "error sending request"),
+        ("of the change log", "UnknownHostException: lake.s3"),
+        ("of a target", "503 Service Unavailable SlowDown"),
+        ("of a target", "UNAVAILABLE: io exception"),
+    ],
+)
+def test_a_store_that_does_not_answer_is_asked_again(reader, said):
+    """Whoever it was that asked: a task's error comes over as text."""
+    error = READERS[reader](said)
+    assert (type(error), error.retryable) == (TargetNotWritable, True)
+
+
 CONFLICTS = {
     "[DELTA_CONCURRENT_TRANSACTION] This error occurs when multiple streaming queries": True,
     "[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected": True,
