@@ -24,16 +24,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def write_differences(
-    spark: SparkSession, target: str, states: str, replay: ReplayPlan, folder: str, *, metadata_columns: bool
+def write_differences(  # noqa: PLR0913 - what is compared with what, by what, and where it goes
+    spark: SparkSession,
+    target: str,
+    states: str,
+    replay: ReplayPlan,
+    folder: str,
+    *,
+    metadata_columns: bool,
+    but: str | None = None,
 ) -> Staged:
     """Compare the states, Parquet in folder ``states``, with the table at ``target``; the changes go into ``folder``.
 
     A row that differs becomes an update, one that is missing an upsert, one too many a delete. A row that may rightly be
-    missing is counted as skipped. Raises ApplyError when the target has a key twice.
+    missing is counted as skipped. Rows of the keys in Parquet folder ``but`` are left as they are. Raises ApplyError when the target has a key twice.
     """
     plan = replay.target
-    found = spark.sql(difference_statement(target, states, replay, metadata_columns=metadata_columns))
+    found = spark.sql(difference_statement(target, states, replay, metadata_columns=metadata_columns, but=but))
     found.write.mode("overwrite").parquet(folder)
     lacking = [F.col(flag) for flag in plan.decode.shape.flags]
     incomplete = (F.col("action") == ACTION_UPSERT) & F.greatest(F.lit(False), *lacking) if lacking else F.lit(False)
@@ -59,7 +66,9 @@ def write_differences(
     return Staged(folder, parquet(folder), counts, any(row["incomplete"] for row in by_action))
 
 
-def difference_statement(target: str, states: str, replay: ReplayPlan, *, metadata_columns: bool) -> str:
+def difference_statement(
+    target: str, states: str, replay: ReplayPlan, *, metadata_columns: bool, but: str | None = None
+) -> str:
     """The SELECT of the changes, in the columns of collapse's net changes."""
     plan = replay.target
     names, key = plan.decode.names, plan.decode.shape.key
@@ -73,11 +82,15 @@ def difference_statement(target: str, states: str, replay: ReplayPlan, *, metada
         f"case when s.action = '{ACTION_PURGE}' then case when {present} then '{ACTION_DELETE}' end"
         f" when not ({present}) then {missing} when {differs} then '{ACTION_UPDATE}' end"
     )
+    asked = parquet(states)
+    if but is not None:
+        same = " and ".join(f"l.{base} <=> a.{base}" for base in plan.decode.shape.bases)
+        asked = f"(select a.* from {asked} as a left anti join {parquet(but)} as l on {same})"
     columns = [name for name in plan.decode.net_schema.names if name != "action"]
     listed = ", ".join(columns)
     found = (
         f"select * from (select {action} as action, {', '.join(f's.{c}' for c in columns)}\n"
-        f"from {parquet(states)} as s left join {path(target)} as t on {on})\n"
+        f"from {asked} as s left join {path(target)} as t on {on})\n"
         f"where action is not null"
     )
     if not plan.truncated:

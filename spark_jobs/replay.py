@@ -6,6 +6,7 @@ the target's watermark, not at the range's end. The slot is never touched.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import tenacity
 from deltalake import DeltaTable
 
@@ -29,6 +31,7 @@ from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.merge_copies import replace_statement
+from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_copies import batches_since_copy, copied_columns, write_rows
 from spark_jobs.replay_plan import ReplayPlan, plan_replay
 from spark_jobs.reread import reread
@@ -42,11 +45,12 @@ from spark_jobs.task_error import of_table, writing_error
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
+from waldelta.lake import write_parquet
 from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
-from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine
 from waldelta.replay import Span
 from waldelta.standing import Due, Standing, read_published, read_standings
 from waldelta.target_mode import MIRROR, check_mirror
@@ -64,7 +68,7 @@ LOCK_TIMEOUT_S = 900.0
 _EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
 # Beside a target's folder of staged changes.
 _STAGED = (
-    "-states", "-states-moved", "-completed", "-replaced", "-net", "-net-routed", "-let", "-let-aside", "-let-gone",
+    "-states", "-states-moved", "-discarded", "-completed", "-replaced", "-net", "-net-routed", "-let", "-let-aside", "-let-gone",
 )  # fmt: skip
 
 
@@ -266,7 +270,8 @@ def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryL
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = settle(run.spark, change_log, plan, f"{folder}-states")
-    changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept)
+    but = _stage_discarded(run, plan.target, f"{folder}-discarded")
+    changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but)
     done.warnings += _told_skipped(state, changes)
     judged = judge_of(run.spark, job, plan.target, run.gates)
     filled: list[IncompleteRow] = []
@@ -274,6 +279,23 @@ def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryL
     source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
     return _Mended(changes.counts, statement, keys, filled)
+
+
+def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
+    """Write the keys of rows that somebody has discarded, if there are any, in the columns of the states' bases.
+
+    What changes such a row tells so: that the target lacks it still, or has it as it was, is no damage.
+    """
+    names = [plan.decode.names[i] for i in plan.decode.shape.key]
+    lacking = run.quarantine.lacking(plan.state.table_name, plan.state.generation, plan.batches[1])
+    keys = [json.loads(key) for key, row in lacking.items() if row.status == DISCARDED]
+    keys = [key for key in keys if key.keys() == {*names}]  # one that is named by other columns is of another time
+    if not keys:
+        return None
+    typed = (plan.decode.types[i].from_text(pa.array([key[plan.decode.names[i]] for key in keys], pa.string()))[0]
+             for i in plan.decode.shape.key)  # fmt: skip
+    write_parquet(folder, pa.table(dict(zip(plan.decode.shape.bases, typed, strict=True))))
+    return folder
 
 
 def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]) -> _Mended:

@@ -340,6 +340,24 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
     assert (list_quarantined(made.job), made.rows()) == ([], [(1, -1)])
 
 
+def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
+    """Those that the target lacks, and those that it has as they were; what is damaged beside them is mended."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    database.execute("insert into t values (1, 1)")
+    sync(made.spark, made.job)
+    database.execute("insert into t values (2, -2), (3, 3); update t set v = -1 where id = 1")
+    made.run("first")
+    discard_quarantined(made.job, tables=["public.t"], by="Ann")
+    DeltaTable(uri_of(made.job, "public.t")).delete("id = 3")
+    told = made.told()
+    for gate in ("quarantine", "warn"):
+        made.own(RULE.format(gate))
+        job = replace(made.job, run_id="first")
+        assert replay_module.replay(made.spark, job, read_span(job)).failures == {}
+        assert (made.rows(), list_quarantined(made.job), made.told()) == ([(1, 1), (3, 3)], [], told)
+
+
 def test_later_changes_of_such_rows(gated, database, where_decoded):
     """Each is judged anew; what was sent for the row since is read from the source, however it is changed next."""
     made = gated()

@@ -91,7 +91,7 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     LedgerTable(bookkeeping_uri(book.root, "runs"), pa.schema(fields)).extend(
         [
             old | {"at": minutes(1), "status": "running"},
-            old | {"at": minutes(4), "status": "succeeded", "seconds": 120.0},
+            old | {"at": minutes(4), "status": "succeeded", "seconds": 120.0, "end_lsn": 7},
         ]
     )
     (line,) = read_runs(book)
@@ -145,6 +145,10 @@ def test_a_run_that_read_nothing_brings_no_table_further(book):
     book.ledger.append(run("down", minutes(7), "failed"))
     (line,) = read_tables(book, read_runs(book), {}, {})
     assert (line.status, line.complete_upto) == ("synced", minutes(0))
+    # By hand, or with a landing that somebody has marked as done.
+    book.ledger.append(run("apply alone", minutes(12), as_of=None))
+    (line,) = read_tables(book, read_runs(book), {}, {})
+    assert (line.complete_upto, brought_up_to(read_runs(book))) == (minutes(0), minutes(0))
     (line,) = read_tables(book, read_runs(book), {}, {}, looked=minutes(30))
     assert line.complete_upto == minutes(30)
 

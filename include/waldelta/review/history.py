@@ -25,7 +25,7 @@ class RunLine:
     """What the ledger says of a run in one line; ``at`` is its latest event, ``seconds`` the sum of its stages'.
 
     ``as_of``: all that the source had committed then is part of what the run landed. Of runs recorded before that was, it is
-    reckoned from the run's first event. None of verbs that land nothing.
+    reckoned from the run's first event. None of verbs, and runs, that landed nothing.
     """
 
     run_id: str
@@ -95,7 +95,8 @@ def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> R
 
 def _line(row: dict[str, object]) -> RunLine:
     began, applied = row.pop("began_first"), row.pop("applied")
-    if row["as_of"] is None and row["verb"] in LANDING:
+    # One that landed nothing (stage apply by itself, or whose landing was marked as done) brings nobody further.
+    if row["as_of"] is None and row["verb"] in LANDING and row["end_lsn"] is not None:
         row["as_of"] = began
     if applied is None:
         applied = row["status"] == "succeeded"

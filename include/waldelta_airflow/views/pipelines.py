@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import PipelineFile
+from waldelta_airflow.notify import LOOK
 from waldelta_airflow.pipeline_files import read_pipeline_files
 from waldelta_airflow.settings import pipelines_folder
 
 if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import Select
     from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ _KINDS = {
 }
 # DAGs besides the CDC DAG that run by a schedule.
 _WATCHED = ("maintenance", "reconcile")
+# As many runs are asked what their look found.
+_ANSWERS = 50
 
 
 def load_pipelines() -> dict[str, PipelineFile | str]:
@@ -67,8 +72,8 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
 class Schedule:
     """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC DAG.
 
-    ``looked``: when the latest run began that ended well, also one that found nothing to do; the ledger has none of those.
-    ``failed``: the id of the latest run when that failed. ``due``: when the scheduler should make, or have made, the next one.
+    ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
+    ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the scheduler should make, or have made, the next one.
     ``paused``: the kinds of its other DAGs that are.
     """
 
@@ -102,6 +107,16 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
         return {}
 
 
+def _looked(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:
+    """When the newest of these runs began that found nothing to do, by its look's own answer: one that was marked has none."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.xcom import XComModel
+
+    own = (XComModel.dag_run_id == DagRun.id) & (XComModel.task_id == LOOK) & (XComModel.key == "return_value")
+    answers = well.join(XComModel, own).with_only_columns(DagRun.start_date, XComModel.value).limit(_ANSWERS)
+    return next((began for began, found_any in session.execute(answers) if found_any is False), None)
+
+
 def _schedule(session: Session, name: str, known: Mapping[str, tuple[bool, datetime | None]]) -> Schedule:
     from airflow.models.dagrun import DagRun
     from airflow.utils.state import DagRunState
@@ -112,13 +127,14 @@ def _schedule(session: Session, name: str, known: Mapping[str, tuple[bool, datet
     is_paused, due = known[dag_id]
     # A backfill, and a run that was cleared after it ended well, replay: they land nothing.
     of_dag = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB)
-    newest = of_dag.order_by(DagRun.run_after.desc()).limit(1)
-    latest = session.scalar(newest)
-    well = session.scalar(newest.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0))
+    newest = of_dag.order_by(DagRun.run_after.desc())
+    # One under way says nothing yet: while it is tried again and again, all before it may have failed.
+    ended = newest.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED])).limit(1)
+    latest = session.scalar(ended)
     failed = latest is not None and latest.state == DagRunState.FAILED
     return Schedule(
         is_paused,
-        well.start_date if well is not None else None,
+        _looked(session, newest.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)),
         latest.run_id if latest is not None and failed else None,
         due,
         frozenset(kind for kind in _WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),

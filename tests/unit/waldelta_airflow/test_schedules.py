@@ -1,0 +1,59 @@
+"""What Airflow's database says of a pipeline's runs, and what it doesn't."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from airflow.models.dagrun import DagRun
+from airflow.models.xcom import XComModel
+from airflow.utils.state import DagRunState
+from airflow.utils.types import DagRunType
+from sqlalchemy import create_engine, insert
+from sqlalchemy.orm import Session
+
+from tests.bookkeeping import NOON
+from waldelta_airflow.notify import LOOK
+from waldelta_airflow.views.pipelines import _schedule
+
+WELL, BAD, BUSY = DagRunState.SUCCESS, DagRunState.FAILED, DagRunState.RUNNING
+NOTHING, CHANGES, SILENT = False, True, None
+
+# Each run's state, and its look's own answer, an hour apart; which of them is the failed one, and which the last that found nothing.
+RUNS = {
+    "none": ([], None, None),
+    "nothing to do": ([(WELL, CHANGES), (WELL, NOTHING)], None, 1),
+    "with changes": ([(WELL, NOTHING), (WELL, CHANGES)], None, 0),
+    "failed": ([(WELL, NOTHING), (BAD, SILENT)], 1, 0),
+    "failed, and the next is tried again": ([(WELL, NOTHING), (BAD, SILENT), (BAD, SILENT), (BUSY, SILENT)], 2, 0),
+    "well again, and the next is under way": ([(BAD, SILENT), (WELL, NOTHING), (BUSY, SILENT)], None, 1),
+    "marked by hand": ([(WELL, NOTHING), (WELL, SILENT)], None, 0),
+}
+
+
+@pytest.mark.parametrize(("runs", "failed", "looked"), RUNS.values(), ids=RUNS)
+def test_what_runs_say(runs, failed, looked):
+    engine = create_engine("sqlite://")
+    for model in (DagRun, XComModel):
+        model.__table__.create(engine)
+    with Session(engine) as session:
+        for n, (state, answer) in enumerate(runs):
+            at = NOON + timedelta(hours=n)
+            session.execute(
+                insert(DagRun).values(
+                    id=n, dag_id="shop_cdc", run_id=f"run-{n}", run_type=DagRunType.SCHEDULED, state=state, run_after=at,
+                    start_date=at, log_template_id=None, clear_number=0, triggered_by=None, backfill_id=None,
+                )
+            )  # fmt: skip
+            if answer is not SILENT:
+                told = {
+                    "dag_run_id": n,
+                    "task_id": LOOK,
+                    "key": "return_value",
+                    "dag_id": "shop_cdc",
+                    "run_id": f"run-{n}",
+                }
+                session.execute(insert(XComModel).values(**told, value=answer, timestamp=at))
+        found = _schedule(session, "shop", {"shop_cdc": (False, None)})
+    assert found.failed == (None if failed is None else f"run-{failed}")
+    assert found.looked == (None if looked is None else NOON + timedelta(hours=looked))
