@@ -96,6 +96,10 @@ COMPARED = [
     ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
     ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab", "failed", ("1 different",), 2),
     ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
+    ("but for columns", [("a", "equal", "v"), ("b", "equal")], "ab", "unknown", ("1 equal but for columns left out",), 0),
+    ("repaired but for columns", [("a", "repaired", "v")], "a", "unknown", ("1 equal but for columns left out",), 0),
+    ("different with columns left out", [("a", "different", "v")], "a", "failed", ("1 different",), None),
+    ("with all columns since", [("a", "equal", "v"), ("a", "equal")], "a", "passed", (), 1),
 ]  # fmt: skip
 
 
@@ -103,8 +107,9 @@ COMPARED = [
 def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
     """However long ago that was; and it says how old the knowledge is."""
     long_ago = timedelta(days=400)
-    for n, (name, status) in enumerate(found):
-        Reconciliations(book.root).add([Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status)])
+    for n, (name, status, *left_out) in enumerate(found):
+        row = Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status, left_out=left_out)
+        Reconciliations(book.root).add([row])
     compared = read_compared(book, [f"public.{name}" for name in fed])
     assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
@@ -152,18 +157,20 @@ def test_what_was_found_holds_while_nothing_changes(book):
 
 
 def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
-    """By the version and the time of both: the versions of a target that was made anew begin anew."""
+    """By the version and the time of both: the versions of a target that was made anew begin anew; and in all of its columns."""
     commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
     unsaid = [ForeignCommit(3, "UPDATE", "ann")]
-    for name, found in {"a": commits, "b": commits, "c": commits, "d": unsaid, "e": commits, "f": []}.items():
+    foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
+    for name, found in foreign.items():
         book.ledger.append(TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found))
     book.ledger.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
-    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23)]
-    for name, version, at in sorted(answers, key=lambda answer: answer[2]):
-        Reconciliations(book.root).add([Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version)])
+    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23), ("a", 10, 24, "v"), ("g", 9, 25, "v")]  # fmt: skip
+    for name, version, at, *left_out in sorted(answers, key=lambda answer: answer[2]):
+        row = Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version, left_out=left_out)
+        Reconciliations(book.root).add([row])
     (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
     assert (told.severity, told.page) == ("warning", ("reconciliation",))
-    assert told.text.startswith("public.b, public.c: somebody else wrote to its target")
+    assert told.text.startswith("public.b, public.c, public.g: somebody else wrote to its target")
 
 
 MENDED = [
