@@ -23,7 +23,10 @@ _STEPS = (timedelta(days=1), timedelta(days=8), None)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One table's check in one run; ``failed`` counts critical expectations that weren't met, ``unknown`` those not evaluated."""
+    """One table's check in one run; ``failed`` counts critical expectations that weren't met, ``unknown`` those not evaluated.
+
+    ``version`` is the latest of the target's that something was said of.
+    """
 
     at: datetime
     run_id: str
@@ -32,6 +35,7 @@ class Check:
     failed: int
     unknown: int
     warnings: int
+    version: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -100,14 +104,14 @@ def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
         rows = rows.append_column(name, pc.cast(values, pa.int64()))
     lasts = [(name, "last") for name in ("at", "run_id", "table_name") if name not in keys]
     grouped = rows.group_by(list(keys), use_threads=False).aggregate(
-        [*lasts, ([], "count_all"), *((name, "sum") for name in counts)]
+        [*lasts, ("version", "max"), ([], "count_all"), *((name, "sum") for name in counts)]
     )
     names = ["expectations" if name == "count_all" else name for name in _without_suffix(grouped)]
     return [Check(**row) for row in grouped.rename_columns(names).sort_by("at").select(list(_CHECK)).to_pylist()]
 
 
 def _without_suffix(table: pa.Table) -> list[str]:
-    return [name.removesuffix("_last").removesuffix("_sum") for name in table.column_names]
+    return [name.removesuffix("_last").removesuffix("_sum").removesuffix("_max") for name in table.column_names]
 
 
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
