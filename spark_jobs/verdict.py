@@ -8,8 +8,7 @@ from pathlib import Path
 from spark_jobs.expectation_suite import PlannedExpectation
 from spark_jobs.table_profile import Measured
 from waldelta.errors import QualityFailed, WaldeltaError
-
-CAN_BE_JUDGED = "expect_target_to_be_judged"
+from waldelta.expectation_results import CAN_BE_JUDGED
 
 
 @dataclass(frozen=True, slots=True)

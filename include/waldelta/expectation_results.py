@@ -18,9 +18,12 @@ from waldelta.ledger_table import LedgerTable, Newest
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
 ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
+CAN_BE_JUDGED = "expect_target_to_be_judged"
 VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
 # What else than a target's own rows decides on: of one that hasn't changed since its check, maintenance judges these alone.
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
+# What alone makes no check: the others that it found, if it didn't break off, stand beside these.
+NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
 
 # A check leaves hundreds of short rows, which are read by days.
 _GROUP_ROWS = 20_000
@@ -124,10 +127,13 @@ def prune_expectation_results(root: str, oldest: datetime, storage_options: dict
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A table that nothing has changed since isn't checked again: what failed of it then still does."""
-    checked = {row["table_name"]: row["at"] for row in rows if row["version"] is not None and not _is_judged_alone(row)}
-    return [row["at"] >= min(oldest, checked.get(row["table_name"], oldest)) for row in rows]
+    """A table that nothing has changed since isn't checked again: what failed of it then still does; also where a check broke off."""
+    checked = {row["table_name"]: row["at"] for row in rows if row["version"] is not None and not _is_no_check(row)}
+    # Of a table that never was checked to an end that is all that is known.
+    broke_off = {row["table_name"]: row["at"] for row in rows if row["expectation"] == CAN_BE_JUDGED}
+    needed = broke_off | checked
+    return [row["at"] >= min(oldest, needed.get(row["table_name"], oldest)) for row in rows]
 
 
-def _is_judged_alone(row: Mapping[str, Any]) -> bool:
-    return bool(row["expectation"] in ON_OTHERS)
+def _is_no_check(row: Mapping[str, Any]) -> bool:
+    return bool(row["expectation"] in NO_CHECKS)

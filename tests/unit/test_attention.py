@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from tests.bookkeeping import minutes, pipeline, result, run
-from waldelta.expectation_results import append_expectation_results
-from waldelta.ledger_rows import ForeignCommit, Gap, Run, TableState
+from tests.bookkeeping import cut, minutes, pipeline, result, run
+from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.ledger_rows import BatchCut, ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping
@@ -96,6 +96,10 @@ COMPARED = [
     ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
     ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab", "failed", ("1 different",), 2),
     ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
+    ("but for columns", [("a", "equal", "v"), ("b", "equal")], "ab", "unknown", ("1 equal but for columns left out",), 0),
+    ("repaired but for columns", [("a", "repaired", "v")], "a", "unknown", ("1 equal but for columns left out",), 0),
+    ("different with columns left out", [("a", "different", "v")], "a", "failed", ("1 different",), None),
+    ("with all columns since", [("a", "equal", "v"), ("a", "equal")], "a", "passed", (), 1),
 ]  # fmt: skip
 
 
@@ -103,8 +107,9 @@ COMPARED = [
 def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
     """However long ago that was; and it says how old the knowledge is."""
     long_ago = timedelta(days=400)
-    for n, (name, status) in enumerate(found):
-        Reconciliations(book.root).add([Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status)])
+    for n, (name, status, *left_out) in enumerate(found):
+        row = Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status, left_out=left_out)
+        Reconciliations(book.root).add([row])
     compared = read_compared(book, [f"public.{name}" for name in fed])
     assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
@@ -152,18 +157,65 @@ def test_what_was_found_holds_while_nothing_changes(book):
 
 
 def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
-    """By the version and the time of both: the versions of a target that was made anew begin anew."""
+    """By the version and the time of both: the versions of a target that was made anew begin anew; and in all of its columns."""
     commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
     unsaid = [ForeignCommit(3, "UPDATE", "ann")]
-    for name, found in {"a": commits, "b": commits, "c": commits, "d": unsaid, "e": commits, "f": []}.items():
+    foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
+    for name, found in foreign.items():
         book.ledger.append(TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found))
     book.ledger.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
-    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23)]
-    for name, version, at in sorted(answers, key=lambda answer: answer[2]):
-        Reconciliations(book.root).add([Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version)])
+    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23), ("a", 10, 24, "v"), ("g", 9, 25, "v")]  # fmt: skip
+    for name, version, at, *left_out in sorted(answers, key=lambda answer: answer[2]):
+        row = Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version, left_out=left_out)
+        Reconciliations(book.root).add([row])
     (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
     assert (told.severity, told.page) == ("warning", ("reconciliation",))
-    assert told.text.startswith("public.b, public.c: somebody else wrote to its target")
+    assert told.text.startswith("public.b, public.c, public.g: somebody else wrote to its target")
+
+
+CHECKED_A = replace(result(minutes(8), "night", "public.a"), version=2)
+UNCHECKED = [
+    ("its check ran out of time", [], True),
+    ("so did that of later changes", [CHECKED_A, cut(4, minutes(9), a=(0, 1, 0))], True),
+    ("a gate's word is no check", [replace(CHECKED_A, version=None)], True),
+    ("a check of what was there before, entered late", [replace(CHECKED_A, version=1)], True),
+    ("a run that was killed long ago is none under way", [run("lost", minutes(9), "running"), run("r", minutes(10))], True),
+    ("while a run is under way", [run("now", minutes(99), "running")], False),
+    ("it was checked since", [CHECKED_A], False),
+    ("that was tried, and is told", [replace(CHECKED_A, success=None)], False),
+    ("later changes that wrote no row", [CHECKED_A, BatchCut(minutes(9), "r", 4, 4, None, [TargetCut("public.a", 1, 4, skipped=3)])], False),
+    ("copied anew since", [TableState(minutes(9), "s", "public.a", 2, "synced")], False),
+    ("to be copied again", [TableState(minutes(9), "s", "public.a", 1, "needs_sync")], False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("since, told", [case[1:] for case in UNCHECKED], ids=[case[0] for case in UNCHECKED])
+def test_changes_that_nobody_checked_are_told(book, since, told):
+    """A later run checks what it changed itself: of the others an older verdict stands as if it were of now."""
+    for name in "ab":
+        book.ledger.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
+    append_expectation_results(book.root, [result(minutes(-8), "s", f"public.{name}") for name in "ab"])
+    for event in (
+        cut(2, minutes(1), "one", a=(1, 0, 0), b=(0, 0, 0)), run("one", minutes(2), "failed"),
+        cut(3, minutes(6), "two", a=(0, 0, 0), b=(1, 0, 0)), run("two", minutes(7)),
+    ):  # fmt: skip
+        book.ledger.append(event)
+    append_expectation_results(book.root, [replace(result(minutes(7), "two", "public.b"), version=3)])
+    for row in since:
+        if isinstance(row, ExpectationResult):
+            append_expectation_results(book.root, [row])
+        else:
+            book.ledger.append(row)
+
+    def unchecked(of):
+        found = read_glance(of, book, minutes(100), 24).attention
+        return [(item.severity, item.text, item.page) for item in found if "not checked" in item.text]
+
+    expected = ("warning", "public.a: not checked since it was last changed", ("expectations",))
+    shop = pipeline(book.root)
+    assert unchecked(shop) == [expected] * told
+    off = shop.quality.model_copy(update={"enabled": False})
+    assert unchecked(shop.model_copy(update={"quality": off})) == []
 
 
 MENDED = [

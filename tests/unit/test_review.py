@@ -12,7 +12,14 @@ import pytest
 
 from spark_jobs.result import RunResult, StageResult, TableResult
 from tests.bookkeeping import NOON, cut, minutes, pipeline, result, run
-from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD, append_expectation_results
+from waldelta.expectation_results import (
+    ALL_VALUES_KNOWN,
+    CAN_BE_JUDGED,
+    IS_FRESH,
+    REFERENCES_HOLD,
+    append_expectation_results,
+    prune_expectation_results,
+)
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, TableState
@@ -254,6 +261,53 @@ def test_the_last_word_on_each_expectation_counts(book, rows, counts):
         append_expectation_results(book.root, list(of_one_check))
     check = read_latest_checks(book, None)["public.a"]
     assert (check.expectations, check.failed, check.warnings) == counts
+
+
+def unjudged(at, version=1, run_id="broke off"):
+    return replace(
+        result(at, run_id, "public.a", None, meaning="all can be judged"), expectation=CAN_BE_JUDGED, version=version
+    )
+
+
+UNJUDGED = [
+    ("what failed before stays beside it", [KEY, CHECKED, unjudged(minutes(2))], (3, 1, 1)),
+    ("also where the target wasn't found", [KEY, CHECKED, unjudged(minutes(2), None)], (3, 1, 1)),
+    ("however often", [CHECKED, unjudged(minutes(2)), unjudged(minutes(3), None)], (2, 1, 1)),
+    ("nothing else is known", [unjudged(minutes(2))], (1, 0, 1)),
+    ("a check ends it", [unjudged(minutes(0)), KEY, CHECKED], (2, 1, 0)),
+    ("one that refuses a suite says so beside the rest", [KEY, unjudged(minutes(1)), CHECKED], (3, 1, 1)),
+    ("a maintenance that judges the rest alone ends it", [KEY, CHECKED, unjudged(minutes(2), None), reference(minutes(3), True)], (3, 1, 0)),
+    ("who discards rows doesn't", [KEY, unjudged(minutes(2), None), unknown(minutes(3), True)], (3, 0, 1)),
+    ("nor a maintenance before it", [KEY, reference(minutes(2), True), unjudged(minutes(3))], (3, 0, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows, counts", [case[1:] for case in UNJUDGED], ids=[case[0] for case in UNJUDGED])
+def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
+    """Nor is it told any more once the target was looked at; the same when what failed is older than the days that are read."""
+    for _, of_one_check in groupby(rows, attrgetter("at")):
+        append_expectation_results(book.root, list(of_one_check))
+    for since in (None, minutes(1.5)):
+        check = read_latest_checks(book, since, ["public.a"])["public.a"]
+        assert (check.expectations, check.failed, check.unknown) == counts
+    prune_expectation_results(book.root, minutes(9))
+    check = read_latest_checks(book, None)["public.a"]
+    assert (check.failed, check.unknown) == counts[1:]
+
+
+def test_a_check_that_broke_off_and_was_tried_again_counts_as_it_ended(book):
+    """On the maps as well; what wasn't tried again couldn't be judged."""
+    for rows in (
+        [unjudged(minutes(0), run_id="day"), unjudged(minutes(0), run_id="lost")], [KEY, result(minutes(1), "lost", "public.b")],
+    ):  # fmt: skip
+        append_expectation_results(book.root, rows)
+    ((_, of_b), (_, of_a)) = sorted(tables_map(book, minutes(9), 10).rows, reverse=True)
+    assert [cell and cell.verdict for cell in of_a] == ["passed", "unknown"]
+    assert [cell and cell.verdict for cell in of_b] == [None, "passed"]
+    found = dict(expectations_map(book, "public.a", minutes(9), 10).rows)
+    assert {name: [cell and cell.verdict for cell in cells] for name, cells in found.items()} == {
+        "all can be judged": ["unknown", None], "key (id) is unique": [None, "passed"],
+    }  # fmt: skip
 
 
 def test_who_discards_rows_checks_nothing(book):

@@ -28,7 +28,7 @@ _ROW = pa.struct(
 )  # fmt: skip
 _SHORT = (
     "at", "run_id", "table_name", "status", "reason", "position", "version", "source_rows", "target_rows", "missing", "extra",
-    "different", "doubled", "in_flight", "lacking", "repaired", "is_complete", "seconds", "by",
+    "different", "doubled", "in_flight", "lacking", "repaired", "is_complete", "left_out", "seconds", "by",
 )  # fmt: skip
 
 
@@ -170,9 +170,10 @@ def _is_behind(row: Reconciliation, other: Mapping[str, Any]) -> bool:
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A target that differed does so still, however long nobody has compared it since."""
+    """A target that differed does so still, however long nobody has compared it since; one that was equal in all columns had been."""
     found, attempts = last_answers(rows)
-    needed = {id(row) for row in (*found.values(), *attempts.values())}
+    whole = last_whole(rows)
+    needed = {id(row) for row in (*found.values(), *attempts.values(), *whole.values())}
     return [row["at"] >= oldest or id(row) in needed for row in rows]
 
 
@@ -195,6 +196,11 @@ def last_answers(
         else:
             found[name] = row
     return found, attempts
+
+
+def last_whole(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Of rows in their order, by table: the last answer for which no column was left out."""
+    return {row["table_name"]: row for row in rows if row["status"] in ANSWERS and not row["left_out"]}
 
 
 def _built(row: dict[str, Any]) -> Reconciliation:

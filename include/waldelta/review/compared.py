@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.reconcile.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers
+from waldelta.reconcile.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers, last_whole
 from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.review.attention import Attention, names
 from waldelta.review.bookkeeping import Bookkeeping, last_rows
@@ -19,7 +19,7 @@ from waldelta.review.verdicts import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """When a target was found to equal its source, or repaired, and at which version."""
+    """When a target was found to equal its source in all columns, or repaired, and at which version."""
 
     at: datetime
     version: int | None
@@ -27,15 +27,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest answer of those that are equal.
+    """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest answer of those that are equal, partly or not.
 
-    ``equal`` were equal, or repaired; ``copied`` were different, and copied as a whole since; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
-    ``answers`` are those of the equal ones. Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
+    ``equal`` were equal, or repaired; ``partly`` were too, but columns were left out; ``copied`` were different, and copied as a whole since; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
+    ``answers`` are the last of both in which no column was left out, if that was equal. Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
     """
 
     equal: tuple[str, ...] = ()
     different: tuple[str, ...] = ()
     copied: tuple[str, ...] = ()
+    partly: tuple[str, ...] = ()
     unanswered: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
     oldest: datetime | None = None
@@ -51,7 +52,7 @@ class Compared:
     @property
     def rest(self) -> tuple[str, ...]:
         """The tables that aren't known to be equal."""
-        return (*self.different, *self.copied, *self.unanswered, *self.never)
+        return (*self.different, *self.copied, *self.partly, *self.unanswered, *self.never)
 
     @property
     def verdict(self) -> Verdict:
@@ -64,7 +65,8 @@ class Compared:
         if not self.equal and self.never == self.rest:
             return ("never compared",) if self.never else ()
         counts = (
-            (self.different, "different"), (self.copied, "copied since it differed"), (self.unanswered, "without an answer"), (self.never, "never compared"),
+            (self.different, "different"), (self.copied, "copied since it differed"),
+            (self.partly, "equal but for columns left out"), (self.unanswered, "without an answer"), (self.never, "never compared"),
         )  # fmt: skip
         return tuple(f"{len(found):,} {what}" for found, what in counts if found)
 
@@ -72,31 +74,36 @@ class Compared:
 def read_compared(lake: Bookkeeping, tables: Collection[str], history: pa.Table | None = None) -> Compared:
     """How these tables compare: those that are still fed, since of others nobody asks. ``history``, where somebody has read it."""
     if history is None:
-        history = lake.scan(Reconciliation, ("at", "table_name", "status", "version"))
-    rows = _newest(history)
-    found, attempts = last_answers(row for row in rows.to_pylist() if row["table_name"] in tables)
+        history = lake.scan(Reconciliation, ("at", "table_name", "status", "version", "left_out"))
+    rows = [row for row in _newest(history).to_pylist() if row["table_name"] in tables]
+    found, attempts = last_answers(rows)
     answers = {name: row for name, row in found.items() if row["status"] in ANSWERS}
     differed = {name: row["at"] for name, row in answers.items() if row["status"] == DIFFERENT}
     equal = sorted(answers.keys() - differed.keys())
+    partly = tuple(name for name in equal if answers[name]["left_out"])
+    whole = {name: row for name, row in last_whole(rows).items() if name in equal and row["status"] != DIFFERENT}
     copied = {name for name, at in copied_at(lake, differed).items() if at > differed[name]}
     latest = found | attempts
     return Compared(
-        equal=tuple(equal),
+        equal=tuple(name for name in equal if name not in partly),
         different=tuple(sorted(differed.keys() - copied)),
         copied=tuple(sorted(copied)),
+        partly=partly,
         unanswered=tuple(sorted(found.keys() - answers.keys())),
         never=tuple(sorted(set(tables) - found.keys())),
         oldest=min((answers[name]["at"] for name in equal), default=None),
         again=tuple(sorted(attempts)),
         broken=tuple(sorted(name for name, row in latest.items() if row["status"] == NOT_ANSWERED)),
-        answers={name: Answer(answers[name]["at"], answers[name]["version"]) for name in equal},
+        answers={name: Answer(row["at"], row["version"]) for name, row in whole.items()},
     )
 
 
 def _newest(rows: pa.Table) -> pa.Table:
-    """Of each table the last answer and the last row without one: years of others say no more."""
+    """Of each table the last answers, with columns left out and without, and the last row without one: years of others say no more."""
     answered = pc.is_in(rows["status"], value_set=pa.array(ANSWERS))
-    return last_rows(rows.append_column("answered", answered), ["table_name", "answered"])
+    whole = pc.equal(pc.fill_null(pc.list_value_length(rows["left_out"]), 0), 0)
+    rows = rows.append_column("answered", answered).append_column("whole", whole)
+    return last_rows(rows, ["table_name", "answered", "whole"])
 
 
 def of_compared(found: Compared) -> Iterator[Attention]:

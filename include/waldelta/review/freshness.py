@@ -45,12 +45,17 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the batches of a window did to a table; ``at`` is when the latest of them was applied."""
+    """What the batches of a window did to a table; ``at`` is when the latest of them was applied.
+
+    ``version``, of the copy ``generation``: the last that one of them wrote rows of; None where none did.
+    """
 
     at: datetime
     commit_ts: datetime | None
     batch: int
     operations: Operations
+    version: int | None = None
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,17 @@ def read_changed(lake: Bookkeeping, since: datetime | None, run_id: str | None =
     rows = parents.append_column("table_name", pc.struct_field(targets, "table_name"))
     for name, values in numbers.items():
         rows = rows.append_column(name, values)
+    written = numbers["truncates"]
+    for name in _WRITTEN:
+        written = pc.add(written, numbers[name])
+    for name in ("version", "generation"):
+        held_at = pc.cast(pc.struct_field(targets, name), pa.int64())
+        rows = rows.append_column(name, pc.if_else(pc.greater(written, 0), held_at, None))
     rows = rows.filter(pc.greater(touched, 0))
+    lasts = ("at", "commit_ts", "batch", "version", "generation")
+    # Of what is null where no row was written, the last that isn't.
     summed = rows.group_by("table_name", use_threads=False).aggregate(
-        [(name, "sum") for name in numbers] + [("at", "last"), ("commit_ts", "last"), ("batch", "last")]
+        [(name, "sum") for name in numbers] + [(name, "last") for name in lasts]
     )
     return {
         row["table_name"]: Changed(
@@ -120,12 +133,15 @@ def read_changed(lake: Bookkeeping, since: datetime | None, run_id: str | None =
             row["commit_ts_last"],
             row["batch_last"],
             Operations(**{n: row[f"{n}_sum"] for n in numbers}),
+            row["version_last"],
+            row["generation_last"],
         )
         for row in summed.to_pylist()
     }
 
 
-_OPERATIONS = ("inserted", "updated", "deleted", "skipped", "reread", "quarantined", "verbatim")
+_WRITTEN = ("inserted", "updated", "deleted")
+_OPERATIONS = (*_WRITTEN, "skipped", "reread", "quarantined", "verbatim")
 
 
 def _numbers(targets: pa.StructArray, name: str, held: set[str]) -> pa.Array:

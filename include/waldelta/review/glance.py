@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -29,7 +29,7 @@ from waldelta.review.results import Results, results_of
 from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED
+from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
@@ -109,6 +109,7 @@ def read_glance(
     attention = [
         *_silent(latest, now),
         *_attention(pipeline, results, (latest, looked), tables, gaps),
+        *(_unchecked(tables) if pipeline.quality.enabled and not _is_under_way(runs, now) else ()),
         *of_compared(compared),
         *of_runs(results, landing, states, compared),
         *_failed_otherwise(lake, results, now),
@@ -181,6 +182,25 @@ def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
         yield Attention("warning", f"{names(warned)}: expectations not met that only warn", ("expectations",))
     if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
         yield Attention("warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",))
+
+
+def _unchecked(tables: list[TableLine]) -> Iterator[Attention]:
+    """Runs check what they changed themselves: what is known of these is of before, until a run or maintenance looks at them."""
+    if found := [line.table_name for line in tables if _is_unchecked(line)]:
+        yield Attention("warning", f"{names(found)}: not checked since it was last changed", ("expectations",))
+
+
+def _is_unchecked(line: TableLine) -> bool:
+    """By versions: a check that was begun before may be entered later. Those of another copy tell nothing."""
+    changed, checked = line.changed, line.check.version if line.check is not None else None
+    if changed is None or changed.version is None or changed.generation != line.generation:
+        return False
+    return line.status in (SYNCED, "behind") and (checked is None or checked < changed.version)
+
+
+def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:
+    """Whether a run may yet check what it changed; one that was killed, or whose check ran out of time, records no end."""
+    return any(run.status == "running" and now - run.at < _SILENT for run in runs)
 
 
 def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:

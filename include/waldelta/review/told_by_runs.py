@@ -34,7 +34,7 @@ def of_runs(
 
 
 def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Attention]:
-    """Until a copy has made the target a mirror again, or a comparison found that it is one."""
+    """Until a copy has made the target a mirror again, or a comparison of all its columns found that it is one."""
     written = [
         state.table_name
         for state in states

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.expectation_results import ON_OTHERS, ExpectationResult
+from waldelta.expectation_results import CAN_BE_JUDGED, NO_CHECKS, ON_OTHERS, ExpectationResult
 from waldelta.review.bookkeeping import Bookkeeping
 
 R = TypeVar("R")
@@ -23,7 +23,10 @@ _STEPS = (timedelta(days=1), timedelta(days=8), None)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One table's check in one run; ``failed`` counts critical expectations that weren't met, ``unknown`` those not evaluated."""
+    """One table's check in one run; ``failed`` counts critical expectations that weren't met, ``unknown`` those not evaluated.
+
+    ``version`` is the latest of the target's that something was said of.
+    """
 
     at: datetime
     run_id: str
@@ -32,6 +35,7 @@ class Check:
     failed: int
     unknown: int
     warnings: int
+    version: int | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -82,7 +86,7 @@ class HeatMap:
 def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:
     """The checks since then, or of one run, oldest first."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = _read(lake, since, ("severity", "meaning"), chosen)
+    rows = _without_retried(_read(lake, since, ("severity", "meaning", "expectation", "version"), chosen))
     # A check that was tried again told all once more.
     return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
 
@@ -100,14 +104,14 @@ def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
         rows = rows.append_column(name, pc.cast(values, pa.int64()))
     lasts = [(name, "last") for name in ("at", "run_id", "table_name") if name not in keys]
     grouped = rows.group_by(list(keys), use_threads=False).aggregate(
-        [*lasts, ([], "count_all"), *((name, "sum") for name in counts)]
+        [*lasts, ("version", "max"), ([], "count_all"), *((name, "sum") for name in counts)]
     )
     names = ["expectations" if name == "count_all" else name for name in _without_suffix(grouped)]
     return [Check(**row) for row in grouped.rename_columns(names).sort_by("at").select(list(_CHECK)).to_pylist()]
 
 
 def _without_suffix(table: pa.Table) -> list[str]:
-    return [name.removesuffix("_last").removesuffix("_sum") for name in table.column_names]
+    return [name.removesuffix("_last").removesuffix("_sum").removesuffix("_max") for name in table.column_names]
 
 
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -138,8 +142,18 @@ def read_latest_checks(lake: Bookkeeping, since: datetime | None, tables: Collec
 
 
 def _checked(rows: pa.Table) -> pa.Table:
-    """Rows of checks: a gate knows no version, and maintenance judges some kinds alone."""
-    return rows.filter(pc.is_valid(pc.field("version")) & ~pc.field("expectation").isin(sorted(ON_OTHERS)))
+    """Rows of checks: a gate knows no version, maintenance judges some kinds alone, and a check that broke off has found nothing."""
+    return rows.filter(pc.is_valid(pc.field("version")) & ~pc.field("expectation").isin(sorted(NO_CHECKS)))
+
+
+def _without_retried(rows: pa.Table) -> pa.Table:
+    """All but that a run's check broke off, where it was tried again and has judged the target."""
+    broke_off = pc.equal(rows["expectation"], CAN_BE_JUDGED)
+    if not pc.any(broke_off).as_py():
+        return rows
+    judged = rows.filter(pc.and_(pc.is_valid(rows["version"]), pc.invert(broke_off)))
+    again = pc.fill_null(pc.greater(_newest(judged, rows, "run_id"), rows["at"]), False)
+    return rows.filter(pc.invert(pc.and_(broke_off, again)))
 
 
 def _known(rows: pa.Table) -> pa.Table:
@@ -153,7 +167,9 @@ def _known(rows: pa.Table) -> pa.Table:
     checked, maintained = _newest(checks, rows), _newest(rows.filter(of_maintenance), rows)
     # Maintenance judges anew what the check before it found of these kinds: what it didn't find is gone.
     is_later = pc.fill_null(pc.greater(maintained, checked), False)
-    begins = pc.if_else(pc.or_(of_maintenance, pc.and_(on_others, is_later)), maintained, checked)
+    # It judges a target alone in these only when all else of it can be judged.
+    outlived = pc.or_(on_others, pc.equal(rows["expectation"], CAN_BE_JUDGED))
+    begins = pc.if_else(pc.or_(of_maintenance, pc.and_(outlived, is_later)), maintained, checked)
     return rows.filter(pc.fill_null(pc.greater_equal(rows["at"], begins), True))
 
 
@@ -162,10 +178,14 @@ def _entered(rows: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(rows["table_name"], rows["at"].cast(pa.int64()).cast(pa.string()), "\n")
 
 
-def _newest(found: pa.Table, rows: pa.Table) -> pa.ChunkedArray:
-    """For each row, when its table was last found there; null where it wasn't."""
-    newest = found.group_by("table_name").aggregate([("at", "max")])
-    return newest["at_max"].take(pc.index_in(rows["table_name"], value_set=newest["table_name"].combine_chunks()))
+def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
+    """For each row, when its table (and ``more``) was last found there; null where it wasn't."""
+
+    def key(of: pa.Table) -> pa.ChunkedArray:
+        return pc.binary_join_element_wise(of["table_name"], *(of[name] for name in more), "\n")
+
+    newest = found.append_column("key", key(found)).group_by("key").aggregate([("at", "max")])
+    return newest["at_max"].take(pc.index_in(key(rows), value_set=newest["key"].combine_chunks()))
 
 
 def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
@@ -191,9 +211,8 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
     chosen = pc.field("table_name") == table_name
 
     def read(since: datetime | None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = _read(
-            lake, since, ("severity", "meaning", "unexpected_count", "version", "not_checked"), chosen
-        ).to_pylist()
+        more = ("severity", "meaning", "expectation", "unexpected_count", "version", "not_checked")
+        rows: list[dict[str, Any]] = _without_retried(_read(lake, since, more, chosen)).to_pylist()
         return rows
 
     found = _widening(read, now, most)

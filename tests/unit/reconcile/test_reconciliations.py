@@ -96,21 +96,23 @@ def test_whoever_is_always_too_late_gives_up(tmp_path, monkeypatch):
 
 
 def test_the_last_answer_of_each_table_is_kept(tmp_path):
-    """However old it is, as is the last attempt since; a table that nobody compares any more differs still."""
+    """However old it is, as are the last attempt since and the last answer of all columns; a table that nobody compares any more differs still."""
     kept = Reconciliations(tmp_path.as_uri())
     long_ago = [
         ("public.t", "different"), ("public.t", "failed"), ("public.t", "not compared"), ("public.u", "different"),
         ("public.u", "equal"), ("public.v", "not compared"), ("public.v", "failed"),
+        ("public.x", "equal"), ("public.x", "equal"), ("public.x", "equal", "v"), ("public.x", "equal", "v"),
     ]  # fmt: skip
-    for n, (table, status) in enumerate(long_ago):
-        kept.add([row(f"r{n}", table, status, at=now() - timedelta(days=400 - n))])
+    for n, (table, status, *left_out) in enumerate(long_ago):
+        kept.add([row(f"r{n}", table, status, at=now() - timedelta(days=400 - n), left_out=left_out)])
     kept.add([row("new", "public.w", at=now() - timedelta(days=2)), row("newer", "public.w")])
-    assert kept.prune(now() - timedelta(days=30)) == 3
+    assert kept.prune(now() - timedelta(days=30)) == 5
     assert kept.prune(now() - timedelta(days=30)) == 0
     assert {name: found.status for name, found in kept.latest().items()} == {
         "public.t": "different", "public.u": "equal", "public.v": "failed", "public.w": "equal",
+        "public.x": "equal",
     }  # fmt: skip
-    assert kept.history().num_rows == 6
+    assert kept.history().num_rows == 8
 
 
 def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
