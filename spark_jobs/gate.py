@@ -25,7 +25,7 @@ from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
 from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_conditions import ROW_KINDS, RowCondition, row_condition
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, row_condition
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
@@ -330,7 +330,8 @@ def _find_unevaluable(frame: DataFrame, verdicts: Sequence[_Verdict], failing: M
             frame.agg(F.count(F.when(condition, 1))).first()
         except Exception as err:  # its message may show values
             kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
-            verdicts[number].why = f"can't be evaluated ({kind or type(err).__name__})"
+            told = NO_TEXT if NO_TEXT in str(err) else kind or type(err).__name__
+            verdicts[number].why = f"can't be evaluated ({told})"
 
 
 def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]) -> None:
