@@ -12,11 +12,11 @@ it pass, or nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -347,7 +347,7 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
 
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item
-        given = {name for value in item.kwargs.values() for name in (value if isinstance(value, list) else [value])}
+        given = set(_texts(item.kwargs))
         asked = [name for name in columns.names if name in given or f"`{name}`" in given] or None
         planned = PlannedExpectation(
             item.type, dict(item.kwargs), item.severity, "own", verdict.gated.called, verdict.gated.place
@@ -358,10 +358,25 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
         if rows.isEmpty():  # all was released, or sent in part: nothing there tells a mean, or a number of rows
             verdict.success, verdict.observed = True, "no rows to judge"
             continue
-        (found,) = outcomes(check.run(rows, {}), suite_plan)
+        try:
+            (found,) = outcomes(check.run(rows, {}), suite_plan)
+        except Exception as err:
+            if (named := named_error(err)) is not None:
+                raise named from err
+            verdict.why = f"can't be evaluated ({type(err).__name__})"
+            continue
         verdict.success, verdict.observed, verdict.unexpected = found.success, found.observed, found.unexpected_count
         if found.success is None:
             verdict.why = "can't be evaluated"
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """The texts in an expectation's arguments, however deep: any may be a column's name."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, (Mapping, list, tuple, set)):
+        for value in given.values() if isinstance(given, Mapping) else given:
+            yield from _texts(value)
 
 
 def _listed(verdicts: Sequence[_Verdict]) -> str:

@@ -102,12 +102,14 @@ def _null(kwargs: dict[str, Any]) -> RowCondition:
 
 def _between(value: Column, kwargs: dict[str, Any]) -> Column | None:
     low, high = (_number(kwargs.get(name)) for name in ("min_value", "max_value"))
+    if any(isinstance(bound, Mapping) for bound in (low, high)):
+        return None
     parts = []
     if low is not None:
         parts.append(value > F.lit(low) if kwargs.get("strict_min") else value >= F.lit(low))
     if high is not None:
         parts.append(value < F.lit(high) if kwargs.get("strict_max") else value <= F.lit(high))
-    if not parts or any(isinstance(bound, Mapping) for bound in (low, high)):
+    if not parts:
         return None
     between = parts[0] if len(parts) == 1 else parts[0] & parts[1]
     # Spark would compare as texts, or as what the bound is while all texts can be cast to that.

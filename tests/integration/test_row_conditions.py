@@ -47,6 +47,7 @@ OF_TEXT = [
 OTHERS = [
     ("expect_column_values_to_be_unique", {"column": "id"}),
     ("expect_column_values_to_be_between", {"column": "id", "min_value": 0, "row_condition": "id > 3", "condition_parser": "spark"}),
+    ("expect_column_values_to_be_between", {"column": "id", "min_value": {"$PARAMETER": "least"}}),
     ("expect_column_values_to_be_in_set", {"column": "id"}),
     ("expect_column_values_to_be_between", {"column": "id"}),
     ("frobnicate", {}),
