@@ -22,7 +22,14 @@ from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.reconcile.reconciliations import Reconciliation
 from waldelta.reconcile.report import prune_pages, write_pages
-from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
+from waldelta.report_list import (
+    ReportEntry,
+    add_entry,
+    checked_runs,
+    drop_old_pageless,
+    read_entries,
+    remove_entry,
+)
 from waldelta.report_page import static_index
 
 if TYPE_CHECKING:
@@ -109,17 +116,17 @@ def build_site(context: EphemeralDataContext, identifiers: Sequence[ValidationRe
 def list_reports(
     folder: Path, pipeline: PipelineFile, run_id: str, at: datetime, verdicts: Sequence[TableVerdict]
 ) -> Path:
-    """Put a run's pages on the list, write the index anew and return it."""
+    """Put a run's pages, and the tables that couldn't be checked, on the list, write the index anew and return it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for verdict in verdicts:
-        if verdict.page is None:
-            continue
-        page = verdict.page.relative_to(folder).as_posix()
+        page = "" if verdict.page is None else verdict.page.relative_to(folder).as_posix()
         missed = {severity: tuple(map(str, verdict.failed(severity))) for severity in ("critical", "warning")}
         entry = ReportEntry(
             at, pipeline.pipeline, run_id, verdict.table, verdict.version, len(verdict.outcomes),
             missed["critical"], missed["warning"], page,
         )  # fmt: skip
         add_entry(folder, entry)
+    drop_old_pageless(folder, pipeline.pipeline, pipeline.quality.keep_reports)
     return _write_index(folder, pipeline)
 
 
@@ -173,7 +180,7 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
         dropped = prune_pages(folder, pipeline.pipeline, keep)
         if (folder / _RESULTS_FOLDER).is_dir():
             dropped += drop_old_results(open_context(folder), folder, pipeline.pipeline, keep)
-        if dropped:
+        if drop_old_pageless(folder, pipeline.pipeline, keep) or dropped:
             _write_index(folder, pipeline)
     return dropped
 

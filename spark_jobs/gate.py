@@ -12,11 +12,11 @@ it pass, or nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -25,7 +25,7 @@ from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
 from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_conditions import ROW_KINDS, RowCondition, row_condition
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, row_condition
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
@@ -330,7 +330,8 @@ def _find_unevaluable(frame: DataFrame, verdicts: Sequence[_Verdict], failing: M
             frame.agg(F.count(F.when(condition, 1))).first()
         except Exception as err:  # its message may show values
             kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
-            verdicts[number].why = f"can't be evaluated ({kind or type(err).__name__})"
+            told = NO_TEXT if NO_TEXT in str(err) else kind or type(err).__name__
+            verdicts[number].why = f"can't be evaluated ({told})"
 
 
 def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]) -> None:
@@ -346,7 +347,7 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
 
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item
-        given = {name for value in item.kwargs.values() for name in (value if isinstance(value, list) else [value])}
+        given = set(_texts(item.kwargs))
         asked = [name for name in columns.names if name in given or f"`{name}`" in given] or None
         planned = PlannedExpectation(
             item.type, dict(item.kwargs), item.severity, "own", verdict.gated.called, verdict.gated.place
@@ -357,10 +358,25 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
         if rows.isEmpty():  # all was released, or sent in part: nothing there tells a mean, or a number of rows
             verdict.success, verdict.observed = True, "no rows to judge"
             continue
-        (found,) = outcomes(check.run(rows, {}), suite_plan)
+        try:
+            (found,) = outcomes(check.run(rows, {}), suite_plan)
+        except Exception as err:
+            if (named := named_error(err)) is not None:
+                raise named from err
+            verdict.why = f"can't be evaluated ({type(err).__name__})"
+            continue
         verdict.success, verdict.observed, verdict.unexpected = found.success, found.observed, found.unexpected_count
         if found.success is None:
             verdict.why = "can't be evaluated"
+
+
+def _texts(given: Any) -> Iterator[str]:
+    """The texts in an expectation's arguments, however deep: any may be a column's name."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, (Mapping, list, tuple, set)):
+        for value in given.values() if isinstance(given, Mapping) else given:
+            yield from _texts(value)
 
 
 def _listed(verdicts: Sequence[_Verdict]) -> str:

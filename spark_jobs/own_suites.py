@@ -29,6 +29,8 @@ from waldelta.pipeline_file import split_table_name
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
 _SUFFIXES = (".yml", ".yaml")
+# A file that ends so, whatever the case, was meant to be read as well.
+_MEANT = (*_SUFFIXES, ".json")
 
 
 class OwnExpectation(BaseModel):
@@ -106,8 +108,10 @@ def read_own_suites(folder: Path | None, tables: Iterable[str]) -> OwnSuites:
 def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
     """Each file of a folder, or why it is refused."""
     found: dict[Path, OwnSuiteFile | ConfigError] = {}
-    for path in sorted(p for p in folder.glob("*") if p.suffix in _SUFFIXES):
+    for path in sorted(p for p in folder.glob("*") if p.suffix.lower() in _MEANT):
         try:
+            if path.suffix not in _SUFFIXES:
+                raise ConfigError(f"{path}: isn't read: rename it {path.stem}.yml")
             found[path] = OwnSuiteFile(path, _read_suite(path))
         except ConfigError as err:
             found[path] = err

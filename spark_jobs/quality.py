@@ -56,6 +56,8 @@ from waldelta.standing import SYNCED
 from waldelta.target_mode import MIRROR
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
     from pyspark.sql import SparkSession
 
@@ -139,7 +141,6 @@ def check(
         plans = pool.map(lambda session, target: _plan(session, target, (own, left)), targets)
         if imported is not None:
             imported.result()
-        index = _index(folder)
         verdicts: list[TableVerdict] = []
         if targets:
             import_great_expectations(kinds)
@@ -147,7 +148,10 @@ def check(
                 measure_ahead(background, *both, ledger.storage_options) for both in zip(targets, plans, strict=True)
             ]
             planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
-            verdicts, index = _run(pool, folder, pipeline, run_id, planned)
+            verdicts = _run(pool, folder, pipeline, (run_id, began), planned)
+        index = _index(folder)
+        if folder is not None and (told := [*lost, *verdicts]):
+            index = list_reports(folder, pipeline, run_id, began, told)
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
@@ -307,13 +311,13 @@ def _run(
     pool: SessionPool,
     folder: Path | None,
     pipeline: PipelineFile,
-    run_id: str,
+    begun: tuple[str, datetime],
     planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Asked]],
-) -> tuple[list[TableVerdict], Path | None]:
+) -> list[TableVerdict]:
     from spark_jobs.build_expectations import build_known
     from spark_jobs.validate import SuiteCheck, measured, outcomes
 
-    at = now()
+    run_id, at = begun
     context = open_context(folder)
     run = run_identifier(pipeline.pipeline, run_id, at)
     verdicts: list[TableVerdict] = []
@@ -356,12 +360,10 @@ def _run(
                 digest, whole=True,
             )
         )  # fmt: skip
-    if folder is None:
-        return verdicts, None
-    drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
-    build_site(context, identifiers)
-    index = list_reports(folder, pipeline, run_id, at, verdicts)
-    return verdicts, index
+    if folder is not None:
+        drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
+        build_site(context, identifiers)
+    return verdicts
 
 
 def _index(folder: Path | None) -> Path | None:

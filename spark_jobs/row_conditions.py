@@ -15,6 +15,9 @@ from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
 
+# What it doesn't evaluate; its check says only that it couldn't.
+NO_TEXT = "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of an expect_target_rows_to_satisfy"
+
 # For which every row has to be of the kind that Great Expectations says; "mostly" is a share of the rows judged.
 _COMMON = frozenset({"mostly"})
 
@@ -98,15 +101,28 @@ def _null(kwargs: dict[str, Any]) -> RowCondition:
 
 
 def _between(value: Column, kwargs: dict[str, Any]) -> Column | None:
-    low, high = kwargs.get("min_value"), kwargs.get("max_value")
+    low, high = (_number(kwargs.get(name)) for name in ("min_value", "max_value"))
+    if any(isinstance(bound, Mapping) for bound in (low, high)):
+        return None
     parts = []
     if low is not None:
         parts.append(value > F.lit(low) if kwargs.get("strict_min") else value >= F.lit(low))
     if high is not None:
         parts.append(value < F.lit(high) if kwargs.get("strict_max") else value <= F.lit(high))
-    if not parts or any(isinstance(bound, Mapping) for bound in (low, high)):
+    if not parts:
         return None
-    return parts[0] if len(parts) == 1 else parts[0] & parts[1]
+    between = parts[0] if len(parts) == 1 else parts[0] & parts[1]
+    # Spark would compare as texts, or as what the bound is while all texts can be cast to that.
+    is_text = F.typeof(value).rlike("^(string|boolean)")
+    return F.when(is_text, F.raise_error(F.lit(NO_TEXT)).cast("boolean")).otherwise(between)
+
+
+def _number(bound: Any) -> Any:
+    """A bound as Great Expectations takes it: a float where it is a number, or the text of one."""
+    try:
+        return bound if bound is None else float(bound)
+    except (TypeError, ValueError):
+        return bound
 
 
 def _in_set(value: Column, kwargs: dict[str, Any]) -> Column | None:

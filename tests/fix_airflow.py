@@ -73,7 +73,7 @@ def make_context():
     """A task's context, as far as the operators look at it."""
 
     def make(
-        *, run_type: str = "scheduled", try_number: int = 1, xcoms: dict[str, Any] | None = None
+        *, run_type: str = "scheduled", try_number: int = 1, max_tries: int = 0, xcoms: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         start = datetime(2026, 1, 1, tzinfo=UTC)
         run = SimpleNamespace(
@@ -83,7 +83,10 @@ def make_context():
             data_interval_end=start.replace(minute=5),
         )
         ti = SimpleNamespace(
-            dag_id="shop_cdc", try_number=try_number, xcom_pull=lambda *, task_ids: (xcoms or {}).get(task_ids)
+            dag_id="shop_cdc",
+            try_number=try_number,
+            max_tries=max_tries,
+            xcom_pull=lambda *, task_ids: (xcoms or {}).get(task_ids),
         )
         return {"dag_run": run, "ti": ti, "outlet_events": Events()}
 

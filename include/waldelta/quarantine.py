@@ -165,13 +165,16 @@ class Quarantine:
         return sorted(rows, key=lambda row: (row.table_name, row.at))
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
-        """How many rows each of these tables lacks likewise because they came without a value; asked for all tables at once."""
-        names = ["table_name", "generation", "key", "status", "columns"]
+        """How many rows each of these tables lacks likewise because they came without a value; asked for all tables at once.
+
+        An update that a gate set aside may have come without one too, and isn't lacking for that.
+        """
+        names = ["table_name", "generation", "key", "status", "columns", "reason"]
         chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {(r["table_name"], r["key"]): r for r in rows if generations[r["table_name"]] == r["generation"]}
-        unknown = (r["table_name"] for r in latest.values() if r["status"] == QUARANTINED and r["columns"])
-        return dict(Counter(unknown))
+        waiting = (row for row in latest.values() if row["status"] == QUARANTINED and row["columns"])
+        return dict(Counter(row["table_name"] for row in waiting if not (row["reason"] or "").startswith(FAILS)))
 
     def lacking(self, table_name: str, generation: int, upto: int | None = None) -> dict[str, Outline]:
         """What was told last of the keys that a copy of a table is known to lack, or to have as they were before (outdated).

@@ -22,16 +22,16 @@ Verdict = Literal["failed", "warning", "passed"]
 
 @dataclass(frozen=True, slots=True)
 class ReportEntry:
-    """One table's check in one run; ``page`` is relative to the folder of the reports.
+    """One table's check in one run; ``page`` is relative to the folder of the reports, empty of a table that couldn't be checked.
 
-    ``told`` says what was found where that isn't how many expectations are met.
+    ``version`` is None of a target that isn't there. ``told`` says what was found where that isn't how many expectations are met.
     """
 
     at: datetime
     pipeline: str
     run_id: str
     table: str
-    version: int
+    version: int | None
     expectations: int
     failures: tuple[str, ...]  # critical, in words without values
     warnings: tuple[str, ...]
@@ -61,7 +61,7 @@ class CheckedRun:
 
 def add_entry(folder: Path, entry: ReportEntry) -> None:
     """Put a report on the list; the file appears as a whole, whoever reads meanwhile."""
-    path = _entry_path(folder, entry.page)
+    path = _entry_path(folder, entry.page or _pageless(entry))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(asdict(entry) | {"at": entry.at.isoformat()}), encoding="utf-8")
@@ -73,15 +73,26 @@ def remove_entry(folder: Path, page: str) -> None:
     _entry_path(folder, page).unlink(missing_ok=True)
 
 
+def drop_old_pageless(folder: Path, pipeline: str, keep: int) -> int:
+    """Take a pipeline's checks without a page off the list but those of the last ``keep`` runs on it; returns how many went."""
+    entries = [entry for entry in read_entries(folder) if entry.pipeline == pipeline and entry.told is None]
+    kept = {_run_of(entry) for entry in entries}
+    old = kept - set(sorted(kept, reverse=True)[:keep])
+    dropped = [entry for entry in entries if not entry.page and _run_of(entry) in old]
+    for entry in dropped:
+        remove_entry(folder, _pageless(entry))
+    return len(dropped)
+
+
 def entry_of(folder: Path, page: str) -> ReportEntry | None:
     """What the list says of one page; None when it isn't on it."""
     return _read_entry(_entry_path(folder, page))
 
 
 def read_entries(folder: Path) -> list[ReportEntry]:
-    """All reports on the list whose page is there, in no order."""
+    """All reports on the list whose page is there, or that have none, in no order."""
     found = (_read_entry(path) for path in (folder / _ENTRIES_FOLDER).glob("*.json"))
-    return [entry for entry in found if entry is not None and (folder / entry.page).is_file()]
+    return [entry for entry in found if entry is not None and (not entry.page or (folder / entry.page).is_file())]
 
 
 def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
@@ -95,6 +106,11 @@ def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
 
 def _run_of(entry: ReportEntry) -> tuple[datetime, str, str]:
     return entry.at, entry.pipeline, entry.run_id
+
+
+def _pageless(entry: ReportEntry) -> str:
+    """What tells a check without a page from others; no page is called so."""
+    return "\n".join((entry.at.isoformat(), entry.pipeline, entry.run_id, entry.table))
 
 
 def _entry_path(folder: Path, page: str) -> Path:

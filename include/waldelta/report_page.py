@@ -44,7 +44,7 @@ def page(title: str, body: str) -> str:
 
 
 def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) -> str:
-    """The runs as a table, in the order given; ``link`` gives the address of a report's page."""
+    """The runs as a table, in the order given; ``link`` gives the address of a report's page, where it has one."""
     return f"<table>{_HEAD}{''.join(_run(run, link) for run in runs)}</table>"
 
 
@@ -71,7 +71,8 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
         f'<span class="dim">{html.escape(run.run_id)}</span></td>'
     )
     for entry in run.entries:
-        name = f'<a href="{html.escape(link(entry))}">{html.escape(entry.table)}</a>'
+        table = html.escape(entry.table)
+        name = f'<a href="{html.escape(link(entry))}">{table}</a>' if entry.page else table
         yield f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_told(entry)}</td></tr>"
         where = ""
 
@@ -80,7 +81,8 @@ def _told(entry: ReportEntry) -> str:
     if entry.told is not None:
         return html.escape(entry.told)
     missed = [*entry.failures, *(f"{text} (warning)" for text in entry.warnings)]
+    version = "" if entry.version is None else f", Delta version {entry.version}"
     if not missed:
-        return f"{entry.expectations} met, Delta version {entry.version}"
+        return f"{entry.expectations} met{version}"
     listed = "".join(f"<li>{html.escape(text)}</li>" for text in missed)
-    return f"{len(missed)} of {entry.expectations} not met, Delta version {entry.version}<ul>{listed}</ul>"
+    return f"{len(missed)} of {entry.expectations} not met{version}<ul>{listed}</ul>"

@@ -69,12 +69,17 @@ class JobResult:
 
     def require(self, stage: str | None = None) -> None:
         """Raise when the job, or this stage of it, failed."""
+        if (failure := self.failure(stage)) is not None:
+            raise failure
+
+    def failure(self, stage: str | None = None) -> TaskFailed | TaskFailedForGood | None:
+        """How the job, or this stage of it, failed; None when it didn't."""
         if self._status(stage) in _DONE:
-            return
+            return None
         error = self._stages.get(stage or "", {}).get("error") or self.document.get("error") or {}
         kinds = [error["class"], *error.get("causes", ())] if error else []
-        raised = TaskFailed if error.get("retryable") else TaskFailedForGood
-        raise raised(self._failure_text(stage, error), kinds, error.get("message"))
+        kind = TaskFailed if error.get("retryable") else TaskFailedForGood
+        return kind(self._failure_text(stage, error), kinds, error.get("message"))
 
     def _status(self, stage: str | None) -> str:
         if stage is None or not self.knows(stage):

@@ -54,6 +54,11 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
         yield Metric(f"{base}.{verb}.{what}", len(document.get(what) or ()), "gauge", tags)
 
 
+def gauges_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iterator[Metric]:
+    """The same without counters, which would count a run once more when its report is tried again."""
+    return (metric for metric in metrics_of(pipeline, document, at) if metric.kind == "gauge")
+
+
 def differing_rows(pipeline: str, document: Mapping[str, Any], _: datetime) -> Iterator[Metric]:
     """How many rows of each target that was compared aren't the source's, and weren't put right."""
     for table, found in (document.get("tables") or {}).items():

@@ -16,8 +16,8 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from waldelta.errors import StageTimeout
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
-from waldelta_airflow.job_result import JobResult, TaskFailedForGood, named_failures
-from waldelta_airflow.metrics import differing_rows, emit
+from waldelta_airflow.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
+from waldelta_airflow.metrics import differing_rows, emit, gauges_of, metrics_of
 from waldelta_airflow.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
@@ -84,7 +84,8 @@ class WaldeltaJobOperator(BaseOperator):
             tell_critical(self.pipeline, result.document.get("slot_critical", ()), context)
         self._done = result.document
         if self.stage in (None, _REPORT):
-            emit(self.pipeline.pipeline, result.document)
+            again = isinstance(result.failure(self.stage), TaskFailed) and _is_tried_again(context)
+            emit(self.pipeline.pipeline, result.document, gauges_of if again else metrics_of)
         elif self.stage == _RECONCILE:  # there is no report when a target differs
             emit(self.pipeline.pipeline, result.document, differing_rows)
         result.require(self.stage)
@@ -297,3 +298,8 @@ def _run_type(run: Any) -> str:
 
 def _try_number(context: Context) -> int:
     return int(context["ti"].try_number)
+
+
+def _is_tried_again(context: Context) -> bool:
+    """Whether Airflow tries the task once more when it fails for what can go away."""
+    return _try_number(context) <= int(context["ti"].max_tries)

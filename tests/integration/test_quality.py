@@ -193,6 +193,7 @@ def test_refused_expectations(lake, monkeypatch):
     report = lake.check()
     pages = {verdict.table: verdict.page for verdict in report.tables}
     assert (built, pages.pop("public.gone"), [page.is_file() for page in pages.values()]) == ([3], None, [True] * 3)
+    assert "<td>public.gone</td>" in (lake.docs / "index.html").read_text()
     with pytest.raises(QualityFailed) as caught:
         report.raise_if_critical()
     told = str(caught.value)

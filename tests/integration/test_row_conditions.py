@@ -8,15 +8,16 @@ from pyspark.sql import functions as F
 from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, SuitePlan
 from spark_jobs.quality import Left, check
 from spark_jobs.quick_check import quick_outcomes
-from spark_jobs.row_conditions import ROW_KINDS, row_condition
-from tests.integration.test_quality import FILTER, GOOD, VIOLATIONS, Lake
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, row_condition
+from tests.integration.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.lake import target_uri
+from waldelta.ledger_rows import ColumnState
 
 pytestmark = pytest.mark.spark
 
 ROWS = [
     (1, "JFK", "1.50", None), (2, "LGA", None, None), (3, None, "-3.00", None), (4, "", "0.00", None), (5, "jfk x", "99.99", None),
-    (6, None, None, None),
+    (6, None, None, None), (2**53 + 1, None, None, None),
 ]  # fmt: skip
 EXPECTATIONS = [
     ("expect_column_values_to_not_be_null", {"column": "origin"}),
@@ -25,6 +26,8 @@ EXPECTATIONS = [
     ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0}),
     ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 1.5, "strict_min": True, "strict_max": True}),
     ("expect_column_values_to_be_between", {"column": "amount", "max_value": 0, "mostly": 0.4}),
+    ("expect_column_values_to_be_between", {"column": "id", "min_value": "1.5", "max_value": "4"}),
+    ("expect_column_values_to_be_between", {"column": "id", "max_value": 2**53}),
     ("expect_column_values_to_be_in_set", {"column": "origin", "value_set": ["JFK", "LGA"]}),
     ("expect_column_values_to_be_in_set", {"column": "id", "value_set": [1, 2, 3]}),
     ("expect_column_values_to_not_be_in_set", {"column": "origin", "value_set": ["", "LGA"]}),
@@ -37,13 +40,23 @@ EXPECTATIONS = [
     ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "id", "column_B": "_wd_lsn", "or_equal": True}),
     ("expect_target_rows_to_satisfy", {"condition": "amount > 0", "meaning": "positive"}),
 ]  # fmt: skip
+# Of a column that is text in the lake, as a numeric without limits is.
+OF_TEXT = [
+    {"column": "amount", **bounds} for bounds in ({"min_value": 0}, {"max_value": "10"}, {"min_value": "2020-01-01"})
+]
 OTHERS = [
     ("expect_column_values_to_be_unique", {"column": "id"}),
     ("expect_column_values_to_be_between", {"column": "id", "min_value": 0, "row_condition": "id > 3", "condition_parser": "spark"}),
+    ("expect_column_values_to_be_between", {"column": "id", "min_value": {"$PARAMETER": "least"}}),
     ("expect_column_values_to_be_in_set", {"column": "id"}),
     ("expect_column_values_to_be_between", {"column": "id"}),
     ("frobnicate", {}),
 ]  # fmt: skip
+
+
+def own_file(expectations):
+    lines = [f"  - {{type: {kind}, kwargs: {kwargs}, severity: warning}}" for kind, kwargs in expectations]
+    return "expectations:\n" + "\n".join(lines)
 
 
 @pytest.fixture
@@ -52,11 +65,19 @@ def lake(spark, tmp_path):
 
 
 def test_they_count_what_great_expectations_counts(spark, lake):
-    """Every kind that is known, on nulls, empty texts and numbers at the bounds."""
+    """Every kind that is known, on nulls, empty texts and numbers at the bounds; and none of what it can't evaluate."""
     lake.target(ROWS, row_filter=None)
-    lines = [f"  - {{type: {kind}, kwargs: {kwargs}, severity: warning}}" for kind, kwargs in EXPECTATIONS]
-    lake.own("expectations:\n" + "\n".join(lines))
-    found = [o for o in lake.check().tables[0].outcomes if o.planned.origin == "own"]
+    numeric = ColumnState("amount", 1700, -1, "numeric", "string", not_null=False)
+    lake.target(ROWS[2:4], "public.u", DDL.replace("decimal(12,2)", "string"), None, [*COLUMNS[:2], numeric])
+    lake.own(own_file(EXPECTATIONS))
+    lake.own(own_file([("expect_column_values_to_be_between", kwargs) for kwargs in OF_TEXT]), "public.u.yml")
+    found, of_text = ([o for o in v.outcomes if o.planned.origin == "own"] for v in lake.check().tables)
+    frame = spark.read.format("delta").load(target_uri(lake.root, "public", "u"))
+    for kwargs, outcome in zip(OF_TEXT, of_text, strict=True):
+        condition = row_condition("expect_column_values_to_be_between", kwargs)
+        assert (outcome.planned.kwargs, outcome.success) == (kwargs, None)
+        with pytest.raises(Exception, match=NO_TEXT):
+            frame.agg(F.count(F.when(condition.unexpected, 1))).first()
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
     for (kind, kwargs), outcome in zip(EXPECTATIONS, found, strict=True):
         condition = row_condition(kind, kwargs)

@@ -13,6 +13,7 @@ from waldelta.ledger_rows import now
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import (
     DISCARDED,
+    FAILS,
     QUARANTINED,
     REREAD,
     RESOLVED,
@@ -126,9 +127,11 @@ def test_rows_that_came_without_a_value_are_counted(lake):
     """Of the copy that is there; not those that a gate keeps out, nor what somebody has decided on."""
     quarantine = Quarantine(lake)
     assert quarantine.unknown_counts({NAME: 1}) == {}
-    kept_out = replace(row(QUARANTINED, "gate", 1), columns=[])
+    whole = replace(row(QUARANTINED, "gate", 1), columns=[], reason=f"{FAILS}positive")
+    unsent = replace(row(QUARANTINED, "update", 1), columns=["v"], reason=f"{FAILS}positive")
     old, other = row(QUARANTINED, "c", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t")
-    quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), kept_out, old, other])
+    quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), old, other])
+    quarantine.add([whole, unsent])
     quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
     assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
     assert quarantine.unknown_counts({}) == {}

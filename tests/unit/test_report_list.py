@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
+from waldelta.report_list import ReportEntry, add_entry, checked_runs, drop_old_pageless, read_entries, remove_entry
 from waldelta.report_page import static_index
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -31,6 +31,20 @@ def test_entries_come_back_as_they_were(tmp_path):
     assert read_entries(tmp_path) == [kept]
     assert stat.S_IMODE((tmp_path / ".entries").stat().st_mode) == 0o700
     assert read_entries(tmp_path / "absent") == []
+
+
+def test_checks_without_a_page_go_with_their_runs(tmp_path):
+    """Or before, where runs without any page are many; those of others who share the folder stay."""
+    at = [NOON + timedelta(minutes=minute) for minute in range(4)]
+    checks = [(at[0], "shop"), (at[1], "shop"), (at[3], "shop"), (at[0], "other")]
+    for when, pipeline in checks:
+        add_entry(tmp_path, ReportEntry(when, pipeline, "run", "public.gone", None, 1, ("it isn't there",), (), ""))
+    paged = {entry(tmp_path, at=when, run_id=str(when)).at for when in (at[0], at[2])}
+    assert len(read_entries(tmp_path)) == 6
+    assert drop_old_pageless(tmp_path, "shop", 3) == 1
+    left = read_entries(tmp_path)
+    assert {e.at for e in left if e.page} == paged
+    assert {(e.at, e.pipeline) for e in left if not e.page} == set(checks[1:])
 
 
 def test_runs_are_newest_first_and_failures_first(tmp_path):

@@ -107,6 +107,19 @@ def test_ambiguous(tmp_path, names, refused, told):
     assert all(told in str(err) for err in found.refused.values())
 
 
+@pytest.mark.parametrize("suffix", [".YML", ".Yaml", ".json"])
+def test_a_file_that_ends_otherwise_is_refused(tmp_path, suffix):
+    """It may hold a gate; and beside the file that is read it may be the one that was meant."""
+    for name in (f"public.t{suffix}", f"public.gone{suffix}", f"u{suffix}", "u.yml", "README.md", "public.v.yml.orig"):
+        (tmp_path / name).write_text(GOOD)
+    found = read_own_suites(tmp_path, ["public.t", "public.u", "public.v"])
+    assert (set(found.refused), found.by_table) == ({"public.t", "public.u"}, {})
+    assert str(found.refused["public.t"]) == f"{tmp_path}/public.t{suffix}: isn't read: rename it public.t.yml"
+    (told,) = found.unused
+    assert "fits no table that has been synced" in told
+    assert "rename it public.gone.yml" in told
+
+
 def test_unused(tmp_path):
     """A file that fits no table is reported."""
     (tmp_path / "t.yml").write_text(GOOD)

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,30 @@ def test_what_differs_is_measured_where_it_is_found(make_task, make_context, job
     with pytest.raises(TaskFailedForGood):
         make_task("reconcile", "reconcile").execute(make_context())
     assert sent == [("waldelta.shop.differing_rows.public_a", 2)]
+
+
+TRIES = [
+    ("it went well", {"report": {"status": "succeeded"}}, 1, [12]),
+    ("it is tried again", {"report": {"status": "failed"}}, 2, []),
+    ("that was the last try", {"report": {"status": "failed"}}, 3, [12]),
+    ("trying again doesn't help", {"report": {"status": "failed", "error": {"class": "QualityFailed", "message": "m"}}}, 1, [12]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stages, try_number, counted", [case[1:] for case in TRIES], ids=[case[0] for case in TRIES])
+def test_a_run_is_counted_once(make_task, make_context, job, monkeypatch, stages, try_number, counted):
+    """However often its report is tried; what it measured is told each time."""
+    measured, added = {}, []
+    monkeypatch.setattr(
+        "airflow.sdk.observability.stats.gauge", lambda name, value, tags: measured.update({name: value})
+    )
+    monkeypatch.setattr("airflow.sdk.observability.stats.incr", lambda name, count, tags: added.append(count))
+    error = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
+    job.does(result={"verb": "consume", "status": "failed", "stages": stages, "changes": 12, "error": error})
+    with suppress(TaskFailed, TaskFailedForGood):
+        make_task("consume", "report").execute(make_context(try_number=try_number, max_tries=2))
+    assert added == counted
+    assert measured["waldelta.shop.consume.failed_expectations"] == 0
 
 
 def test_secrets_travel_in_the_environment_only(make_task, make_context, job, caplog):

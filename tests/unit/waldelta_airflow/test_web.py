@@ -68,6 +68,17 @@ def test_the_index_lists_the_runs_newest_first(client, docs):
     assert [client.get(link).text for link in links] == ["<h1>page</h1>"] * 3
 
 
+def test_a_table_that_couldnt_be_checked_has_no_link(client, docs):
+    """Its run failed, and there is no page of it to lead to."""
+    checked(docs, NOON, "public.a")
+    failures = ("couldn't be checked: it isn't there",)
+    add_entry(docs, ReportEntry(NOON, "shop", "scheduled__1", "public.gone", None, 1, failures, (), ""))
+    text = client.get("/docs/?failed=true").text
+    assert "couldn&#x27;t be checked" in text
+    assert "<td>public.gone</td>" in text
+    assert re.findall(r'href="/docs/shop/([^"/]+)', text) == ["validations"]
+
+
 def test_nothing_in_the_index_is_markup(client, docs):
     """Names of runs, tables and expectations are text."""
     checked(docs, NOON, 'public."<img src=x>"', HOSTILE.replace("/", "|"), [HOSTILE])
