@@ -74,7 +74,7 @@ class Schedule:
 
     ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
     ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the scheduler should make, or have made, the next one.
-    ``paused``: the kinds of its other DAGs that are.
+    ``paused``: the kinds of its other DAGs that are. ``well``: when the latest run began that ended well, or was marked as such.
     """
 
     is_paused: bool = False
@@ -82,6 +82,7 @@ class Schedule:
     failed: str | None = None
     due: datetime | None = None
     paused: frozenset[str] = frozenset()
+    well: datetime | None = None
 
 
 def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
@@ -132,10 +133,13 @@ def _schedule(session: Session, name: str, known: Mapping[str, tuple[bool, datet
     ended = newest.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED])).limit(1)
     latest = session.scalar(ended)
     failed = latest is not None and latest.state == DagRunState.FAILED
+    well = newest.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)
+    last = session.scalar(well.limit(1))
     return Schedule(
         is_paused,
-        _looked(session, newest.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)),
+        _looked(session, well),
         latest.run_id if latest is not None and failed else None,
         due,
         frozenset(kind for kind in _WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),
+        last.start_date if last is not None else None,
     )

@@ -283,7 +283,7 @@ def test_the_pipeline_of_a_dag(dag_id, found):
 def test_what_only_airflow_knows(shop, schedules, open_pages):
     """A DAG that is paused, late, or fails before its ledger hears of it; and a run that found nothing to do is news too."""
     client, at = open_pages("viewer"), now()
-    schedules["shop"] = Schedule(is_paused=True, looked=at, failed="scheduled__early")
+    schedules["shop"] = Schedule(is_paused=True, looked=at, failed="scheduled__early", well=at)
     text = client.get("/").text
     assert "DAG is paused" in text
     assert "scheduled__early" in text

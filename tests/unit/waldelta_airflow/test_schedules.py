@@ -56,4 +56,6 @@ def test_what_runs_say(runs, failed, looked):
                 session.execute(insert(XComModel).values(**told, value=answer, timestamp=at))
         found = _schedule(session, "shop", {"shop_cdc": (False, None)})
     assert found.failed == (None if failed is None else f"run-{failed}")
+    well = [n for n, (state, _) in enumerate(runs) if state == WELL]
+    assert found.well == (NOON + timedelta(hours=well[-1]) if well else None)
     assert found.looked == (None if looked is None else NOON + timedelta(hours=looked))
