@@ -288,10 +288,9 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         # Another run may have applied some of it since the watermarks were read.
         after = max(batches[0], run.held.of(present))
 
-        def check() -> None:
+        def check() -> int:
             lock.check()
-            if run.held.of(present) > after:
-                raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+            return run.held.still(present, after)
 
         try:
             cut = _apply_target(run, present, (after, batches[1]), check)
@@ -310,16 +309,11 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     return cut
 
 
-def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], None]) -> TargetCut:
-    """``check`` raises when this run may not write any more: a second writer of inserts would double them."""
+def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], int]) -> TargetCut:
+    """``check`` gives the target's watermark, and raises when this run may not write any more: a second writer of inserts would double them."""
     job = run.job
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
-
-    def applied() -> int:
-        check()
-        return batches[0]
-
     with job.connect("apply") as connection:
         target, stretch = job.pipeline.target, run.stretches.between(*batches)
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
@@ -331,37 +325,39 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         with staged_in(run.spark, staged):
-            check()  # what is staged may be the staging of whoever has the target now
-            take_over_target(run.spark, job, state, run.quarantine, applied)
-            if plan.evolution is not None:
-                _check_names(job, state, plan.evolution)
-                reshape(
-                    run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills")
-                )
-                evolved = [column.state for column in plan.evolution.columns]
-                plan = replace(
-                    plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns))
-                )
-            changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
-            judged = judge_of(run.spark, job, plan, run.gates)
-            if state.kept_as != CHANGELOG:  # which says what was sent
-                changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
-            elif judged is not None:
-                changes = judged(changes).staged
-            if plan.decode.unfolding is not None:
-                changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
-            fault_point("apply.staged")
-            check()
-            fault_point("apply.merging")
-            tag = replace(tag, counts=changes.counts)
-            tag = _merge_staged(run, changes, plan, tag, check)
-            fault_point("apply.merged")
+            tag = _bring(run, plan, tag, staged, check)
     except WaldeltaError:
         raise
     except Exception as err:
         check()  # what another run does to whoever lost the target to it says less than that it did
         raise writing_error(state.table_name, err) from err
     return read_commit(job, state, tag)
+
+
+def _bring(run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Callable[[], int]) -> CommitTag:
+    """Stage the net changes in a folder, and commit them; returns the tag they were committed under."""
+    job, state = run.job, plan.state
+    check()  # what is staged may be the staging of whoever has the target now
+    take_over_target(run.spark, job, state, run.quarantine, check)
+    if plan.evolution is not None:
+        _check_names(job, state, plan.evolution)
+        reshape(run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills"))
+        evolved = [column.state for column in plan.evolution.columns]
+        plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
+    changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
+    judged = judge_of(run.spark, job, plan, run.gates)
+    if state.kept_as != CHANGELOG:  # which says what was sent
+        changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
+    elif judged is not None:
+        changes = judged(changes).staged
+    if plan.decode.unfolding is not None:
+        changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
+    fault_point("apply.staged")
+    check()
+    fault_point("apply.merging")
+    tag = _merge_staged(run, changes, plan, replace(tag, counts=changes.counts), check)
+    fault_point("apply.merged")
+    return tag
 
 
 def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:

@@ -6,7 +6,6 @@ the target's watermark, not at the range's end. The slot is never touched.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import tenacity
 from deltalake import DeltaTable
 
@@ -35,6 +33,7 @@ from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_copies import batches_since_copy, copied_columns, write_rows
 from spark_jobs.replay_plan import ReplayPlan, plan_replay
 from spark_jobs.reread import reread
+from spark_jobs.row_keys import own_keys, typed_keys
 from spark_jobs.settle import settle
 from spark_jobs.stage import Staged
 from spark_jobs.staging import staged_in
@@ -42,7 +41,7 @@ from spark_jobs.stretch import Stretch, Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
 from spark_jobs.task_error import of_table, writing_error
-from waldelta.errors import LateWriter, LockHeld, SchemaChanged, WaldeltaError
+from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import write_parquet
@@ -259,9 +258,7 @@ def _replay_target(
 def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) -> int:
     """The target's watermark, which must be the one that was planned with."""
     lock.check()
-    if run.held.of(state) > watermark:
-        raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
-    return watermark
+    return run.held.still(state, watermark)
 
 
 def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]) -> _Mended:
@@ -286,15 +283,11 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
 
     What changes such a row tells so: that the target lacks it still, or has it as it was, is no damage.
     """
-    names = [plan.decode.names[i] for i in plan.decode.shape.key]
     lacking = run.quarantine.lacking(plan.state.table_name, plan.state.generation, plan.batches[1])
-    keys = [json.loads(key) for key, row in lacking.items() if row.status == DISCARDED]
-    keys = [key for key in keys if key.keys() == {*names}]  # one that is named by other columns is of another time
+    keys = own_keys([key for key, row in lacking.items() if row.status == DISCARDED], plan.decode)
     if not keys:
         return None
-    typed = (plan.decode.types[i].from_text(pa.array([key[plan.decode.names[i]] for key in keys], pa.string()))[0]
-             for i in plan.decode.shape.key)  # fmt: skip
-    write_parquet(folder, pa.table(dict(zip(plan.decode.shape.bases, typed, strict=True))))
+    write_parquet(folder, typed_keys(keys, plan.decode))
     return folder
 
 

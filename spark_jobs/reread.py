@@ -36,7 +36,7 @@ from spark_jobs.net_rows import (
     without_base,
 )
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_keys import first_values
+from spark_jobs.row_keys import first_values, own_keys
 from spark_jobs.sent_messages import sent_messages
 from spark_jobs.set_aside import AsideRow, Judged
 from spark_jobs.source_values import Mask, SourceValues, read_values
@@ -331,9 +331,7 @@ def discarded_since(staged: Staged, plan: TargetPlan, discarded: Collection[str]
     At the others a row of these changes stands from now on, or the source has no row any more.
     """
     key = plan.decode.shape.key
-    names = {plan.decode.names[i] for i in key}
-    # One that is named by other columns is of another time.
-    named = {text for text in discarded if json.loads(text).keys() == names}
+    named = own_keys(discarded, plan.decode)
     if not named:
         return set(), {}
     files = open_parquet(staged.folder)

@@ -22,7 +22,7 @@ from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, Waldelta
 from waldelta.lake import remove_empty_log, sync_commit
 from waldelta.type_map import column_types
 from waldelta.type_options import TypeOptions
-from waldelta.unwritable import is_unanswered
+from waldelta.unwritable import not_written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -200,9 +200,7 @@ def write_error(uri: str, err: Exception) -> WaldeltaError:
         return named
     if is_conflict(err):
         return LateWriter(f"{uri} was changed by somebody else while it was replaced: run the sync again")
-    error = TargetNotWritable(f"{uri} can't be written ({first_line(err)})")
-    error.retryable = is_unanswered(str(err))
-    return error
+    return not_written(f"{uri} can't be written ({first_line(err)})", err)
 
 
 def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> Written:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_jobs.task_error import first_line
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import find_unwritable
-from waldelta.unwritable import is_unanswered
+from waldelta.unwritable import not_written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,9 +40,8 @@ def write_error(uri: str, err: Exception) -> TargetNotWritable | None:
     refused = _REFUSED.search(str(err))
     if refused is None:
         return None
-    error = TargetNotWritable(
+    return not_written(
         f"{uri} can't be written ({refused[0]}: {first_line(err)}): check target.root and the rights of whoever runs Spark; "
-        "nothing was consumed from the slot"
+        "nothing was consumed from the slot",
+        err,
     )
-    error.retryable = is_unanswered(str(err))
-    return error

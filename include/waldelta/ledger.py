@@ -165,16 +165,18 @@ class Ledger:
 
     def intended_batch(self, slot: str, incarnation: str) -> int:
         """The last batch past which this life of the slot was ever meant to move, which was durable by then; 0: none."""
-        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_OF_LIVES
-        return max((move.batch or 0 for move in self._read(SlotMove, life)), default=0)
+        return max((move.batch or 0 for move in self._moves(slot, incarnation)), default=0)
 
     def uncompared(self, slot: str, incarnation: str) -> SlotMove | None:
         """The move over the last batch of this life of the slot, unless a row says that it was compared with what had landed."""
-        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_OF_LIVES
-        moves = [move for move in self._read(SlotMove, life) if move.batch is not None]
+        moves = [move for move in self._moves(slot, incarnation) if move.batch is not None]
         of_last = [move for move in moves if move.batch == moves[-1].batch]
         # Without compared_after it is the row itself that says so: recovery compares first.
         return of_last[-1] if of_last and all(move.compared_after for move in of_last) else None
+
+    def _moves(self, slot: str, incarnation: str) -> list[SlotMove]:
+        """The single moves of this life of the slot, oldest first."""
+        return self._read(SlotMove, (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_OF_LIVES)
 
     def last_bite(self) -> KeptBite | None:
         """The newest row on bites; None when the server always managed those of the pipeline file."""

@@ -99,7 +99,11 @@ class IncompleteRow:
     @property
     def is_kept_out(self) -> bool:
         """Whether it isn't in the target, or not as the source has it, because a gate or somebody has said so."""
-        return self.status == DISCARDED or (self.status == QUARANTINED and (self.reason or "").startswith(FAILS))
+        return self.status == DISCARDED or (self.status == QUARANTINED and _is_of_gate(self.reason))
+
+
+def _is_of_gate(reason: str | None) -> bool:
+    return (reason or "").startswith(FAILS)
 
 
 def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
@@ -174,7 +178,7 @@ class Quarantine:
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {(r["table_name"], r["key"]): r for r in rows if generations[r["table_name"]] == r["generation"]}
         waiting = (row for row in latest.values() if row["status"] == QUARANTINED and row["columns"])
-        return dict(Counter(row["table_name"] for row in waiting if not (row["reason"] or "").startswith(FAILS)))
+        return dict(Counter(row["table_name"] for row in waiting if not _is_of_gate(row["reason"])))
 
     def lacking(self, table_name: str, generation: int, upto: int | None = None) -> dict[str, Outline]:
         """What was told last of the keys that a copy of a table is known to lack, or to have as they were before (outdated).

@@ -53,9 +53,11 @@ def unwritable(uri: str, err: Exception, who: str = "the job", besides: str = ""
     return error
 
 
-def is_unanswered(said: str) -> bool:
-    """Whether a store, or who was to write there, didn't answer, as far as a text tells: the next try may well succeed."""
-    return _NO_ANSWER.search(said) is not None
+def not_written(message: str, err: BaseException) -> TargetNotWritable:
+    """The error with this message for what Spark said: retryable where a store, or who was to write there, didn't answer."""
+    error = TargetNotWritable(message)
+    error.retryable = _NO_ANSWER.search(str(err)) is not None
+    return error
 
 
 def as_told(said: str) -> TargetNotWritable:

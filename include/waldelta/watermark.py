@@ -74,6 +74,12 @@ class Watermarks:
             return applied
         return self._job.change_log(self.identity).held_by(Snapshot.parse(state.snapshot), self.floor)
 
+    def still(self, state: TableState, batch: int) -> int:
+        """``batch``, up to which the target was found to be; raises LateWriter when another run has applied more meanwhile."""
+        if self.of(state) > batch:
+            raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+        return batch
+
     def _in_cut(self, state: TableState) -> int:
         cut = self._cut
         if cut is None or (state.table_name, state.generation) not in {
