@@ -352,3 +352,21 @@ def test_both_sides_make_the_same_text_of_numerics_that_are_of_a_chosen_type(dat
     copied = from_copy(database.conninfo, columns)
     ours, theirs = lake_texts(columns, copied), source_texts(database.conninfo, columns)
     assert ours == theirs
+
+
+def test_arrays_of_other_elements_have_other_texts_on_both_sides(database):
+    """No element, an empty one, two of them, a null: what one side held for another would else be found equal."""
+    texts = ["{}", '{""}', '{"",""}', "{NULL}", '{NULL,""}', '{"",NULL}', '{",",""}', None]
+    database.execute("create table t (id int primary key, a text[], b char(3)[])")
+    for number, text in enumerate(texts):
+        database.execute("insert into t values (%s, %s, %s)", (number, text, text))
+    database.execute("create publication p for table t")
+    with connect(database.conninfo, "test") as connection:
+        (table,) = read_published_tables(connection, ["p"])
+    columns = [(c.name, target_type(c.type)) for c in table.columns]
+    ours, theirs = (
+        lake_texts(columns, from_copy(database.conninfo, columns)),
+        source_texts(database.conninfo, columns),
+    )
+    assert ours == theirs
+    assert [len(set(found)) for found in ours] == [len(texts)] * 3

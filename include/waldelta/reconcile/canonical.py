@@ -154,7 +154,7 @@ def _source_array(column: sql.Composable, kind: Array, marks: Marks) -> tuple[sq
     if isinstance(kind.element, NumericAsDouble):
         unheld = sql.SQL(_ROUNDED).format(element)
     texts = sql.SQL(
-        "(select coalesce(pg_catalog.string_agg(coalesce({value}, {null}), {mark} order by _wd_i), '')"
+        "(select coalesce(pg_catalog.string_agg(coalesce({value}, {null}) || {mark}, '' order by _wd_i), '')"
         " from pg_catalog.generate_subscripts({column}, 1) _wd_i)"
     ).format(value=value, null=sql.Literal(marks.null), mark=sql.Literal(marks.element), column=column)
     joined = sql.SQL("case when {} is not null then '[' || {} || ']' end").format(column, texts)
@@ -321,10 +321,12 @@ def _without_zeros(texts: ArrowArray) -> ArrowArray:
 def _list_text(values: ArrowArray, kind: Array, marks: Marks) -> ArrowArray:
     elements = lake_text(storage(values.flatten()), kind.element, marks)
     elements = pc.fill_null(elements, marks.null) if elements.null_count else elements
+    # Behind each element, not between them: an empty one isn't none.
+    elements = pc.binary_join_element_wise(elements, marks.element, "")
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(offsets), elements)
-    joined = pc.binary_join_element_wise("[", pc.binary_join(lists, marks.element), "]", "")
+    joined = pc.binary_join_element_wise("[", pc.binary_join(lists, ""), "]", "")
     return pc.if_else(values.is_valid(), joined, pa.scalar(None, pa.string()))
 
 
