@@ -228,13 +228,15 @@ def _add_interval(sign: int) -> Callable[[Typed], str]:
 
 
 def _like(typed: Typed) -> str:
-    escape, _, pattern = (typed.value or "\n").partition("\n")
+    packed = typed.value or "0"
+    behind = 1 + int(packed[0])
     subject = "{0}"
+    text = "".join(
+        _like_text(part) if kind == "text" else part for kind, part in like_parts(packed[behind:], packed[1:behind])
+    )
     if "i" in typed.key.removeprefix("not_").removesuffix("like"):
-        pattern = _lowered(pattern)
+        text = _lowered(text)
         subject = TEMPLATES["lower"]
-    escaped = {"any": lambda _: "%", "one": lambda _: "_", "text": _like_text}
-    text = "".join(escaped[kind](part) for kind, part in like_parts(pattern, escape))
     return f"({subject} {'not ' if typed.key.startswith('not_') else ''}like {_braced(string(text))})"
 
 

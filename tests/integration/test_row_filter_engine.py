@@ -181,6 +181,12 @@ FOUND = [
     "coalesce(10 / a, 0) is null",
     "a + coalesce(10 / b, 0) > 3",
     "(10 / a) = any ('{}'::int[])",
+    # A range may begin with the bracket that ends none, and an escape is what it is before the pattern's letters are lowered.
+    "('_' || t) ~ '^[]-a]'",
+    "('-' || t) ~ '^[^]-a]'",
+    "('abc' || t) ilike 'aBbC%' escape 'B'",
+    "('a%' || t) like 'a\n%%' escape '\n'",
+    "('a' || t) like 'a%' escape ''",
 ]
 # Dates that Spark's types don't hold, where more than a comparison is wanted of them.
 REFUSED = [

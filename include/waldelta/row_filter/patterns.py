@@ -191,9 +191,7 @@ class _Regex:
 
     def bracket(self) -> str:
         negated = self.skip("^")
-        items: list[str] = []
-        if self.rest.startswith("]"):
-            items.append(_literal(self.take()))
+        items = [self.bracket_item()]  # a bracket that comes first ends nothing
         while not self.skip("]"):
             items.append(self.bracket_item())
         return f"[{'^' if negated else ''}{''.join(items)}]"

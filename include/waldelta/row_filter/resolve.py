@@ -163,8 +163,9 @@ class _Resolver(Operands):
             raise self.refused(node, "an escape of LIKE in SIMILAR TO, or the reverse")
         try:
             if is_like:
-                like_parts(text, escape.value or "" if escape else "\\")
-                value = (escape.value or "" if escape else "\\") + "\n" + text
+                mark = escape.value or "" if escape else "\\"
+                like_parts(text, mark)
+                value = f"{len(mark)}{mark}{text}"  # as row_filter_functions reads it: any character may be the mark
             else:
                 regex = similar_to_regex(text, escape.value or "") if escape else text
                 value = java_regex(regex, certain_case=collation is Collation.CODE_POINT)
