@@ -12,8 +12,8 @@ def quote(name: str) -> str:
 
 
 def string(text: str) -> str:
-    """A string literal. ``${`` would be substituted by Spark's variables wherever it stands."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\u0024{") + "'"
+    """A string literal."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def path(uri: str) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _SESSION_SETTINGS = (
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
+    "spark.sql.variable.substitute",
     "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
 )

@@ -29,6 +29,8 @@ SETTINGS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # Row filters fail where PostgreSQL's arithmetic does, instead of giving NULL.
     "spark.sql.ansi.enabled": "true",
+    # A name or text with ${env:…} in it is that name, and nobody's environment gets into a statement.
+    "spark.sql.variable.substitute": "false",
     # What stands twice behind AND or OR isn't computed before them: in b <> 0 and (a / b > 1 or a / b < -1) it may fail.
     "spark.sql.subexpressionElimination.skipForShortcutExpr": "true",
     # A late second attempt at the same task would read the slot twice.

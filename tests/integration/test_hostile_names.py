@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 SCHEMA = "a\"b`c',;$$\n../<script>alert(1)</script>%2e"
 TABLE = "../../x,y`\"'; drop table canary;--$$\\é\n<img src=x>%2e"
 KEY = "k\"'); drop table canary;--`"
-VALUE = 'a`b<script>alert(1)</script>\'$$\\"\n../%2e; :x :"y"'
+VALUE = 'a`b<script>alert(1)</script>\'$$\\"\n../%2e; ${env:HOME}"y"'
 LABEL = "<img src=x>'; drop table canary;--`"
 PUBLICATION = "p\"'; drop table canary;--<script>alert(1)</script>$$`\n\\! x"
 SLOTS_PIPELINE = "drop_table_canary"
@@ -80,10 +80,10 @@ def pipeline(database, root):
 def insert(database, first: int, texts: list[str]) -> None:
     for number, text in enumerate(texts, first):
         for table in (NAME, FEW):
-            into = sql.SQL(
-                f"insert into {table} ({quoted_name(KEY)}, {quoted_name(VALUE)}, n) values ({{}}, {{}}, 'NaN')"
-            )
-            database.connection.execute(into.format(number, text))
+            columns = f"{quoted_name(KEY)}, {quoted_name(VALUE)}, n"
+            values = sql.SQL(", ").join([sql.Literal(number), sql.Literal(text), sql.Literal("NaN")])
+            into = sql.SQL(f"insert into {table} ({columns}) values ") + sql.SQL("({})").format(values)
+            database.connection.execute(into)
 
 
 def test_every_verb(spark, database, pipeline, root, tmp_path):

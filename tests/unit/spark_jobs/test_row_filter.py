@@ -60,7 +60,7 @@ TRANSLATED = [
     ("(v IS DISTINCT FROM 3)", "(not (((`v` is null) and (3 is null)) or coalesce((`v` = 3), false)))"),
     ("(code = 'AB'::bpchar)", "(rtrim(`code`) = rtrim('AB'))"),
     ("(origin = 'it''s'::text)", "(`origin` = 'it\\'s')"),
-    ("(origin = '${x}\\'::text)", "(`origin` = '\\u0024{x}\\\\')"),
+    ("(origin = '${x}\\'::text)", "(`origin` = '${x}\\\\')"),
     ('("Odd.Name" = 1)', "(`Odd.Name` = 1)"),
     ("(uid = '6ecd8c99-4036-403d-bf84-cf8400f67836'::uuid)", "(`uid` = '6ecd8c99-4036-403d-bf84-cf8400f67836')"),
     ("(day IS NULL)", "((`day` is null and try_element_at(`_wd_raw`, 'day') is null))"),
