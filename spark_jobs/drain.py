@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from deltalake import DeltaTable
 
-from spark_jobs.land import create_change_log, land
+from spark_jobs.land import land
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
@@ -21,7 +20,7 @@ from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, PeekTimes, most_messages
+from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
@@ -65,8 +64,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
         # Only then: one that was lost is to be brought back.
-        if not DeltaTable.is_deltatable(change_log.uri, job.storage_options):
-            create_change_log(spark, change_log.uri)
+        change_log.create(LANDING_SCHEMA)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained = Drained(stands, stands)
         bites = Bites(job)

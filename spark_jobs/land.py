@@ -12,29 +12,19 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.attempts import told as told_error
-from spark_jobs.identifier import path
 from spark_jobs.task_error import named_error
 from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
 from waldelta.asked import Asked
-from waldelta.batch_file import CHECKPOINT_INTERVAL, STATISTICS, BatchFile
+from waldelta.batch_file import BatchFile
 from waldelta.change_log import ChangeLog
 from waldelta.fault import fault_point
-from waldelta.lake import remove_empty_log
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pipeline_file import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SPARK_TYPES = {
-    pa.int64(): "bigint",
-    pa.string(): "string",
-    pa.bool_(): "boolean",
-    pa.binary(): "binary",
-    pa.timestamp("us", tz="UTC"): "timestamp",
-}
-_DDL = ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in LANDING_SCHEMA)
 # What the task tells: its file, all null when nothing came, how long the peek took, and what it failed by.
 _TOLD = pa.schema(
     [
@@ -42,19 +32,6 @@ _TOLD = pa.schema(
         ("server_s", pa.float64()), ("total_s", pa.float64()), ("failed", pa.string()),
     ]
 )  # fmt: skip
-
-
-def create_change_log(spark: SparkSession, uri: str) -> None:
-    """Create the empty change log when there is none; raises TargetNotWritable."""
-    remove_empty_log(uri)
-    try:
-        spark.sql(
-            f"create table if not exists {path(uri)} (batch bigint, {_DDL}) using delta partitioned by (batch) "
-            f"tblproperties ('delta.dataSkippingStatsColumns' = '{','.join(STATISTICS)}', "
-            f"'delta.checkpointInterval' = '{CHECKPOINT_INTERVAL}')"
-        )
-    except Exception as err:
-        raise write_error(uri, err) or err from None
 
 
 def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts would be together

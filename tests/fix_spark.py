@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 
 @pytest.fixture
 def compiled(spark) -> Iterator[None]:
-    """Spark compiles expressions before it evaluates them, as it does for everybody."""
+    """Spark compiles expressions before it evaluates them, as it does for everybody: for tests that are about what it evaluates."""
     before = {name: spark.conf.get(name) for name in _INTERPRETED}
     for name in _INTERPRETED:
         spark.conf.unset(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tenacity
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSelector, FileSystem
 
 from waldelta.errors import LateWriter
 from waldelta.file_statistics import FileStatistics
-from waldelta.lake import checkpoint, only_if_unchanged
+from waldelta.lake import checkpoint, only_if_unchanged, remove_empty_log, rooted
+from waldelta.private import private_files
 from waldelta.unwritable import unwritable
 
 # What files are pruned by and the landed end is read from.
@@ -28,6 +30,11 @@ ROW_GROUP_BYTES = 16 << 20
 # Of these few values recur, or all are near each other; the messages themselves aren't worth a dictionary, nor statistics.
 _RECURRING = ["kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "timeline", "moves"]
 CHECKPOINT_INTERVAL = 50
+_KEPT = "; nothing was consumed from the slot"
+_PROPERTIES = {
+    "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+}
 _ATTEMPTS = 10
 _NEWEST = 20
 
@@ -39,6 +46,28 @@ class BatchFile:
     path: str
     size: int
     stats: str
+
+
+def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
+    """Create the empty change log, unless it is there, as the table that Spark's CREATE TABLE would make; raises TargetNotWritable."""
+    if DeltaTable.is_deltatable(uri, storage_options):
+        return
+    remove_empty_log(uri)
+    try:
+        if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
+            raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
+        with private_files():
+            DeltaTable.create(
+                uri,
+                Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
+                mode="ignore",
+                partition_by=["batch"],
+                configuration=_PROPERTIES,
+                storage_options=storage_options,
+                raise_if_key_not_exists=False,
+            )
+    except (DeltaError, OSError) as err:
+        raise unwritable(uri, err, besides=_KEPT) from None
 
 
 def write_batch(
@@ -103,7 +132,7 @@ class _Written:
         try:
             yield
         except (OSError, pa.ArrowException) as err:
-            raise unwritable(self._uri, err, "Spark's tasks", "; nothing was consumed from the slot") from None
+            raise unwritable(self._uri, err, "Spark's tasks", _KEPT) from None
 
     def discard(self) -> None:
         """What nobody will commit; maintenance removes it otherwise."""

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.batch_file import BatchFile, commit_batch, write_batch
+from waldelta.batch_file import BatchFile, commit_batch, create_log, write_batch
 from waldelta.delta_log import read_metadata
 from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, files_of, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
@@ -223,6 +223,10 @@ class ChangeLog:
         landed = table.transaction_version(self.app_id) or 0
         lowest = min(ends, default=max(landed, first_batch) + 1)
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
+
+    def create(self, schema: pa.Schema) -> None:
+        """Create the empty log of batches with this schema, unless it is there; raises TargetNotWritable."""
+        create_log(self.uri, schema, self.storage_options)
 
     def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
         """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""

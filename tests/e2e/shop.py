@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowClient, DagRun
 from demo.stack import Stack
+from tests.fix_stack import have_parsed
 
 PIPELINE = """\
 pipeline: {name}
@@ -90,6 +91,7 @@ def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = ""
     (stack.pipelines / f"{name}.yml").write_text(
         PIPELINE.format(name=name, root=root, spark=spark, suites=suites, notifier=NOTIFIER, mail=MAIL, more=more)
     )
+    have_parsed(stack)
     stack.create_pools()
     with (
         stack.client() as client,

@@ -12,6 +12,7 @@ from demo.outcome import show
 from demo.run_demo import CONN_ID, PIPELINE, Demo
 from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
+from tests.fix_stack import have_parsed
 from waldelta.expectation_results import read_expectation_results
 from waldelta.lake import target_uri
 
@@ -28,6 +29,7 @@ def demo(stack):
     shutil.copytree(Stack.pipelines.parent / "expectations" / PIPELINE, suites)
     stack.add_source(CONN_ID, "flights")
     stack.create_pools()
+    have_parsed(stack)
     yield Demo(stack, Console(file=io.StringIO(), width=250), flights=3000, slices=2)
     (stack.pipelines / name).unlink()
     shutil.rmtree(suites)

@@ -144,7 +144,7 @@ def test_a_second_up_says_that_it_is_running(own_stack):
 
 
 def test_down_leaves_no_process_and_no_open_port(own_stack):
-    """Runs last: another process than the one that started the stack ends it."""
+    """Runs behind those: another process than the one that started the stack ends it."""
     was = ports(own_stack)
     assert all(map(is_open, was))
     done = command("down", own_stack.folder)
@@ -155,7 +155,14 @@ def test_down_leaves_no_process_and_no_open_port(own_stack):
     assert command("status", own_stack.folder).returncode == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+# SIGTERM ends a whole stack below.
+SIGNALS = [
+    pytest.param(signal.SIGINT, id="Ctrl-C"),
+    pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
     line = [sys.executable, "-m", "demo.stack", "up", "--folder", str(stack_folder)]
     # A background job of a shell that isn't interactive ignores Ctrl-C, and so would what it starts.
@@ -198,13 +205,18 @@ with DAG("busy", schedule=None):
 """
 
 
-def test_a_signal_while_a_task_is_busy_ends_everything(stack_folder):
-    started = stack_folder / "dags/started"
+def test_a_signal_while_a_task_is_busy_ends_everything(own_stack):
+    """In the folder of the stack that was stopped, which comes up on the data that it had kept."""
+    own_stack.stop()
+    folder = own_stack.folder
+    migration = (folder / "logs/airflow-db-migrate.log").read_bytes()
+    started = folder / "dags/started"
     started.parent.mkdir()
     (started.parent / "busy.py").write_text(BUSY_DAG)
-    demo = subprocess.Popen([sys.executable, "-c", BUSY, str(stack_folder)])
+    demo = subprocess.Popen([sys.executable, "-c", BUSY, str(folder)])
     wait_until(lambda: demo.poll() is not None or (started.exists() and bool(started.read_text())), "the task", 180)
-    assert psutil.Process(int(started.read_text())) in processes_of(stack_folder)
+    assert (folder / "logs/airflow-db-migrate.log").read_bytes() == migration  # which isn't done again
+    assert psutil.Process(int(started.read_text())) in processes_of(folder)
     demo.send_signal(signal.SIGTERM)
     assert demo.wait(60) != 0
-    assert processes_of(stack_folder) == []
+    assert processes_of(folder) == []

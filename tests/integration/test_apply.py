@@ -21,12 +21,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.leftovers import staged_for, staging_folder
 from waldelta.watermark import last_cut, uri_of
 
-pytestmark = [
-    pytest.mark.pg,
-    pytest.mark.spark,
-    pytest.mark.usefixtures("compiled"),
-    pytest.mark.usefixtures("merged_by_spark"),
-]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
 
 DDL = """
 create table t(
@@ -92,6 +87,7 @@ def test_every_kind_of_change_one_run_each(spark, database, job):
         assert target_rows(spark, job) == source_rows(database), statement
 
 
+@pytest.mark.usefixtures("compiled")
 def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
     """The same changes in one batch collapse to the same rows, in one commit; a second run changes nothing."""
     sync(spark, job)
@@ -219,6 +215,7 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
     assert target_rows(spark, job, columns=("id",)) == source_rows(database)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
     """Partitioned by key the result is the same."""
     monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
@@ -248,6 +245,7 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
     assert target_rows(spark, job) == source_rows(database)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_values_that_the_type_cant_hold_are_counted(spark, database, job, where_decoded):
     """They stand verbatim beside the row; the run's summary says how many rows have such."""
     sync(spark, job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from contextlib import contextmanager
@@ -9,12 +10,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.drain import drain
 from spark_jobs.flow import land_stage
-from spark_jobs.land import create_change_log, land
+from spark_jobs.land import land
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed, RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
@@ -38,7 +40,7 @@ from waldelta.idle import look
 from waldelta.lake import CHANGES, bookkeeping_uri, local_path
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, reader_name
+from waldelta.peek import LANDING_SCHEMA, PeekBound, reader_name
 from waldelta.pipeline_file import Publication
 from waldelta.recover import slot_move
 from waldelta.server import read_position
@@ -59,10 +61,33 @@ def land_only(spark, job, batch):
     change_log = job.change_log(job.slot_identity())
     with job.connect("test") as connection:
         server = read_position(connection)
-    create_change_log(spark, change_log.uri)
+    change_log.create(LANDING_SCHEMA)
     bound = PeekBound(server.flush_lsn, 1_000_000, 60, server.next_xid8)
     land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
     return change_log
+
+
+def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
+    """Protocol, columns, partitions and properties: what Delta and whoever reads it go by."""
+    kinds = {
+        pa.int64(): "bigint", pa.string(): "string", pa.bool_(): "boolean", pa.binary(): "binary",
+        pa.timestamp("us", tz="UTC"): "timestamp",
+    }  # fmt: skip
+    columns = ", ".join(f"{field.name} {kinds[field.type]}" for field in LANDING_SCHEMA)
+    spark.sql(
+        f"create table delta.`{lake}/by_spark` (batch bigint, {columns}) using delta partitioned by (batch) tblproperties "
+        "('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn', 'delta.checkpointInterval' = '50')"
+    )
+    log = job.change_log(job.slot_identity())
+    log.create(LANDING_SCHEMA)
+
+    def made(uri):
+        entry = local_path(uri) / "_delta_log" / f"{0:020d}.json"
+        actions = {name: action for line in entry.read_text().splitlines() for name, action in json.loads(line).items()}
+        kept = ("format", "schemaString", "partitionColumns", "configuration")
+        return actions["protocol"], {name: actions["metaData"][name] for name in kept}
+
+    assert made(log.uri) == made(f"{lake}/by_spark")
 
 
 def test_changes_land_once_and_the_slot_follows(spark, database, job):
@@ -175,7 +200,6 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
         raise StandbyAway("conflict with recovery")
 
     monkeypatch.setattr("spark_jobs.drain.land", in_the_way)
-    monkeypatch.setattr("spark_jobs.drain.create_change_log", lambda *_: None)
     with pytest.raises(StandbyAway):
         drain(None, job)
     assert len(asked) == 5  # 16, 8, 4, 2, 1 MB

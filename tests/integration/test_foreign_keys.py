@@ -17,7 +17,7 @@ from waldelta.locks import target_lock
 from waldelta.server import read_oldest_xid
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 KIND = "expect_target_rows_to_refer_to_rows"
 SCHEMA = """
@@ -48,6 +48,7 @@ def job_of(database, lake, tables=TABLES, **overrides):
 HELD = (True, 0, "warning")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     """Nulls refer to nothing, char(n) is padded; a row that lost its partner in the lake is a warning, of the run and of validate."""
     database.execute(SCHEMA)

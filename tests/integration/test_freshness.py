@@ -13,7 +13,7 @@ from tests.pipelines import bare_slot, pipeline_file
 from waldelta.expectation_results import read_expectation_results
 from waldelta.locks import slot_lock
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def of_run(lake, run_id):

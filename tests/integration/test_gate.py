@@ -24,7 +24,7 @@ from waldelta.release import release_tables
 from waldelta.replay import read_span
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 RULE = "{{type: expect_column_values_to_be_between, kwargs: {{column: v, min_value: 0}}, gate: {}}}"
@@ -259,6 +259,7 @@ WHOLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("item", "message"), [case[1:] for case in WHOLE], ids=[case[0] for case in WHOLE])
 def test_any_expectation_can_stop(gated, database, item, message):
     """By row or of all rows together, Great Expectations' or ours."""
@@ -290,6 +291,7 @@ def test_gates_that_are_refused(gated, database, item, message):
     assert (made.rows(), made.rows(table="u")) == ([], [(1, 1)])
 
 
+@pytest.mark.usefixtures("compiled")
 def test_rows_are_set_aside(gated, database, where_decoded):
     """New rows aren't written, updated ones stay as they were; keys that moved, and rows that were replaced, leave nothing behind."""
     made = gated()
@@ -359,6 +361,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
         assert (made.rows(), list_quarantined(made.job), made.told()) == ([(1, 1), (3, 3)], [], told)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_later_changes_of_such_rows(gated, database, where_decoded):
     """Each is judged anew; what was sent for the row since is read from the source, however it is changed next."""
     made = gated()
@@ -429,6 +432,7 @@ def test_a_stop_judges_what_is_left(gated, database):
     assert made.rows() == [(2, 2)]
 
 
+@pytest.mark.usefixtures("compiled")
 def test_columns_that_a_change_does_not_send(gated, database):
     """An unchanged large value was judged when it came: neither null nor its absence counts against the row."""
     made = gated()

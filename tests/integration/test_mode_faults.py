@@ -37,7 +37,7 @@ from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.quarantined import list_quarantined
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 KINDS = {"w1": "history", "w2": "soft_delete", "w3": "changelog", "w4": "gate"}
 HIGHEST = 79

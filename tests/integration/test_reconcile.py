@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_jobs import repair as repair_module
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
-from tests.fix_postgres import new_database
+from tests.fix_postgres import AT_HAND, new_database
 from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from tests.seeds import is_long
@@ -338,6 +338,12 @@ def test_a_key_that_the_target_has_twice_is_told(spark, pipeline):
     assert "not repaired: its target has rows with the same key: sync --tables public.t" in row.reason
 
 
+# That the texts are the same whatever the server's version is, test_values asks of each, without Spark.
+NEWEST_FIRST = sorted(AT_HAND, reverse=True)
+VERSIONS = [NEWEST_FIRST[0], *(pytest.param(version, marks=pytest.mark.soak) for version in NEWEST_FIRST[1:])]
+
+
+@pytest.mark.parametrize("any_postgres", VERSIONS, indirect=True, ids="PostgreSQL {}".format)
 def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, values, lake):  # noqa: F811
     """No type's text in a checksum depends on how its value came, nor on the server's version."""
     pipeline = make(values, lake)

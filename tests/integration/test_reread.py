@@ -35,7 +35,7 @@ from waldelta.standing import Due, read_published
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 # The filter's column is in the identity, so an UPDATE that moves a row in sends no old row's other columns.
@@ -106,6 +106,7 @@ def told(job, table="t"):
     return [(row.status, json.loads(row.key)["id"], row.columns) for row in rows]
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
     """It arrives as INSERT without its large value, which is read from the source and marked as such."""
     tables = {f"by_{identity}": identity for identity in IDENTITIES}
@@ -198,6 +199,7 @@ def kept(job, **key):
     return json.loads(rows[-1].key)["id"], "".join(chr(message.raw[0]) for message in rows[-1].messages)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
     """All of them, as they were sent: of a row that moved, of one that was there before, and of one that stays in quarantine."""
     database.execute(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from waldelta import batch_file
 from waldelta.change_log import ChangeLog
@@ -23,8 +24,7 @@ SCHEMA = pa.schema(
 def log(tmp_path):
     """An empty change log."""
     made = ChangeLog(tmp_path.as_uri(), "slot")
-    empty = pa.schema([("batch", pa.int64()), *SCHEMA]).empty_table()
-    write_deltalake(made.uri, empty, partition_by=["batch"])
+    made.create(SCHEMA)
     return made
 
 
@@ -39,6 +39,19 @@ def land(log, batch, *parts, metadata="ours"):
 
 def files(log) -> list[Path]:
     return sorted(Path(log.uri.removeprefix("file://")).glob("batch=*/*.parquet"))
+
+
+def test_a_log_is_made_where_there_is_nothing(log, tmp_path):
+    """Made again it stays as it is; beside files of who knows whom none is made, nor where none can be."""
+    land(log, 1, part((0, 7, 500, 90)))
+    log.create(SCHEMA)
+    assert log.last_batch() == 1
+    shutil.rmtree(Path(log.uri.removeprefix("file://")) / "_delta_log")
+    with pytest.raises(TargetNotWritable, match=r"it has files and no Delta log.*nothing was consumed"):
+        log.create(SCHEMA)
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetNotWritable, match="nothing was consumed"):
+        ChangeLog((tmp_path / "file").as_uri(), "slot").create(SCHEMA)
 
 
 def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
