@@ -25,7 +25,7 @@ from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
 from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, row_condition
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, row_condition
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
@@ -347,8 +347,7 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
 
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item
-        given = set(_texts(item.kwargs))
-        asked = [name for name in columns.names if name in given or f"`{name}`" in given] or None
+        asked = _looked_at(columns.names, item.kwargs)
         planned = PlannedExpectation(
             item.type, dict(item.kwargs), item.severity, "own", verdict.gated.called, verdict.gated.place
         )
@@ -370,13 +369,41 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
             verdict.why = "can't be evaluated"
 
 
-def _texts(given: Any) -> Iterator[str]:
-    """The texts in an expectation's arguments, however deep: any may be a column's name."""
+def _looked_at(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
+    """Those of the columns that an expectation may look at by its arguments; None for any.
+
+    A text that is a column's name counts as that column, even where it is a value: too many columns leave a row unjudged that was
+    judged when its value came, too few take a value that wasn't sent for null. Only what may be a condition is read for more, since
+    nearly any text reads as one, and one that doesn't would leave everything unjudged.
+    """
+    asked: set[str] = set()
+    for argument, text in _texts(kwargs):
+        asked.add(text.lower())
+        if argument not in _CONDITIONS and not argument.endswith("_query"):
+            continue
+        # Great Expectations' own notation for row conditions isn't SQL.
+        is_sql = argument != "row_condition" or kwargs.get("condition_parser", "spark") == "spark"
+        named = columns_of(text) if is_sql else None
+        if named is None:
+            return None
+        asked.update(name.lower() for name in named)
+    return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
+
+
+# Arguments that are conditions, at any depth; of Great Expectations' and of ours.
+_CONDITIONS = frozenset({"condition", "row_condition", "pass_through_filter"})
+
+
+def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
+    """The texts in an expectation's arguments, however deep, each with the name it is given by."""
     if isinstance(given, str):
-        yield given
-    elif isinstance(given, (Mapping, list, tuple, set)):
-        for value in given.values() if isinstance(given, Mapping) else given:
-            yield from _texts(value)
+        yield argument, given
+    elif isinstance(given, Mapping):
+        for name, value in given.items():
+            yield from _texts(value, str(name))
+    elif isinstance(given, (list, tuple, set)):
+        for value in given:
+            yield from _texts(value, argument)
 
 
 def _listed(verdicts: Sequence[_Verdict]) -> str:

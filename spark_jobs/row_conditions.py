@@ -181,6 +181,10 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     ('a', 'b c')
     >>> columns_of("attrs.color is not null")
     ('attrs', 'color')
+    >>> columns_of("hash(*) > 0"), columns_of("struct(t.*) is null"), columns_of("identifier('a') > 1"), columns_of("select a from t")
+    (None, None, None, None)
+    >>> columns_of("exists (select * from o where o.b = a)")
+    ('a', 'b', 'o')
     """
     import sqlglot  # few tables have such a condition
     from sqlglot import exp
@@ -188,6 +192,11 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     try:
         tree = sqlglot.parse_one(condition, read="spark")
     except sqlglot.errors.SqlglotError:
+        return None
+    # A list of columns is that of the row, but for what a subquery selects; a query joins by columns that it doesn't name.
+    stars = [star.parent_select if isinstance(star.parent, exp.Select) else None for star in tree.find_all(exp.Star)]
+    by_text = any(call.name.lower() == "identifier" for call in tree.find_all(exp.Anonymous))
+    if None in stars or by_text or isinstance(tree, exp.Query):
         return None
     # A field of a struct, or a key of a map, reads as a column of a table: which part is the column isn't said.
     return tuple(sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts}))

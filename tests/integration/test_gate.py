@@ -432,7 +432,11 @@ def test_a_stop_judges_what_is_left(gated, database):
 def test_columns_that_a_change_does_not_send(gated, database):
     """An unchanged large value was judged when it came: neither null nor its absence counts against the row."""
     made = gated()
-    made.own("{type: expect_column_values_to_not_be_null, kwargs: {column: big}, gate: quarantine}")
+    few = "column: v, max_value: 4, row_condition: big is null, condition_parser: spark"
+    made.own(
+        "{type: expect_column_values_to_not_be_null, kwargs: {column: big}, gate: quarantine}",
+        f"{{type: expect_column_values_to_be_between, kwargs: {{{few}}}, gate: stop}}",
+    )
     database.execute(f"insert into t values (1, 1, {BIG}), (2, 2, {BIG})")
     sync(made.spark, made.job)
     database.execute("update t set v = 5 where id = 1; update t set big = null where id = 2")
