@@ -25,7 +25,7 @@ from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
 from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, row_condition
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, row_condition, with_raw
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
@@ -37,6 +37,7 @@ from waldelta.expectation_results import ExpectationResult, append_expectation_r
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.quarantine import FAILS
+from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import released_upto
 from waldelta.type_map import TargetType
 
@@ -138,7 +139,7 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
             "its expectations warn"
         )
     columns = _columns_of(plan)
-    verdicts = _verdicts(gate, columns)
+    verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return Judged(staged)
     frame = _batch_frame(spark, job, plan, staged)
@@ -171,7 +172,7 @@ def judge_reread(job: Job, gate: TableGate, copy: TableCopy, rows: DataFrame, la
         raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
     columns = _Columns([name for name, _ in copy.columns], [kind for _, kind in copy.columns], bool(copy.key_columns))
     released = gate.released >= landed_end
-    verdicts = [v for v in _verdicts(gate, columns) if not (released and v.gated.item.gate == "stop")]
+    verdicts = [v for v in _verdicts(job, gate, columns) if not (released and v.gated.item.gate == "stop")]
     frame = rows.select(F.struct(F.lit(landed_end).alias("lsn")).alias(_NET), *_values(job, columns))
     if not verdicts or frame.isEmpty():
         return
@@ -192,9 +193,14 @@ def _columns_of(plan: TargetPlan) -> _Columns:
     return _Columns(decode.names, decode.types, bool(decode.shape.key), decode.shape.toastable)
 
 
-def _verdicts(gate: TableGate, columns: _Columns) -> list[_Verdict]:
+def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     """One of each expectation, without an answer yet; raises ConfigError for a gate that can't be."""
-    verdicts = [_Verdict(item, row_condition(item.item.type, item.item.kwargs)) for item in gate.expectations]
+    kinds = zip(columns.names, columns.types, strict=True)
+    raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and may_be_raw(kind)]
+    verdicts = []
+    for gated in gate.expectations:
+        meant = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
+        verdicts.append(_Verdict(gated, row_condition(*meant)))
     problems = []
     for verdict in verdicts:
         item = verdict.gated.item
