@@ -13,10 +13,11 @@ from typing import Any, Literal
 from spark_jobs.declared_limits import limits
 from spark_jobs.departures import Before, find_departures
 from spark_jobs.freshness import FreshnessLimit
-from spark_jobs.identifier import quote, string
+from spark_jobs.identifier import quote
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.own_suites import OwnSuiteFile, Severity
 from spark_jobs.references import Reference
+from spark_jobs.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from spark_jobs.table_profile import Measured, profiled_columns
@@ -113,7 +114,7 @@ def plan_suite(
         *_all_values_known(state, sure.unknown_rows),
         *_is_fresh(sure.freshness),
         *_is_as_before(state, before),
-        *_own(own),
+        *_own(state, held_columns, own, left_out),
     ]
     return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
 
@@ -176,10 +177,8 @@ def _held_somewhere(
             f"{meaning}: without metadata columns a null may be a value that {column.spark_type} can't hold"
         )
         return
-    condition = f"({quote(column.name)} is not null or coalesce(map_contains_key({RAW}, {string(column.name)}), false))"
-    yield PlannedExpectation(
-        ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning, suffices=column.name
-    )
+    kwargs = _satisfy(held_condition(column.name), meaning)
+    yield PlannedExpectation(ROWS_SATISFY, kwargs, "critical", "catalog", meaning, suffices=column.name)
 
 
 def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpectation]:
@@ -240,7 +239,7 @@ def _is_null(column: ColumnState, held: Sequence[str]) -> str:
         return f"{name} is null"
     if RAW not in held:
         return "false"
-    return f"({name} is null and not coalesce(map_contains_key({RAW}, {string(column.name)}), false))"
+    return null_condition(column.name)
 
 
 def _limits_hold(state: TableState, declared: Sequence[DeclaredType]) -> Iterator[PlannedExpectation]:
@@ -353,13 +352,21 @@ def _satisfy(condition: str, meaning: str) -> dict[str, Any]:
     return {"condition": condition, "meaning": meaning}
 
 
-def _own(own: OwnSuiteFile | None) -> Iterator[PlannedExpectation]:
+def _own(
+    state: TableState, held: Sequence[str], own: OwnSuiteFile | None, left_out: list[str]
+) -> Iterator[PlannedExpectation]:
     if own is None:
         return
+    types = {column.name: column_type(column.type_name, column.spark_type) for column in state.columns}
+    raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in held]
     # Those with a gate too: what a copy brought, or was let pass, was never judged by it.
     for number, item in enumerate(own.suite.expectations):
         meaning = own.meaning(number)
-        yield PlannedExpectation(item.type, dict(item.kwargs), item.severity, "own", meaning, own.place(number))
+        kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
+        if kind == item.type and (column := asks_for_nulls(kind, kwargs, raw)) is not None:
+            told = f"values of {column} that stand in {RAW} alone, which count as null with other arguments than mostly"
+            left_out.append(f"{meaning}: {told}")
+        yield PlannedExpectation(kind, kwargs, item.severity, "own", meaning, own.place(number))
 
 
 def _nameable(column: str) -> bool:

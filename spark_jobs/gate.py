@@ -25,7 +25,7 @@ from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
 from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, row_condition
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, row_condition, with_raw
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
@@ -37,6 +37,7 @@ from waldelta.expectation_results import ExpectationResult, append_expectation_r
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.quarantine import FAILS
+from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import released_upto
 from waldelta.type_map import TargetType
 
@@ -138,7 +139,7 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
             "its expectations warn"
         )
     columns = _columns_of(plan)
-    verdicts = _verdicts(gate, columns)
+    verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return Judged(staged)
     frame = _batch_frame(spark, job, plan, staged)
@@ -171,7 +172,7 @@ def judge_reread(job: Job, gate: TableGate, copy: TableCopy, rows: DataFrame, la
         raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
     columns = _Columns([name for name, _ in copy.columns], [kind for _, kind in copy.columns], bool(copy.key_columns))
     released = gate.released >= landed_end
-    verdicts = [v for v in _verdicts(gate, columns) if not (released and v.gated.item.gate == "stop")]
+    verdicts = [v for v in _verdicts(job, gate, columns) if not (released and v.gated.item.gate == "stop")]
     frame = rows.select(F.struct(F.lit(landed_end).alias("lsn")).alias(_NET), *_values(job, columns))
     if not verdicts or frame.isEmpty():
         return
@@ -192,9 +193,14 @@ def _columns_of(plan: TargetPlan) -> _Columns:
     return _Columns(decode.names, decode.types, bool(decode.shape.key), decode.shape.toastable)
 
 
-def _verdicts(gate: TableGate, columns: _Columns) -> list[_Verdict]:
+def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     """One of each expectation, without an answer yet; raises ConfigError for a gate that can't be."""
-    verdicts = [_Verdict(item, row_condition(item.item.type, item.item.kwargs)) for item in gate.expectations]
+    kinds = zip(columns.names, columns.types, strict=True)
+    raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and may_be_raw(kind)]
+    verdicts = []
+    for gated in gate.expectations:
+        meant = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
+        verdicts.append(_Verdict(gated, row_condition(*meant)))
     problems = []
     for verdict in verdicts:
         item = verdict.gated.item
@@ -347,8 +353,7 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
 
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item
-        given = set(_texts(item.kwargs))
-        asked = [name for name in columns.names if name in given or f"`{name}`" in given] or None
+        asked = _looked_at(columns.names, item.kwargs)
         planned = PlannedExpectation(
             item.type, dict(item.kwargs), item.severity, "own", verdict.gated.called, verdict.gated.place
         )
@@ -370,13 +375,41 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
             verdict.why = "can't be evaluated"
 
 
-def _texts(given: Any) -> Iterator[str]:
-    """The texts in an expectation's arguments, however deep: any may be a column's name."""
+def _looked_at(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
+    """Those of the columns that an expectation may look at by its arguments; None for any.
+
+    A text that is a column's name counts as that column, even where it is a value: too many columns leave a row unjudged that was
+    judged when its value came, too few take a value that wasn't sent for null. Only what may be a condition is read for more, since
+    nearly any text reads as one, and one that doesn't would leave everything unjudged.
+    """
+    asked: set[str] = set()
+    for argument, text in _texts(kwargs):
+        asked.add(text.lower())
+        if argument not in _CONDITIONS and not argument.endswith("_query"):
+            continue
+        # Great Expectations' own notation for row conditions isn't SQL.
+        is_sql = argument != "row_condition" or kwargs.get("condition_parser", "spark") == "spark"
+        named = columns_of(text) if is_sql else None
+        if named is None:
+            return None
+        asked.update(name.lower() for name in named)
+    return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
+
+
+# Arguments that are conditions, at any depth; of Great Expectations' and of ours.
+_CONDITIONS = frozenset({"condition", "row_condition", "pass_through_filter"})
+
+
+def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
+    """The texts in an expectation's arguments, however deep, each with the name it is given by."""
     if isinstance(given, str):
-        yield given
-    elif isinstance(given, (Mapping, list, tuple, set)):
-        for value in given.values() if isinstance(given, Mapping) else given:
-            yield from _texts(value)
+        yield argument, given
+    elif isinstance(given, Mapping):
+        for name, value in given.items():
+            yield from _texts(value, str(name))
+    elif isinstance(given, (list, tuple, set)):
+        for value in given:
+            yield from _texts(value, argument)
 
 
 def _listed(verdicts: Sequence[_Verdict]) -> str:

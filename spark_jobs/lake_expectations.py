@@ -98,23 +98,28 @@ class _TargetExpectation(BatchExpectation):
 
 
 class ExpectTargetRowsToSatisfy(_TargetExpectation):
-    """Every row of the target makes a Spark SQL condition true; null counts as not true."""
+    """Every row of the target, or a share of them, makes a Spark SQL condition true; null counts as not true."""
 
     condition: str = pydantic.Field(description="a condition in Spark SQL")
     meaning: str = pydantic.Field(description="the same in words, for the report")
+    mostly: float = pydantic.Field(1.0, ge=0, le=1, description="the least share of rows that has to")
 
     metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.unsatisfied_count", "table.row_count")
-    success_keys: ClassVar[tuple[str, ...]] = ("condition",)
+    success_keys: ClassVar[tuple[str, ...]] = ("condition", "mostly")
     args_keys: ClassVar[tuple[str, ...]] = ("condition",)
 
     @classmethod
     def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        return "$meaning; in Spark SQL: $condition", kwargs
+        share = " for a share of $mostly" if kwargs.get("mostly", 1) < 1 else ""
+        return f"$meaning{share}; in Spark SQL: $condition", kwargs
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        unexpected = metrics["target_rows.unsatisfied_count"]
-        details = {"observed_value": f"{unexpected} rows don't", "element_count": metrics["table.row_count"]}
-        return {"success": unexpected == 0, "result": {**details, "unexpected_count": unexpected}}
+        unexpected, rows = metrics["target_rows.unsatisfied_count"], metrics["table.row_count"]
+        details = {"observed_value": f"{unexpected} rows don't", "element_count": rows}
+        return {
+            "success": not unexpected or rows - unexpected >= self.mostly * rows,
+            "result": {**details, "unexpected_count": unexpected},
+        }
 
 
 class DuplicateKeyRows(TableMetricProvider):

@@ -37,10 +37,10 @@ def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
     rows = reference.referring.frame(spark)
     if reference.since is not None:
         rows = rows.where(F.col(LSN) >= reference.since)
-    padded = [comparison == "padded" for comparison in reference.comparisons]
-    own = rows.select(*_key_columns("r", reference.referring.columns, padded))
-    there = reference.referenced.frame(spark).select(*_key_columns("p", reference.referenced.columns, padded))
-    places = range(len(padded))
+    padded = _padded(reference)
+    own = rows.select(*_key_columns("r", reference.referring.columns, padded[0]))
+    there = reference.referenced.frame(spark).select(*_key_columns("p", reference.referenced.columns, padded[1]))
+    places = range(len(reference.comparisons))
     present = [F.col(f"r{k}").isNotNull() for k in places]
     partners = [F.col(f"r{k}") == F.col(f"p{k}") for k in places]
     orphans = own.where(reduce(_and, present)).join(there, reduce(_and, partners), "left_anti")
@@ -52,6 +52,12 @@ def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
     texts = [F.coalesce(F.col(f"r{k}").cast("string"), F.lit("null")) for k in places]
     found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(_EXAMPLES).collect()
     return DuplicateKeys(count, tuple(sorted(row[0] for row in found)))
+
+
+def _padded(reference: Reference) -> tuple[list[bool], list[bool]]:
+    """Of which columns of the two sides blanks at the end, and nothing else that is white, don't count."""
+    comparisons = reference.comparisons
+    return [one in ("padded", "own padded") for one in comparisons], [one == "padded" for one in comparisons]
 
 
 def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> list[Column]:
@@ -95,7 +101,8 @@ def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None
     tables = [side.open(storage_options) for side in sides]
     if not all(is_small(files_of(table)) for table in tables):
         return None
-    own, there = (_read(*one, reference.comparisons) for one in zip(tables, sides, strict=True))
+    sought = zip(tables, sides, _padded(reference), strict=True)
+    own, there = (_read(table, side, reference.comparisons, padded) for table, side, padded in sought)
     complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
     rows = own.filter(complete)
     together = [
@@ -110,15 +117,15 @@ def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None
     return orphans
 
 
-def _read(table: DeltaTable, side: Side, comparisons: Sequence[Comparison]) -> pa.Table:
+def _read(table: DeltaTable, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]) -> pa.Table:
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     rows = dataset.to_table(columns=sorted(set(side.columns)))
     columns = []
-    for name, comparison in zip(side.columns, comparisons, strict=True):
+    for name, comparison, is_padded in zip(side.columns, comparisons, padded, strict=True):
         column = rows[name]
         if comparison == "integer":
             column = column.cast(pa.int64())
-        elif comparison == "padded":
+        elif is_padded:
             column = pc.utf8_rtrim(column, " ")
         columns.append(column)
     return pa.table(columns, names=[f"k{k}" for k in range(len(columns))])

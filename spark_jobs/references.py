@@ -35,7 +35,8 @@ _BPCHAR = 1042
 _TEXTS = frozenset({18, 19, 25, 1043, _BPCHAR})  # "char", name, text, varchar, char(n)
 # Kept as text, equal values of these print alike: boolean, integers, dates, timestamps, uuid.
 _PRINT_ALIKE = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 2950})
-Comparison = Literal["same", "integer", "number", "padded"]
+# Blanks at the end don't count on either side ("padded"), or where the referring one is char(n) ("own padded").
+Comparison = Literal["same", "integer", "number", "padded", "own padded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,8 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
 
     >>> _comparison((23, "int"), (20, "bigint")), _comparison((25, "string"), (1042, "string"))
     ('integer', 'padded')
+    >>> _comparison((1042, "string"), (25, "string"))
+    'own padded'
     >>> _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00
     True
     """
@@ -295,7 +298,9 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
     elif all(kind in _INTEGERS or kind.startswith("decimal") for kind in types):
         found = "same" if len(types) == 1 else "number"
     elif types == {"string"} and oids <= _TEXTS:
-        found = "padded" if _BPCHAR in oids else "same"
+        # By the operator of the column referred to: a text is cast to char(n), whose blanks at the end don't count in any
+        # comparison; char(n) is cast to text without them, whose own do count.
+        found = "padded" if right[0] == _BPCHAR else "own padded" if left[0] == _BPCHAR else "same"
     elif len(types) == 1 and (types <= _PLAIN or (types == {"string"} and len(oids) == 1 and oids <= _PRINT_ALIKE)):
         found = "same"
     return found

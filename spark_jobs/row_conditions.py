@@ -1,19 +1,20 @@
 """Row conditions: expectations that judge each row by itself, as Spark columns that tell which rows don't meet them.
 
 As Great Expectations evaluates them on Spark (tests compare the two): what is null meets all but "not null", and so does what a
-condition gives null for. Its own evaluation tells how many rows don't meet one, for a query of its own each; here many are one.
+condition gives null for. Of nulls, and of nothing else, with_raw() makes both look at the values that stand in ``_wd_raw``. Its own evaluation tells how many rows don't meet one, for a query of its own each; here many are one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import quote
+from spark_jobs.identifier import quote, string
+from waldelta.column_names import RAW
 
 # What it doesn't evaluate; its check says only that it couldn't.
 NO_TEXT = "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of an expect_target_rows_to_satisfy"
@@ -65,6 +66,40 @@ def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
     if name not in _KNOWN or any(isinstance(value, Mapping) for value in kwargs.values()):
         return False
     return name != _SATISFY or is_fixed(str(kwargs.get("condition")))
+
+
+def held_condition(column: str) -> str:
+    """Whether a row has a value of a column: one that its type in the lake can't hold is null there, and stands in ``_wd_raw``."""
+    return f"({quote(column)} is not null or coalesce(map_contains_key({RAW}, {string(column)}), false))"
+
+
+def null_condition(column: str) -> str:
+    """Whether a row has none."""
+    return f"({quote(column)} is null and not coalesce(map_contains_key({RAW}, {string(column)}), false))"
+
+
+def asks_for_nulls(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str]) -> str | None:
+    """The one of the columns in ``raw``, whose values may stand in ``_wd_raw``, that an expectation wants nulls of, or none."""
+    if snake(kind) not in _OF_NULLS:
+        return None
+    name = _name(kwargs.get("column"))
+    # Spark finds columns whatever their case is, keys of a map it doesn't.
+    return next((column for column in raw if column.lower() == name.lower()), None)
+
+
+def with_raw(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str], meaning: str) -> tuple[str, dict[str, Any]]:
+    """An expectation's type and arguments, so that a value that stands in ``_wd_raw`` isn't taken for null.
+
+    As it is where that makes no difference, and with arguments that only Great Expectations knows.
+
+    >>> with_raw("expect_column_values_to_be_null", {"column": "d", "mostly": 0.5}, ["d"], "no d")[1]["condition"]
+    "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
+    """
+    column = asks_for_nulls(kind, kwargs, raw)
+    if column is None or not set(kwargs) <= _ONE | _COMMON:
+        return kind, dict(kwargs)
+    rest = {name: value for name, value in kwargs.items() if name in _COMMON}
+    return _SATISFY, {"condition": _OF_NULLS[snake(kind)](column), "meaning": meaning, **rest}
 
 
 def _name(column: Any) -> str:
@@ -181,6 +216,10 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     ('a', 'b c')
     >>> columns_of("attrs.color is not null")
     ('attrs', 'color')
+    >>> columns_of("hash(*) > 0"), columns_of("struct(t.*) is null"), columns_of("identifier('a') > 1"), columns_of("select a from t")
+    (None, None, None, None)
+    >>> columns_of("exists (select * from o where o.b = a)")
+    ('a', 'b', 'o')
     """
     import sqlglot  # few tables have such a condition
     from sqlglot import exp
@@ -188,6 +227,11 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     try:
         tree = sqlglot.parse_one(condition, read="spark")
     except sqlglot.errors.SqlglotError:
+        return None
+    # A list of columns is that of the row, but for what a subquery selects; a query joins by columns that it doesn't name.
+    stars = [star.parent_select if isinstance(star.parent, exp.Select) else None for star in tree.find_all(exp.Star)]
+    by_text = any(call.name.lower() == "identifier" for call in tree.find_all(exp.Anonymous))
+    if None in stars or by_text or isinstance(tree, exp.Query):
         return None
     # A field of a struct, or a key of a map, reads as a column of a table: which part is the column isn't said.
     return tuple(sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts}))
@@ -252,6 +296,7 @@ _FIXED = frozenset(
         "lower",
         "lt",
         "lte",
+        "mapcontainskey",
         "mod",
         "mul",
         "neg",
@@ -286,6 +331,10 @@ _MOMENTS = frozenset(
     ]
 )
 _SATISFY = "expect_target_rows_to_satisfy"
+_OF_NULLS: dict[str, Callable[[str], str]] = {
+    "expect_column_values_to_not_be_null": held_condition,
+    "expect_column_values_to_be_null": null_condition,
+}
 _BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})
 _ONE, _NONE = frozenset({"column"}), frozenset[str]()
 _Known = tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], RowCondition | None]]

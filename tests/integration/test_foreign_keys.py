@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
+import psycopg
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from spark_jobs.flow import consume, run_validate
 from spark_jobs.maintain import run_maintain
+from spark_jobs.orphans import find_orphans, orphans_here
+from spark_jobs.references import Reference, Side, _comparison
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
@@ -166,3 +172,52 @@ def test_which_keys_are_read(database):
     assert [(c.attnum, c.name, c.base_oid) for c in first[0].referring] == [(2, "a", 23)]
     later = read_foreign_keys(database.connection, [oid], read_oldest_xid(database.connection))
     assert [key.name for key in later] == ["one", "late"]
+
+
+TEXTS = ("char(3)", "text", "varchar(9)", "name", "padded")
+# Blanks, and white that isn't: of char(n) only blanks are padding.
+SPELT = ("a", "a ", "a\t", "a\u00a0", "a\u3000 ")
+
+
+def ask_postgresql(database):
+    """Whether each text may refer to each other one, of all pairs of types: the comparison, both as they are sent, the answer."""
+    database.execute("create domain padded as char(4)")
+    database.connection.prepare_threshold = None  # one statement has several types
+    told = []
+    for own, there in product(TEXTS, TEXTS):
+        if (own, there) in (("name", "char(3)"), ("name", "padded")):  # no key can be between these
+            continue
+        database.execute(f"create table p(k {there} primary key); create table c(k {own} constraint fk references p)")
+        (oid,) = database.execute("select 'c'::regclass::oid::bigint")[0]
+        (key,) = read_foreign_keys(database.connection, [oid], read_oldest_xid(database.connection))
+        comparison = _comparison((key.referring[0].base_oid, "string"), (key.referenced[0].base_oid, "string"))
+        for held, sent in product(SPELT, SPELT):
+            database.execute(f"truncate p, c; insert into p values ('{held}')")
+            try:
+                database.execute(f"insert into c values ('{sent}')")
+                is_found = True
+            except psycopg.errors.ForeignKeyViolation:
+                is_found = False
+            texts = database.execute(f"select cast('{sent}' as {own}), k from p")[0]
+            told.append((comparison, *texts, is_found))
+        database.execute("drop table c, p")
+    return told
+
+
+def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
+    """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what PostgreSQL finds."""
+    told = ask_postgresql(database)
+    assert {(comparison, is_found) for comparison, *_, is_found in told} == set(
+        product(("same", "padded", "own padded"), (True, False))
+    )
+    for comparison, is_found in product(("same", "padded", "own padded"), (True, False)):
+        pairs = [(sent, held) for kind, sent, held, found in told if (kind, found) == (comparison, is_found)]
+        sides = []
+        for place, name in enumerate("cp"):
+            uri = str(tmp_path / f"{comparison} {is_found} {name}")
+            texts = pa.array([pair[place] for pair in pairs], pa.string())
+            write_deltalake(uri, pa.table({"i": list(range(len(pairs))), "k": texts}))
+            sides.append(Side(name, uri, 0, ("i", "k")))
+        reference = Reference("fk", *sides, ("same", comparison), "c")
+        expected = 0 if is_found else len(pairs)
+        assert (orphans_here(reference), find_orphans(spark, reference).rows) == (expected, expected), comparison

@@ -33,13 +33,13 @@ RULE = "{{type: expect_column_values_to_be_between, kwargs: {{column: v, min_val
 class Gated:
     """A pipeline over tables ``t`` and ``u``; ``t`` has a file of expectations."""
 
-    def __init__(self, spark, database, lake, folder, ddl="id int primary key, v int, big text", options=None):
+    def __init__(self, spark, database, lake, folder, ddl="id int primary key, v int, big text", options=None, **parts):
         self.spark, self.database, self.folder = spark, database, folder
         database.execute(f"create table t({ddl}); create table u(id int primary key, v int)")
         if "big" in ddl:
             database.execute("alter table t alter big set storage external")
         quality = {"enabled": False, "suites": str(folder)}
-        file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], options, quality=quality)
+        file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], options, quality=quality, **parts)
         self.job = bare_slot(database, file)
 
     def own(self, *items):
@@ -436,12 +436,41 @@ def test_a_stop_judges_what_is_left(gated, database):
 def test_columns_that_a_change_does_not_send(gated, database):
     """An unchanged large value was judged when it came: neither null nor its absence counts against the row."""
     made = gated()
-    made.own("{type: expect_column_values_to_not_be_null, kwargs: {column: big}, gate: quarantine}")
+    few = "column: v, max_value: 4, row_condition: big is null, condition_parser: spark"
+    made.own(
+        "{type: expect_column_values_to_not_be_null, kwargs: {column: big}, gate: quarantine}",
+        f"{{type: expect_column_values_to_be_between, kwargs: {{{few}}}, gate: stop}}",
+    )
     database.execute(f"insert into t values (1, 1, {BIG}), (2, 2, {BIG})")
     sync(made.spark, made.job)
     database.execute("update t set v = 5 where id = 1; update t set big = null where id = 2")
     assert made.run().quarantined == 1
     assert made.rows() == [(1, 5), (2, 2)]
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, database, lake, tmp_path, metadata):
+    """They stand verbatim beside the null of their column; where nothing is kept of them, nothing tells them from nulls."""
+    ddl = "id int primary key, v int, till date, gone date"
+    made = Gated(spark, database, lake, tmp_path, ddl, target={"root": lake, "metadata_columns": metadata})
+    items = [
+        ("not_be_null", "till", "quarantine"),
+        ("not_be_null", "TILL, mostly: 0.5", "stop"),
+        ("be_null", "gone", "quarantine"),
+    ]
+    made.own(
+        *(
+            f"{{type: expect_column_values_to_{kind}, kwargs: {{column: {of}}}, gate: {gate}}}"
+            for kind, of, gate in items
+        )
+    )
+    sync(made.spark, made.job)
+    database.execute(
+        "insert into t values (1, 1, '2026-01-01'), (2, 2, 'infinity'), (3, 3, '0044-03-15 BC'), (4, 4, null)"
+    )
+    database.execute("insert into t values (5, 5, 'infinity', 'infinity'), (6, 6, 'infinity', '2026-01-01')")
+    made.run()
+    assert [row[0] for row in made.rows()] == ([1, 2, 3] if metadata else [1])
 
 
 def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):

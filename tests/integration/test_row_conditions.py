@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, SuitePlan
 from spark_jobs.quality import Left, check
 from spark_jobs.quick_check import quick_outcomes
-from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, row_condition
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
 from tests.integration.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.lake import target_uri
 from waldelta.ledger_rows import ColumnState
@@ -39,6 +39,7 @@ EXPECTATIONS = [
     ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "amount", "column_B": "id"}),
     ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "id", "column_B": "_wd_lsn", "or_equal": True}),
     ("expect_target_rows_to_satisfy", {"condition": "amount > 0", "meaning": "positive"}),
+    ("expect_target_rows_to_satisfy", {"condition": "amount > 0", "meaning": "positive", "mostly": 0.2}),
 ]  # fmt: skip
 # Of a column that is text in the lake, as a numeric without limits is.
 OF_TEXT = [
@@ -94,6 +95,45 @@ def test_they_count_what_great_expectations_counts(spark, lake):
 def test_others_are_left_to_it(kind, kwargs):
     """What isn't of single rows, filters rows first, or lacks an argument."""
     assert row_condition(kind, kwargs) is None
+
+
+RAW_ROWS = [
+    (1, "JFK", None, {"amount": "NaN"}),
+    (2, "LGA", "1.50", None),
+    (3, None, None, None),
+    (4, "JFK", None, None),
+]
+OF_NULLS = [
+    ("expect_column_values_to_not_be_null", {"column": "amount"}, 2),
+    ("ExpectColumnValuesToBeNull", {"column": "amount"}, 2),
+    ("expect_column_values_to_not_be_null", {"column": "amount", "mostly": 0.5}, 2),
+    ("expect_column_values_to_be_null", {"column": "Amount", "mostly": 0.6}, 2),
+    ("expect_column_values_to_not_be_null", {"column": "origin"}, 1),
+    ("expect_column_values_to_not_be_null", {"column": "amount", "row_condition": "id < 2", "condition_parser": "spark"}, 1),
+    ("expect_target_rows_to_satisfy", {"condition": "amount > 0 or map_contains_key(_wd_raw, 'amount')", "meaning": "m"}, 2),
+]  # fmt: skip
+
+
+def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
+    """By Great Expectations, and by what tells the same for many tables at once, which need not look at rows again."""
+    lake.target(RAW_ROWS, row_filter=None)
+    lake.own(own_file([(kind, kwargs) for kind, kwargs, _ in OF_NULLS]))
+    (verdict,) = lake.check().tables
+    found = [o for o in verdict.outcomes if o.planned.origin == "own"]
+    assert [o.unexpected_count for o in found] == [count for *_, count in OF_NULLS]
+    assert [o.success for o in found] == [False, False, True, False, False, False, False]
+    frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
+    for outcome in found[:5]:
+        condition = row_condition(outcome.planned.type, outcome.planned.kwargs)
+        rows, judged = frame.agg(F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))).first()
+        success = not rows or judged - rows >= condition.mostly * judged
+        assert (rows, success) == (outcome.unexpected_count, outcome.success), outcome
+        assert is_of_row_alone(outcome.planned.type, outcome.planned.kwargs)
+    (told,) = [text for text in verdict.left_out if "amount" in text]
+    assert told == (
+        "expect_column_values_to_not_be_null on amount (expectations[5]): values of amount that stand in _wd_raw alone, which "
+        "count as null with other arguments than mostly"
+    )
 
 
 def quickly(lake, run_id="run", rules=None):

@@ -22,9 +22,7 @@ FLOATS = ("float4", "float8")
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
 # Spark's types that hold every value of their PostgreSQL type; for others some stand verbatim in _wd_raw.
-_COMPLETE = frozenset(
-    {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary", "variant"}
-)
+_COMPLETE = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary"})
 # What holds the values of a type in Spark.
 SPARK_TYPES = {
     "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
@@ -100,10 +98,13 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
 
     >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits
     (10, 2)
+    >>> column_type("numeric", "double").may_be_raw, column_type("double precision", "double").may_be_raw
+    (True, False)
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
     short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
-    may_be_raw = spark_type not in _COMPLETE
+    # A numeric, or a domain on one, is a double by choice: only where nothing would be rounded.
+    may_be_raw = spark_type not in _COMPLETE or (spark_type == "double" and short != "float8")
     opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
     if is_array:
         held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPES[short]}>"

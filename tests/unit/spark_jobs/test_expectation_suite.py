@@ -61,6 +61,11 @@ CASES = [
          {"condition": "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))",
           "meaning": "NOT NULL column n has no nulls"}),
     ], []),
+    *[(f"value that {kind} doesn't hold exactly", state([ID, ("n", of, kind, True)]), [
+        ("expect_target_rows_to_satisfy",
+         {"condition": "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))",
+          "meaning": "NOT NULL column n has no nulls"}),
+    ], []) for of, kind in (("numeric", "double"), ("jsonb", "variant"))],
     ("filter", state([ID, NAME], row_filter="(name = 'x'::text)"), [
         ("expect_target_rows_to_satisfy",
          {"condition": "(`name` = 'x')", "meaning": "publication's row filter holds: (name = 'x'::text)"}),

@@ -38,6 +38,8 @@ COLUMNS = [
     column("doc", "jsonb", "string"),
     column("tags", "text[]", "array<string>"),
     column("Odd.Name", "integer", "int"),
+    column("rounded", "numeric", "double"),
+    column("document", "json", "variant"),
 ]
 COLLATIONS = {"name_c": Collation.CODE_POINT, "odd": Collation.NONDETERMINISTIC}
 
@@ -64,6 +66,8 @@ TRANSLATED = [
     ('("Odd.Name" = 1)', "(`Odd.Name` = 1)"),
     ("(uid = '6ecd8c99-4036-403d-bf84-cf8400f67836'::uuid)", "(`uid` = '6ecd8c99-4036-403d-bf84-cf8400f67836')"),
     ("(day IS NULL)", "((`day` is null and try_element_at(`_wd_raw`, 'day') is null))"),
+    ("(rounded IS NULL)", "((`rounded` is null and try_element_at(`_wd_raw`, 'rounded') is null))"),
+    ("(document IS NOT NULL)", "(not (`document` is null and try_element_at(`_wd_raw`, 'document') is null))"),
     ("((v / 2) = 1)", "(cast(cast(`v` as bigint) div cast(2 as bigint) as int) = 1)"),
     ("(origin ~~ 'a\\_b%'::text)", "(`origin` like 'a\\\\_b%')"),
     ("(origin !~~ like_escape('a!%%'::text, '!'::text))", "(`origin` not like 'a\\\\%%')"),
