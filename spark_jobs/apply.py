@@ -59,6 +59,7 @@ from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
 from waldelta.refused_statements import refused_statements
 from waldelta.repair import Repair
+from waldelta.shared_connection import SharedConnection
 from waldelta.standing import Due, Standing, due, read_published, record_removed
 from waldelta.standing import states as due_states
 from waldelta.target_mode import CHANGELOG
@@ -113,6 +114,7 @@ class _Run:
     watch: Watch
     gates: dict[str, TableGate]
     quarantine: Quarantine
+    planning: SharedConnection
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -158,25 +160,27 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
     stretches, watch = Stretches(change_log, sizes), Watch(job, last_cut(job))
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    run = _Run(spark, job, held, stretches, present, watch, read_gates(job, states), quarantine)
+    gates, planning = read_gates(job, states), SharedConnection(job, "apply")
+    run = _Run(spark, job, held, stretches, present, watch, gates, quarantine, planning)
     for state in _to_be_fed(states, applied):
         _look(run, state, held.versions[state.table_name], applied)
     untold = mended | _unreported(run, states, applied)
     ends = plan_steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
-    for upto in told_steps(sizes, ends or [last] * bool(untold)):
-        cuts = []
-        behind = all(watermark <= upto for watermark in watermarks.values())
-        for state in _to_be_fed(states, applied):
-            name = state.table_name
-            with _isolated(job, state, applied):
-                cut = _apply_locked(run, state, (watermarks[name], upto))
-                if (before := untold.pop(name, None)) is not None:
-                    cut = add_cuts(before, cut)
-                watermarks[name] = max(watermarks[name], upto)
-                cuts.append(cut)
-                # What was committed beside the run, before the cut says up to where all is told.
-                _look(run, state, cut.version, applied)
-        applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
+    with run.planning:
+        for upto in told_steps(sizes, ends or [last] * bool(untold)):
+            cuts = []
+            behind = all(watermark <= upto for watermark in watermarks.values())
+            for state in _to_be_fed(states, applied):
+                name = state.table_name
+                with _isolated(job, state, applied):
+                    cut = _apply_locked(run, state, (watermarks[name], upto))
+                    if (before := untold.pop(name, None)) is not None:
+                        cut = add_cuts(before, cut)
+                    watermarks[name] = max(watermarks[name], upto)
+                    cuts.append(cut)
+                    # What was committed beside the run, before the cut says up to where all is told.
+                    _look(run, state, cut.version, applied)
+            applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))
     return applied
 
@@ -314,7 +318,7 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     job = run.job
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
-    with job.connect("apply") as connection:
+    with run.planning.use() as connection:
         target, stretch = job.pipeline.target, run.stretches.between(*batches)
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan = plan_target(connection, stretch, state, run.present[state.table_name], policy, options)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from spark_jobs.target import VARIANT, TargetColumn, Written, needs_mapping, wri
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run
 from waldelta.column_names import RAW
-from waldelta.data_file import DataFile, replacement
+from waldelta.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake import checkpoint, files_of, only_if_unchanged, rooted, sync_commit
@@ -119,14 +118,14 @@ def copy_files(
     meanwhile, TargetNotWritable.
     """
     uri, options, schema = target.uri, target.storage_options, arrow_schema(target.table)
-    prefix = f"part-{uuid.uuid4().hex}-"
+    prefix = new_prefix()
     try:
         told = run(tasks, _TOLD, lambda number: _write(uri, options, schema, prefix, reader(number)))
     except WaldeltaError:
-        _discard(target, prefix)
+        discard(uri, options, prefix)
         raise
     except Exception as err:
-        _discard(target, prefix)
+        discard(uri, options, prefix)
         raise write_error(uri, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
@@ -134,7 +133,7 @@ def copy_files(
             version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
     except LateWriter:
         # After any other error the commit may be there: its answer was lost, or what follows it failed.
-        _discard(target, prefix)
+        discard(uri, options, prefix)
         raise
     except (DeltaError, OSError) as err:
         raise unwritable(uri, err) from None
@@ -236,13 +235,3 @@ def _among(commits: Iterable[Commit], metadata: str) -> int | None:
 def _files(table: DeltaTable) -> list[tuple[str, int]]:
     held = files_of(table)
     return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
-
-
-def _discard(target: CopyTarget, prefix: str) -> None:
-    """Remove the files of this attempt, which nobody will read, those of tasks that told of none included; VACUUM does so otherwise."""
-    there = rooted(target.uri, target.storage_options)
-    with suppress(OSError, DeltaError):
-        for found in there.get_file_info(FileSelector("", allow_not_found=True)):
-            if found.base_name.startswith(prefix):
-                with suppress(OSError):
-                    there.delete_file(found.path)

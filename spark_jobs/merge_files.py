@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from spark_jobs.net_files import NetFiles, batches, gathered
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
-from waldelta.data_file import DataFile, replacement
+from waldelta.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.delta_log import DeltaLog
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
@@ -62,12 +61,13 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a task has to know of a target."""
+    """What a task has to know of a target; the names of all files of this attempt begin with ``prefix``."""
 
     uri: str
     storage_options: dict[str, str] | None
     schema: pa.Schema
     written: Written
+    prefix: str
 
     def files(self) -> FileSystem:
         return rooted(self.uri, self.storage_options)
@@ -105,7 +105,7 @@ def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[]
         merge.insert()
         tag = replace(tag, counts=tag.counts | merge.counts)
         check()
-    except WaldeltaError:
+    except Exception:
         merge.discard()
         raise
     try:
@@ -125,7 +125,9 @@ def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, ta
     """The merge, unless this target or these net changes are Spark's."""
     if (written := written_columns(job, plan, table)) is None:
         return None
-    target = _Target(uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written)
+    target = _Target(
+        uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written, new_prefix()
+    )
     net = NetFiles.of(folder, job.storage_options)
     held = _files(table, written)
     is_whole = sum(net.rows) == sum(tag.counts.get(action, 0) for action in ACTIONS)
@@ -188,11 +190,8 @@ class _Merge:
         return DeltaLog(self._target.uri, self._target.storage_options)
 
     def discard(self) -> None:
-        """Remove the files that nobody will read; VACUUM does so otherwise."""
-        files = self._target.files()
-        for path, _, _ in self.added:
-            with suppress(OSError):
-                files.delete_file(path)
+        """Remove the files that nobody will read."""
+        discard(self._target.uri, self._target.storage_options, self._target.prefix)
 
     def _tell(self, row: Any) -> None:
         if row["path"] is not None:
@@ -225,6 +224,8 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     of_row = match(pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written)
     matched = matched_by(of_row, count)
     changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
+    if changes is None:  # told, not raised: Spark would have it read as much again
+        return pa.Table.from_pylist([_told(is_possible=False)], _TOLD)
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
     told = [_told(matched=np.packbits(matched).tobytes())]
@@ -235,7 +236,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 
 
 def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
-    with DataFile(files, target.schema) as new:
+    with DataFile(files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
         for part in gathered(batches(_open(target, files, file))):
             held = part.cast(target.schema)
@@ -259,7 +260,7 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
     part = next(parts, None)
     while part is not None:
-        with DataFile(files, target.schema) as new:
+        with DataFile(files, target.schema, target.prefix) as new:
             while part is not None and new.rows < ROWS_PER_FILE:
                 new.write(MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written).new_rows())
                 part = next(parts, None)

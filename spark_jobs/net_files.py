@@ -21,10 +21,6 @@ ROWS_PER_PART = 131_072
 PART_BYTES = 64 << 20
 
 
-class TooLargeError(Exception):
-    """The net changes of one task are more than its memory is meant for."""
-
-
 @dataclass(frozen=True, slots=True)
 class NetFiles:
     """The files in their order, and how many rows each has."""
@@ -50,14 +46,14 @@ class NetFiles:
         """Some columns of all of them."""
         return self._opened(self.paths).to_table(columns=list(columns))
 
-    def take(self, chosen: Bools, most_bytes: int) -> pa.Table:
-        """The chosen of all of them; raises TooLargeError when they are more."""
+    def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
+        """The chosen of all of them; None when they are more."""
         dataset = self._opened(self.paths)
         parts, taken = [], 0
         for part in _chosen(dataset, chosen):
             taken += part.nbytes
             if taken > most_bytes:
-                raise TooLargeError(f"the net changes of a task are more than {most_bytes} bytes")
+                return None
             parts.append(part)
         return pa.Table.from_batches(parts, dataset.schema)
 

@@ -2,12 +2,14 @@
 
 Rows that became Spark's on their way from the change log to the merge, twice and once through its shuffle, would cost three
 times what decoding and collapsing them costs. So the tasks of one job decode pieces of the change log into buckets by key, as
-Arrow files, and those of the next collapse one bucket each. Chains of moved keys cross any partitioning by key, so a range with
-moves is one bucket.
+Arrow files, and those of the next collapse one bucket each. What is handed over is counted: a folder's listing may be an old
+one, and an Arrow stream that ends too early reads as a whole one. Chains of moved keys cross any partitioning by key, so a range
+with moves is one bucket.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,14 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector, FileSystem
+from pyarrow.fs import FileSystem
 
 from spark_jobs.buckets import buckets_of
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from spark_jobs.plan import TargetPlan
+from spark_jobs.task_error import first_line
 from spark_jobs.tasks import run_tasks, shares
 from waldelta.change_log import ChangeLog, Piece, row_messages
+from waldelta.errors import StagedLost
 from waldelta.lake import rooted
 
 if TYPE_CHECKING:
@@ -39,6 +43,10 @@ _ROWS_PER_GROUP = 131_072
 _COUNTS = pa.schema(
     [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
 )
+_DIVIDED = pa.schema([("bucket", pa.int64()), ("path", pa.string()), ("rows", pa.int64())])
+
+# Files of events that tasks told of, and how many rows each has.
+Told = Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +71,11 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         return decode_all(change_log.read(share, chosen, CHANGE_COLUMNS), decode_plan)
 
     def divide(number: int) -> pa.Table:
-        files = rooted(base, options)
-        paths = [f"{events}/{bucket}/{number}.arrow" for bucket in range(buckets)]
-        _write_events(files, paths, decoded(dealt[number]), decode_plan)
-        return _COUNTS.empty_table()
-
-    def collapse_bucket(number: int) -> pa.Table:
-        files = rooted(base, options)
-        return _collapse(_read_events(files, f"{events}/{number}"), decode_plan, files, f"{net}/part-{number}.parquet")
+        # Of this attempt alone: an earlier one, taken for lost, may still be writing.
+        name = f"{number}-{uuid.uuid4().hex}.arrow"
+        paths = [f"{events}/{bucket}/{name}" for bucket in range(buckets)]
+        rows = _write_events(rooted(base, options), paths, decoded(dealt[number]), decode_plan)
+        return pa.table([range(buckets), paths, rows], schema=_DIVIDED).filter(pc.field("rows") > 0)
 
     def collapse_all(number: int) -> pa.Table:
         parts = [part for share in dealt for part in decoded(share)]
@@ -78,7 +83,14 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
 
     if buckets == 1:
         return added_up(run_tasks(spark, 1, _COUNTS, collapse_all))
-    run_tasks(spark, len(dealt), _COUNTS, divide)
+    divided: list[list[tuple[str, int]]] = [[] for _ in range(buckets)]
+    for row in run_tasks(spark, len(dealt), _DIVIDED, divide):
+        divided[row["bucket"]].append((row["path"], row["rows"]))
+
+    def collapse_bucket(number: int) -> pa.Table:
+        files = rooted(base, options)
+        return _collapse(_read_events(files, divided[number]), decode_plan, files, f"{net}/part-{number}.parquet")
+
     return added_up(run_tasks(spark, buckets, _COUNTS, collapse_bucket))
 
 
@@ -96,8 +108,11 @@ def added_up(counted: Iterable[Any]) -> Counted:
     return Counted(by_action, sum(row["verbatim"] for row in counted), any(row["incomplete"] for row in counted))
 
 
-def _write_events(files: FileSystem, paths: Sequence[str], parts: Iterator[pa.RecordBatch], plan: DecodePlan) -> None:
-    """Write events as Arrow files, one for each bucket; a task that is repeated writes the same anew."""
+def _write_events(
+    files: FileSystem, paths: Sequence[str], parts: Iterator[pa.RecordBatch], plan: DecodePlan
+) -> list[int]:
+    """Write events as Arrow files, one for each bucket; how many rows each has."""
+    rows = np.zeros(len(paths), np.int64)
     with ExitStack() as opened:
         sinks = []
         for path in paths:
@@ -110,18 +125,27 @@ def _write_events(files: FileSystem, paths: Sequence[str], parts: Iterator[pa.Re
             keys = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
             bucket_of = buckets_of(keys, len(paths))
             order = np.argsort(bucket_of, kind="stable")
-            ends = np.cumsum(np.bincount(bucket_of, minlength=len(paths)))
+            counts = np.bincount(bucket_of, minlength=len(paths))
+            rows, ends = rows + counts, np.cumsum(counts)
             events = events.take(pa.array(order))
             for sink, begin, end in zip(sinks, [0, *ends[:-1]], ends, strict=True):
                 if end > begin:
                     sink.write_table(events.slice(begin, end - begin))
+    return rows.tolist()
 
 
-def _read_events(files: FileSystem, folder: str) -> list[pa.RecordBatch]:
+def _read_events(files: FileSystem, told: Told) -> list[pa.RecordBatch]:
+    """The events of one bucket; raises StagedLost unless they are all there."""
     parts: list[pa.RecordBatch] = []
-    for file in files.get_file_info(FileSelector(folder, allow_not_found=True)):
-        with files.open_input_stream(file.path) as stream, pa.ipc.open_stream(stream) as events:
-            parts += events
+    for path, rows in told:
+        try:
+            with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
+                read = list(events)
+        except (OSError, pa.ArrowException) as err:
+            raise StagedLost(f"staged events can't be read again: {path}: {first_line(err)}: run again") from None
+        if (found := sum(map(len, read))) != rows:
+            raise StagedLost(f"staged events are gone: {path} has {found} rows of {rows} that were written: run again")
+        parts += read
     return parts
 
 

@@ -11,10 +11,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSelector, FileSystem
 
 from waldelta.file_statistics import FileStatistics, bounded_columns
+from waldelta.lake import rooted
 
 _COMPRESSION, _LEVEL = "zstd", 1
 # Of so many rows at the beginning, a column's values recur if they are half as many at the most: a dictionary pays then.
@@ -77,6 +79,21 @@ class DataFile:
                 self._writer.close()
             with suppress(OSError):
                 self._files.delete_file(self._path)
+
+
+def new_prefix() -> str:
+    """What the names of one attempt's data files begin with."""
+    return f"part-{uuid.uuid4().hex}-"
+
+
+def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> None:
+    """Remove an attempt's files from a table that names none of them, those of tasks that told of none included; VACUUM does so otherwise."""
+    with suppress(OSError, DeltaError):
+        files = rooted(uri, storage_options)
+        for found in files.get_file_info(FileSelector("", allow_not_found=True)):
+            if found.base_name.startswith(prefix):
+                with suppress(OSError):
+                    files.delete_file(found.path)
 
 
 def replacement(

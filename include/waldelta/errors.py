@@ -36,6 +36,7 @@
      |    +-- TargetNotWritable
      |    +-- LateWriter                 (retryable) a newer run has already committed
      +-- ApplyError                  changes that can't be merged into a target
+     |    +-- StagedLost                 (retryable) what tasks staged for others isn't there as they wrote it
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
      +-- StageTimeout                a stage behind landing took longer than its task may
@@ -255,6 +256,12 @@ class LateWriter(LakeError):
 
 class ApplyError(WaldeltaError):
     """Changes that can't be merged into a target; they stay in the change log."""
+
+
+class StagedLost(ApplyError):
+    """A file that a task staged for another isn't there, or hasn't the rows that were written; nothing was committed."""
+
+    retryable = True
 
 
 class SchemaChanged(ApplyError):

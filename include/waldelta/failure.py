@@ -53,6 +53,7 @@ REMEDIES: dict[str, str] = {
     "TargetNotWritable": "as the message says: space, rights, a file in the way, the object store's answer",
     "LateWriter": "nothing",
     "ApplyError": "as the message says; changes wait in the change log",
+    "StagedLost": "nothing; if it comes again, look at the disk or network file system that the lake is on",
     "SchemaChanged": "sync that table again: initial sync with tables",
     "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
     "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",

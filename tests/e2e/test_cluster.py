@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,10 +38,11 @@ TABLE = """
 create table orders (id bigint primary key, note text, amount numeric(12,2));
 insert into orders select n, repeat('x', 60) || n, n / 100.0 from generate_series(1, 150000) n
 """
+# More than one task collapses: they are decoded into buckets.
 CHANGES = """
 update orders set amount = amount + 1, note = 'updated ' || id where id % 2 = 0;
 delete from orders where id % 10 = 1;
-insert into orders select n, 'new', 0 from generate_series(150001, 450000) n
+insert into orders select n, 'new', 0 from generate_series(150001, 600000) n
 """
 
 
@@ -53,9 +55,18 @@ class Cluster:
 
     def executors_with_tasks(self) -> list[set[str]]:
         """Of each application, in their order, which executors ran tasks to their end."""
-        logs = sorted((self.folder / "events").iterdir(), key=lambda path: path.stat().st_mtime)
         return [{event["Task Info"]["Executor ID"] for event in _events(log) if event["Event"] == "SparkListenerTaskEnd"}
-                for log in logs]  # fmt: skip
+                for log in self._logs()]  # fmt: skip
+
+    def tasks_that_told(self, column: str) -> list[int]:
+        """Of each round of tasks whose answers have this column, how many there were."""
+        told = (event.get("physicalPlanDescription", "") for log in self._logs() for event in _events(log)
+                if event["Event"].endswith("SparkListenerSQLExecutionStart"))  # fmt: skip
+        return [int(splits[1]) for plan in told
+                if f"{column}#" in plan and (splits := re.search(r"splits=\D*(\d+)", plan))]  # fmt: skip
+
+    def _logs(self) -> list[Path]:
+        return sorted((self.folder / "events").iterdir(), key=lambda path: path.stat().st_mtime)
 
     def shipped(self) -> set[str]:
         """The workers whose executors were sent our packages."""
@@ -147,4 +158,8 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     wanted = database.execute("select id, note, amount from orders order by id")
     assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
     assert cluster.executors_with_tasks() == [{"0", "1"}] * 2
+    # The events of several tasks went by buckets to two that collapsed them, wherever each of them ran.
+    (decoding,) = cluster.tasks_that_told("bucket")
+    assert decoding > 1
+    assert cluster.tasks_that_told("incomplete") == [2]
     assert cluster.shipped() == {"worker1", "worker2"}

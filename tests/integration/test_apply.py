@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import spark_jobs.apply as apply_module
 import spark_jobs.stage as stage_module
+import waldelta.job as job_module
+from spark_jobs import stage_tasks
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
+from spark_jobs.tasks import run_tasks
 from tests.going_on import insert_that_goes_on
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StateError
+from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.lake import local_path
 from waldelta.ledger_rows import TableState, now
 from waldelta.leftovers import staged_for, staging_folder
@@ -149,7 +155,12 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
 
 
 def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
-    """Errors without a name, too, are one table's, wherever they come from; once they are gone it catches up."""
+    """Errors without a name, too, are one table's, wherever they come from; once they are gone it catches up.
+
+    Both tables are planned on one connection, unless something fails there.
+    """
+    opened, connect = [], job_module.connect
+    monkeypatch.setattr(job_module, "connect", lambda info, name: opened.append(name) or connect(info, name))
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
     sync(spark, job)
@@ -164,7 +175,9 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
             return real(*given)
 
         monkeypatch.setattr(apply_module, where, broken)
+        opened.clear()
         failures = apply(spark, job).failures
+        assert opened.count(f"waldelta apply {job.pipeline.source.slot}") == (3 if where == "plan_target" else 2)
         assert {name: str(err) for name, err in failures.items()} == {"public.t": "public.t: KeyError: 'c1'"}
         assert target_rows(spark, job, "public.u", ("id",))[number:] == [(number,)]
         monkeypatch.setattr(apply_module, where, real)
@@ -217,15 +230,56 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
 
 @pytest.mark.usefixtures("compiled")
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
-    """Partitioned by key the result is the same."""
+    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and nothing is committed."""
     monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
-    monkeypatch.setattr("spark_jobs.stage_tasks.ROWS_PER_TASK", 1000)
+    monkeypatch.setattr(stage_tasks, "ROWS_PER_TASK", 1000)
+    monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
     sync(spark, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
     database.execute("update t set v = 'y' where id % 3 = 0")
     database.execute("delete from t where id % 5 = 0")
-    run(spark, job)
+    drain(spark, job)
+    before = last_cut(job)
+    for damage in (_cut_at_a_message, Path.unlink):
+        with monkeypatch.context() as damaged:
+            damaged.setattr(stage_tasks, "run_tasks", _damaging_one_file(damage, local_path(job.pipeline.target.root)))
+            failure = apply(spark, job).failures["public.t"]
+        assert isinstance(failure, StagedLost), damage
+        assert failure.retryable
+        assert (last_cut(job), target_rows(spark, job)) == (before, [])
+    with monkeypatch.context() as repeated:
+        repeated.setattr(stage_tasks, "run_tasks", _doing_all_twice)
+        run(spark, job)
     assert target_rows(spark, job) == source_rows(database)
+
+
+def _damaging_one_file(damage, lake):
+    """Between the two rounds of tasks."""
+
+    def run_all(*given):
+        told = run_tasks(*given)
+        if found := sorted(lake.rglob("*.arrow")):
+            damage(max(found, key=lambda path: path.stat().st_size))
+        return told
+
+    return run_all
+
+
+def _cut_at_a_message(path):
+    """What is left reads as a whole stream."""
+    with pa.OSFile(str(path)) as file:
+        messages = pa.ipc.MessageReader.open_stream(file)
+        messages.read_next_message()
+        end = file.tell()
+    os.truncate(path, end)
+    with pa.OSFile(str(path)) as file:
+        assert len(pa.ipc.open_stream(file).read_all()) == 0
+
+
+def _doing_all_twice(*given):
+    """As of an attempt that was taken for lost: what it wrote is left, and told to nobody."""
+    run_tasks(*given)
+    return run_tasks(*given)
 
 
 @pytest.mark.soak

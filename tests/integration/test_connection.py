@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import tenacity
 from psycopg.conninfo import make_conninfo
 
 from demo.embedded_postgres import free_port
@@ -15,6 +16,7 @@ from tests.pipelines import pipeline_file
 from waldelta.connection import connect, connect_arrow
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
 from waldelta.job import Job
+from waldelta.shared_connection import SharedConnection
 
 pytestmark = pytest.mark.pg
 
@@ -133,3 +135,41 @@ def test_a_connection_lost_in_use_has_its_error(postgres, lake, lost):
         assert caught.value.retryable
         assert "run again" in str(caught.value)
         assert postgres.password not in str(caught.value)
+
+
+def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake):
+    """Idle or in use; what a use fails by has its name, as of a connection of its own."""
+    job, met = Job(pipeline_file(lake, "shared"), postgres.conninfo(), "test"), []
+    with SharedConnection(job, "share") as shared:
+
+        def pid(within=lambda _: None) -> int:
+            with shared.use() as connection:
+                met.append(connection.info.backend_pid)
+                within(connection)
+            return met[-1]
+
+        def lost(connection) -> None:
+            killer.execute("select pg_terminate_backend(%s, 10000)", (connection.info.backend_pid,))
+            connection.execute("select 1")
+
+        def defect(_) -> None:
+            raise KeyError
+
+        first = pid()
+        assert pid() == first
+        with connect(postgres.conninfo(), "killer") as killer:
+            killer.execute("select pg_terminate_backend(%s, 10000)", (first,))
+            pid()
+            with pytest.raises(SourceUnreachable, match="ended a connection in use"):
+                pid(lost)
+            with pytest.raises(KeyError):
+                pid(defect)
+            assert pid() == pid()
+            # Twice the first, the second and the last.
+            assert len(met) - len(set(met)) == 3, met
+    told = "select count(*) from pg_stat_activity where application_name = 'waldelta share shared'"
+    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True)
+    with connect(postgres.conninfo(), "looker") as looker:
+        for attempt in wait:
+            with attempt:
+                assert looker.execute(told).fetchone() == (0,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from tests.unit.spark_jobs.test_merge_here import (
     write,
 )
 from waldelta.copy import RAW_TYPE
-from waldelta.errors import LockHeld
+from waldelta.errors import LockHeld, StagedLost
 from waldelta.lake import local_path, write_parquet
 
 __all__ = ["job"]
@@ -67,11 +68,11 @@ def staged(job, net, parts=3) -> str:
     return folder
 
 
-def merged(job, events, batch=1, raw=None, check=fine, **options) -> CommitTag | None:
+def merged(job, events, batch=1, raw=None, check=fine, run=one_by_one, **options) -> CommitTag | None:
     net = net_of(events, raw)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
-    return merge_files(one_by_one, job, plan(**options), staged(job, net), planned, check)
+    return merge_files(run, job, plan(**options), staged(job, net), planned, check)
 
 
 def write_files(job, *files) -> None:
@@ -166,11 +167,41 @@ def files_of(job) -> set:
 
 
 def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkeypatch):
-    """New rows aren't held."""
-    write_files(job, [(1, "a", "A")])
-    monkeypatch.setattr(module, "MOST_NET_BYTES", 10)
-    assert merged(job, [("U", 1, 1, "b", "B")]) is None
-    assert merged(job, [("I", None, 4, "d", "D")]) is not None
+    """The task tells it: Spark would repeat one that fails. New rows aren't held."""
+    write_files(job, *([(k + n, "a", "A") for n in range(3)] for k in (1, 4)))
+    files, ended = files_of(job), []
+
+    def run(count, *given):
+        told = one_by_one(count, *given)
+        ended.append(count)
+        return told
+
+    monkeypatch.setattr(module, "MOST_NET_BYTES", 1)
+    assert merged(job, [("U", k, k, "c", "C") for k in (1, 4)], run=run) is None
+    assert (ended, files_of(job)) == ([2], files)
+    assert merged(job, [("I", None, 7, "d", "D")]) is not None
+
+
+@pytest.mark.parametrize("rounds", [1, 2], ids=["of files written anew", "of new rows"])
+@pytest.mark.parametrize("err", [StagedLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"])
+def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rounds):
+    """What the target holds, and what others have under way in its folder, stays."""
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    (local_path(table_uri(job)) / "part-other.parquet").touch()
+    files, done = files_of(job), []
+
+    def run(*given):
+        told = one_by_one(*given)
+        done.append(1)
+        if len(done) == rounds:
+            assert files_of(job) > files
+            raise err
+        return told
+
+    events = [("U", 1, 1, "c", "C"), ("U", 2, 2, "d", "D"), ("I", None, 3, "e", "E")]
+    with pytest.raises(StagedLost) if isinstance(err, StagedLost) else nullcontext():
+        assert merged(job, events, run=run) is None
+    assert (files_of(job), len(done)) == (files, rounds)
 
 
 def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
@@ -248,8 +279,8 @@ def test_somebody_elses_commit_is_not_overwritten(job):
 
     assert merged(job, [("U", 1, 1, "b", "B")], check=late) is None
     assert held(job) == {5: ("theirs", "x")}
-    # Theirs, what they replaced, and what the task's first try had left.
-    assert len(files_of(job)) == 3
+    # Theirs, and what they replaced.
+    assert len(files_of(job)) == 2
 
 
 def test_files_carry_statistics(job):
