@@ -23,13 +23,20 @@ class Target:
 
     def verdict(self, value: float) -> str:
         """``aim``, ``must`` or ``missed``: the best that a value reaches."""
-        if value > self.must or (self.least is not None and value < self.least):
+        if self.excess(value) > 1:
             return "missed"
         return "aim" if self.aim is None or value <= self.aim else "must"
+
+    def excess(self, value: float) -> float:
+        """How many times the limit a value is, on the side where it is farther off: more than 1 misses the must."""
+        return max(value / self.must, self.least / value if self.least is not None and value else 0.0)
 
 
 TARGETS = (
     Target("1,000,000 changes landed, merged and checked, warm", "backlog-1m-*/warm ÷ pg_recvlogical", 4, 2.5),
+    # Moves with the machine, on which pg_recvlogical may be twice as fast and all else isn't. Both limits are those above
+    # where PostgreSQL's own subscriber takes 1.7 times the drain.
+    Target("the same, beside PostgreSQL's own subscriber", "backlog-1m-*/warm ÷ native subscriber", 2.4, 1.5),
     Target("the same, fresh JVM, from process start", "backlog-1m-*/fresh ÷ pg_recvlogical", 8, 5),
     Target("their check's share", "backlog-1m-*/warm: check's share", 0.25),
     Target("initial sync of 2,000,000 rows, warm", "sync/warm, unchecked ÷ COPY binary", 6, 4.3),
