@@ -13,6 +13,7 @@ import tenacity
 
 from benchmarks.place import PUBLICATION, RAW_SLOT, Place
 from benchmarks.stack import run_quietly
+from benchmarks.verify import compare_with_source
 from benchmarks.workloads import COPY, NAIVE, PEEK, RECVLOGICAL
 from waldelta_airflow.child_process import end_group
 
@@ -118,7 +119,7 @@ class Naive(Baseline):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         place.sql(f"select pg_create_logical_replication_slot('{self.SLOT}', 'pgoutput')")
-        (table,) = place.source.tables
+        (self.table,) = place.source.tables
         command = [
             sys.executable,
             "-m",
@@ -126,8 +127,8 @@ class Naive(Baseline):
             place.conninfo,
             self.SLOT,
             PUBLICATION,
-            table,
-            str(place.folder / "naive"),
+            self.table,
+            self.target(self.table),
         ]
         environment = {key: value for key, value in os.environ.items() if key != "SPARK_REMOTE"}
         self._log = (place.folder / "naive.log").open("w")
@@ -147,8 +148,13 @@ class Naive(Baseline):
     def copy(self) -> dict[str, float] | None:
         return {"rows": self._ask("copy")}
 
+    def target(self, table: str) -> str:
+        """The folder of its one target."""
+        return str(self.place.folder / "naive" / table)
+
     def verify(self) -> None:
-        """Nothing to compare: it takes part in the first round alone."""
+        """Raises RuntimeError where the target doesn't hold what the source does: fast and wrong would be no baseline."""
+        compare_with_source(self.name, self.place, {self.table: self.target(self.table)})
 
     def close(self) -> None:
         children = psutil.Process(self._process.pid).children(recursive=True)

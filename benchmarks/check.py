@@ -1,16 +1,20 @@
 """``make bench-check``: what got worse than the stored reference.
 
-A ratio is worse beyond the measured noise; anything that has a target is, too, once it misses a must that the reference reached.
-Shares grow when all else gets faster, and other seconds and megabytes are the machine's affair. What the last run didn't measure is
-told, and excused.
+A ratio is worse beyond the measured noise, where it can be guarded: what it is a multiple of lasts, and the reference's rounds agree.
+Anything that has a target is worse once it misses a must, measured before or not; of a must that the reference itself misses it is
+told, unless it is missed by more. Shares grow when all else gets faster, and other seconds and megabytes are the machine's affair.
+What the last run didn't measure is told, and excused.
 
-``--accept`` stores the last result as the reference, and its picture, with the day, the commit and the versions it is of; what is in it of workloads
-that weren't measured stays, with its own.
+``--accept`` stores the last result in the reference, and its picture, with the day, the commit and the versions it is of; what is in it of workloads
+that weren't measured stays, with its own. Scores are those of all that it holds then. What can't be guarded by it, since its rounds lie
+too far apart, is told: measure that again.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,51 +24,129 @@ from rich.table import Table
 
 from benchmarks.plot import draw
 from benchmarks.results import LAST, REFERENCE, Result, Score, read, write
+from benchmarks.scores import scores
 from benchmarks.targets import target_of
 from benchmarks.workloads import BASELINES
 
-# A few rounds show less noise than there is; rounds that lie far apart don't excuse everything.
+# A few rounds show less noise than there is; rounds that lie further apart guard nothing.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.25
-WORSE, BETTER, SAME, MISSING, MISSED = "worse", "better", "same", "not measured", "must missed"
+# Seconds of what a ratio is a multiple of: what is shorter is mostly the clock's grain, which is 0.01 s of CPU, and chance.
+LEAST_SECONDS, LEAST_CPU_S = 0.5, 0.2
+WORSE, BETTER, SAME, MISSING, NEW = "worse", "better", "same", "not measured", "new"
+MISSED, KNOWN, UNGUARDED = "must missed", "must missed, as before", "not guarded"
+FAILING = (WORSE, MISSED)
 # Units of what is compared with the reference.
 RELATIVE = ("×",)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One score of the reference, what it is now (None: not measured), and by what part either may differ by chance."""
+    """One score: what it is in the reference, and now; None where it wasn't measured."""
 
-    name: str
-    unit: str
-    before: float
-    now: float | None
-    noise: float
+    before: Score | None
+    now: Score | None
+
+    @property
+    def name(self) -> str:
+        """The score's."""
+        return self._either.name
+
+    @property
+    def unit(self) -> str:
+        """The score's."""
+        return self._either.unit
+
+    @property
+    def _either(self) -> Score:
+        found = self.before or self.now
+        assert found is not None
+        return found
+
+    @property
+    def noise(self) -> float:
+        """By what part it may differ by chance. Of what was measured once nobody knows: the most."""
+        if self.before is None or 1 in (len(self.before.rounds), len(self.before.against)):
+            return MOST_NOISE
+        return min(max(LEAST_NOISE, self.before.spread, self.now.spread if self.now else 0.0), MOST_NOISE)
+
+    @property
+    def too_short(self) -> str | None:
+        """Why it can't be guarded however often it's measured, if so."""
+        least = LEAST_CPU_S if "CPU of the source" in self.name else LEAST_SECONDS
+        against = [statistics.median(one.against) for one in (self.before, self.now) if one and one.against]
+        if self.unit in RELATIVE and against and min(against) < least:
+            return f"a multiple of {min(against):.2f} s"
+        return None
+
+    @property
+    def unguarded(self) -> str | None:
+        """Why a ratio isn't held against the reference's, if so."""
+        if self.unit in RELATIVE and self.before and self.before.noise > MOST_NOISE:
+            return self.too_short or f"its rounds lie up to {self.before.noise:.0%} off their median"
+        return self.too_short
 
     @property
     def verdict(self) -> str:
         """A must that isn't reached any more has no noise; worse or better are ratios only beyond it."""
         if self.now is None:
             return MISSING
-        target = target_of(self.name)
-        if target and target.verdict(self.now) == "missed" and target.verdict(self.before) != "missed":
-            return MISSED
+        if missed := self._missed():
+            return missed
+        if self.before is None:
+            return NEW
         if self.unit not in RELATIVE:
             return SAME
-        if self.now > self.before * (1 + self.noise):
+        if self.unguarded:
+            return UNGUARDED
+        return self._against_reference(self.before.median, self.now.median)
+
+    def _missed(self) -> str | None:
+        target = target_of(self.name)
+        if target is None or self.now is None or target.verdict(self.now.median) != "missed":
+            return None
+        if self.before is None or target.verdict(self.before.median) != "missed":
+            return MISSED
+        before, now = self.before.median, self.now.median
+        excused = 1 + max(self.noise, self.before.noise)
+        if _beyond(target.excess(now), target.excess(before) * excused):
             return WORSE
-        return BETTER if self.now < self.before / (1 + self.noise) else SAME
+        guarded = self.unit in RELATIVE and not self.unguarded
+        return WORSE if guarded and self._against_reference(before, now) == WORSE else KNOWN
+
+    def _against_reference(self, before: float, now: float) -> str:
+        if _beyond(now, before * (1 + self.noise)):
+            return WORSE
+        return BETTER if _beyond(before / (1 + self.noise), now) else SAME
+
+
+def _beyond(value: float, limit: float) -> bool:
+    return value > limit and not math.isclose(value, limit)
+
+
+def findings(reference: Result, last: Result) -> list[Finding]:
+    """What got worse and what didn't; memory, of which scores are the most of all workloads, over those that both have."""
+    both = {one.workload for one in reference.measurements} & {one.workload for one in last.measurements}
+    before, now = (scores([one for one in result.measurements if one.workload in both]) for result in (reference, last))
+    in_both = {score.name: score for score in now}
+    # What is in both is the same score either way, but for memory: then all that is in the last result is judged too.
+    more = [score for score in scores(last.measurements) if score != in_both.get(score.name)]
+    compared = compare(_with(before, scores(reference.measurements)), _with(now, more))
+    return compared + [Finding(None, score) for score in more if score.name in in_both]
+
+
+def _with(found: Sequence[Score], others: Sequence[Score]) -> list[Score]:
+    names = {score.name for score in found}
+    return [*found, *(score for score in others if score.name not in names)]
 
 
 def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
-    """What the reference holds of ours beside the last scores: ratios, and whatever has a target."""
+    """Scores of ours beside those of the reference: ratios, and whatever has a target, in the reference or not."""
     found = {score.name: score for score in last}
+    known = {score.name for score in reference}
     guarded = (score for score in reference if score.unit in RELATIVE or target_of(score.name))
-    return [_finding(score, found.get(score.name)) for score in guarded if not _is_of_baseline(score.name)]
-
-
-def _finding(before: Score, now: Score | None) -> Finding:
-    noise = max(LEAST_NOISE, before.noise, now.noise if now else 0.0)
-    return Finding(before.name, before.unit, before.median, now.median if now else None, min(noise, MOST_NOISE))
+    compared = [Finding(score, found.get(score.name)) for score in guarded]
+    compared += [Finding(None, score) for score in last if score.name not in known and target_of(score.name)]
+    return [finding for finding in compared if not _is_of_baseline(finding.name)]
 
 
 def _is_of_baseline(name: str) -> bool:
@@ -85,15 +167,22 @@ def comparable(reference: Result, last: Result) -> str | None:
 def accept(reference: Result | None, last: Result) -> Result:
     """The new reference: what was measured last, and what the old one has beside it, if the two can be compared."""
     kept = reference if reference and comparable(reference, last) is None else replace(last, measurements=[], scores=[])
-    scored = {score.name for score in last.scores}
     measured = dict.fromkeys(one.workload for one in last.measurements)
+    measurements = [one for one in kept.measurements if one.workload not in measured] + last.measurements
     return replace(
         last,
-        measurements=[one for one in kept.measurements if one.workload not in measured] + last.measurements,
-        scores=[score for score in kept.scores if score.name not in scored] + last.scores,
+        measurements=measurements,
+        # Anew: the most memory is of all workloads, and some compare two, which may come from different runs.
+        scores=scores(measurements),
         failed={},
         provenance=kept.provenance | dict.fromkeys(measured, last.machine),
     )
+
+
+def too_noisy(reference: Result) -> list[Score]:
+    """What a reference can't guard since its rounds lie too far apart: better measured again."""
+    itself = compare(reference.scores, reference.scores)
+    return [one.before for one in itself if one.before and one.unguarded and not one.too_short]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,6 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(
             f"{REFERENCE} holds {len(reference.scores)} scores of {len(reference.measurements)} measurements from now on\n"
         )
+        for one in too_noisy(reference):
+            rounds = ", ".join(f"{value:.2f}" for value in one.rounds)
+            sys.stdout.write(f"not guarded until it is measured again: {one.name}, rounds of {rounds}\n")
         return 0
     if not REFERENCE.exists():
         sys.stderr.write("there is no reference: make bench-check ARGS=--accept stores the last result as one\n")
@@ -122,23 +214,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := comparable(reference, last):
         sys.stderr.write(reason + "\n")
         return 2
-    findings = compare(reference.scores, last.scores)
-    _print(findings)
-    return int(bool(last.failed) or any(finding.verdict in (WORSE, MISSED) for finding in findings))
+    found = findings(reference, last)
+    _print(found)
+    return int(bool(last.failed) or any(finding.verdict in FAILING for finding in found))
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(found: Sequence[Finding]) -> None:
     table = Table(title="the last result against the reference (less is better)")
     for heading in ("score", "reference", "now", "noise", "must", ""):
         table.add_column(heading, justify="left" if heading in ("score", "") else "right")
-    for one in findings:
-        style = {WORSE: "red", MISSED: "red", BETTER: "green", MISSING: "dim"}.get(one.verdict)
-        now = "" if one.now is None else f"{one.now:.2f}"
-        noise = f"±{one.noise:.0%}" if one.unit in RELATIVE else ""
+    for one in found:
+        style = {WORSE: "red", MISSED: "red", KNOWN: "yellow", BETTER: "green", MISSING: "dim", UNGUARDED: "dim"}
+        before, now = (f"{score.median:.2f}" if score else "" for score in (one.before, one.now))
+        guarded = one.unit in RELATIVE and not one.unguarded
+        noise = f"±{one.noise:.0%}" if guarded else ""
         target = target_of(one.name)
         limits = target.limits if target else ""
-        table.add_row(one.name, f"{one.before:.2f} {one.unit}", now, noise, limits, one.verdict, style=style)
-    Console(width=150).print(table)
+        # Also where it's the must that decided, which alone would let much more pass.
+        verdict = one.verdict if one.verdict == MISSING or not one.unguarded else f"{one.verdict}; {one.unguarded}"
+        table.add_row(one.name, f"{before} {one.unit}", now, noise, limits, verdict, style=style.get(one.verdict))
+    Console(width=190).print(table)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Contender(Protocol):
         """What isn't measured: get ready for the next round."""
 
     def verify(self) -> None:
-        """Raise RuntimeError when it isn't where the source is after the last backlog, so far as this can be told cheaply."""
+        """Raise RuntimeError when it isn't where the source is after what it did last, where it keeps anything; isn't measured."""
 
     def close(self) -> None:
         """Leave no slot behind."""

@@ -10,7 +10,9 @@ import time
 import yaml
 
 from benchmarks.place import PUBLICATION, Place
+from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
+from waldelta.lake import local_path, target_uri
 from waldelta_airflow.child_process import ChildProcess
 from waldelta_airflow.forked_job import ForkedJob
 
@@ -30,6 +32,7 @@ class Waldelta:
         self.slot = f"bench_{how}_{number}"
         self.file = place.folder / f"{self.slot}.yml"
         self.result = place.folder / f"{self.slot}.json"
+        self._root = (place.folder / f"lake_{self.slot}").as_uri()
         publication = PUBLICATION
         if variant.publication_filter:
             publication = f"{PUBLICATION}_{number}"
@@ -41,7 +44,7 @@ class Waldelta:
         document = variant.document | {
             "pipeline": self.slot,
             "source": source | {"options": variant.options},
-            "target": {"root": (self.place.folder / f"lake_{self.slot}").as_uri()} | variant.target,
+            "target": {"root": self._root} | variant.target,
         }
         self.file.write_text(yaml.safe_dump(document))
 
@@ -63,8 +66,17 @@ class Waldelta:
     def settle(self) -> None:
         """What isn't measured: get ready for the next round."""
 
-    def verify(self) -> None:
-        """Nothing to compare here: its own checks have judged each run."""
+    def target(self, table: str) -> str:
+        """The folder of a table's target."""
+        return str(local_path(target_uri(self._root, *table.split("."))))
+
+    def verify(self, where: str = "true") -> None:
+        """Raises RuntimeError where a target doesn't hold what the source does, of rows that meet the condition.
+
+        Its own checks compare nothing with the source.
+        """
+        targets = {table: self.target(table) for table in self.place.source.tables}
+        compare_with_source(self.name, self.place, targets, where)
 
     def close(self) -> None:
         self.job("teardown")
@@ -76,7 +88,7 @@ class Waldelta:
         return notes_of_job(result, seconds if self.how == FRESH else None) | {"changes": result.get("changes", 0)}
 
     def _tasks(self) -> Notes:
-        """A job for each stage, as Airflow runs them."""
+        """A job for each stage, as Airflow's tasks ask for them; what it takes Airflow to start a task isn't in it."""
         run_id, seconds = f"tasks-{time.time_ns()}", {}
         result: dict = {}
         for stage in STAGES:

@@ -52,11 +52,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Score:
-    """One figure to judge, less is better: a ratio (×) of the same run, or seconds or megabytes; one number a round."""
+    """One figure to judge, less is better: a ratio (×) of the same run, or seconds or megabytes; one number a round.
+
+    ``against`` has of a ratio the seconds that it is a multiple of, a number for each round that these were measured in.
+    """
 
     name: str
     unit: str
     rounds: list[float]
+    against: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -67,6 +71,11 @@ class Score:
     def noise(self) -> float:
         """How far the rounds lie from their median, as a part of it."""
         return max(abs(one - self.median) for one in self.rounds) / self.median if self.median else 0.0
+
+    @property
+    def spread(self) -> float:
+        """How far the rounds lie from each other, likewise."""
+        return (max(self.rounds) - min(self.rounds)) / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True)

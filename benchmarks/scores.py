@@ -48,12 +48,16 @@ def scores(measurements: Sequence[Measurement]) -> list[Score]:
     return [score for score in found if score is not None]
 
 
-def ratio(name: str, of: list[float], to: list[float]) -> Score | None:
-    """Round by round where both have the same rounds, otherwise each round against the other's median."""
+def ratio(name: str, of: list[float], to: list[float], changes: tuple[int, int] = (1, 1)) -> Score | None:
+    """Round by round where both have the same rounds, otherwise each round against the other's median.
+
+    Of what costs per change are compared by, ``changes`` are how many either side's seconds are for.
+    """
     if not of or not statistics.median(to or [0.0]):
         return None
     against = to if len(of) == len(to) and all(to) else [statistics.median(to)] * len(of)
-    return Score(name, "×", [a / b for a, b in zip(of, against, strict=True)])
+    more = changes[1] / changes[0]
+    return Score(name, "×", [a / b * more for a, b in zip(of, against, strict=True)], to)
 
 
 def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
@@ -96,8 +100,8 @@ def _among_ours(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
         if of is None or to is None:
             continue
         read = _SOURCE_CPU if comparison.source_cpu else _SECONDS
-        figures = [[one / (m.changes if comparison.per_change else 1) for one in _figures(m, read)] for m in (of, to)]
-        yield ratio(comparison.name, *figures)
+        changes = (of.changes, to.changes) if comparison.per_change else (1, 1)
+        yield ratio(comparison.name, _figures(of, read), _figures(to, read), changes)
 
 
 def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:

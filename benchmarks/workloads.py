@@ -12,7 +12,7 @@ from benchmarks.sources import Source
 # Who takes part, in the order in which the table shows them. The first that a workload has is its raw baseline.
 RECVLOGICAL, PEEK, COPY = "pg_recvlogical", "COPY of a peek", "COPY binary"
 NATIVE, NAIVE = "native subscriber", "naive"
-# Ours: one process that does all stages on the warm server; a task for each stage there; all stages in a fresh JVM.
+# Ours: one process that does all stages on the warm server; a job for each stage there; all stages in a fresh JVM.
 WARM, TASKS, FRESH = "warm", "tasks", "fresh"
 OWN_SYNC, DECODER, PEER, IDLE = "warm sync", "decoder", "pypgoutput", "idle"
 BASELINES = (RECVLOGICAL, COPY, PEEK, PEER, OWN_SYNC, NATIVE, NAIVE)
@@ -123,7 +123,7 @@ WORKLOADS: tuple[Workload, ...] = (
     _backlog(50, clustered=False, contenders=(PEEK, RECVLOGICAL, WARM)),
     _backlog(50, clustered=True, contenders=(PEEK, RECVLOGICAL, WARM)),
     Sync("sync", "initial sync of 2,000,000 rows", 2 * MILLION, default=True),
-    Changes("small", "10,000 changes into 2,000,000 rows, a task for each stage", 2 * MILLION,
+    Changes("small", "10,000 changes into 2,000,000 rows, a job for each stage", 2 * MILLION,
             (Backlog(10_000),), (*STREAM, NAIVE, TASKS, FRESH), default=True),
     Changes("small-vectors", "the same with and without deletion vectors", 2 * MILLION, (Backlog(10_000),), (PEEK, RECVLOGICAL, TASKS),
             variants=(Variant(), Variant("deletion vectors", target={"deletion_vectors": True}))),

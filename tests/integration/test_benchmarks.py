@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
+import psycopg
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from psycopg.rows import dict_row
 
 from benchmarks import results, runners
+from benchmarks.__main__ import main
+from benchmarks.baselines import Naive
+from benchmarks.ours import Waldelta
+from benchmarks.place import place
 from benchmarks.scores import scores
+from benchmarks.sources import DOCUMENTS, ORDERS, WIDE, partitioned
 from benchmarks.stack import Stack
-from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WORKLOADS, Changes, Variant, chosen
+from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WARM, WORKLOADS, Changes, Variant, chosen
 
 pytestmark = pytest.mark.pg
 
@@ -32,6 +42,36 @@ def test_baselines_beside_each_other(postgres):
     assert "source" in measured[0].rounds[0].cpu_s
     assert "subscriber" in measured[2].rounds[0].cpu_s
     assert "backlog-1m-clustered/native subscriber ÷ pg_recvlogical" in {score.name for score in scores(measured)}
+
+
+def as_arrow(rows):
+    """Rows with decimals as the source declares them."""
+    found = pa.Table.from_pylist(rows)
+    return found.cast(
+        pa.schema([(f.name, pa.decimal128(12, 2) if pa.types.is_decimal(f.type) else f.type) for f in found.schema])
+    )
+
+
+@pytest.mark.parametrize(
+    "source", [ORDERS, WIDE, partitioned(3), DOCUMENTS], ids=["orders", "wide", "partitions", "toast"]
+)
+def test_a_lake_that_is_not_what_its_source_is_counts_as_failed(postgres, source):
+    """Equal to begin with; then values of two rows are swapped, which leaves count and sums as they were, or a row is missing."""
+    (name,) = source.tables
+    with Stack(postgres) as stack, place(stack, source, "verified", 20) as there:
+        there.sql(f"insert into {name} select 1000")  # its other columns are null
+        ours = Waldelta(there, WARM, Variant(), 0)
+        with psycopg.connect(there.conninfo, row_factory=dict_row, options="-c timezone=UTC") as connection:
+            rows = connection.execute(f"select * from {name} order by id".encode()).fetchall()
+        write_deltalake(ours.target(name), as_arrow(rows))
+        ours.verify()
+        column = list(rows[0])[-1] if source is DOCUMENTS else "amount" if "amount" in rows[0] else "c1"
+        rows[0][column], rows[1][column] = rows[1][column], rows[0][column]
+        for wrong, count in ((rows, 21), (rows[1:], 20)):
+            write_deltalake(ours.target(name), as_arrow(wrong), mode="overwrite")
+            told = rf"warm's {name} \(rows, checksum\) is \({count}, .*source's \(21, "
+            with pytest.raises(RuntimeError, match=told):
+                ours.verify()
 
 
 @pytest.mark.soak
@@ -59,6 +99,27 @@ def test_make_bench(tmp_path):
     assert (result.failed, result.scale) == ({}, 0.001)
     assert result.machine["postgresql"]
     assert list(tmp_path.glob("bench-*.png"))
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+@pytest.mark.parametrize(("who", "workload"), [(Waldelta, "tables-20"), (Waldelta, "sync"), (Naive, "sync")])
+def test_a_row_that_differs_in_the_lake_fails_its_workload(tmp_path, monkeypatch, who, workload):
+    """Whoever is fast and wrong isn't published: a row is lost behind its back, after the last round."""
+
+    verify = who.verify
+
+    def tampered(self):
+        for table in self.place.source.tables:
+            assert DeltaTable(self.target(table)).delete("id = 7")["num_deleted_rows"] == 1
+        verify(self)
+
+    monkeypatch.setattr(who, "verify", tampered)
+    only = ["--scale", "0.001", "--rounds", "1", "--results", str(tmp_path), "--only", workload]
+    assert main(only) == 1
+    ((failed, error),) = results.read(tmp_path / "last.json").failed.items()
+    left, there = map(int, re.findall(r"\((\d+), ", error))
+    assert (failed, there - left) == (workload, 1)
 
 
 @pytest.mark.soak

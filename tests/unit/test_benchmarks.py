@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from io import StringIO
 
@@ -104,8 +105,11 @@ def test_targets(target, value, verdict):
 DRAINED, GROWTH = "backlog-1m-random/warm ÷ pg_recvlogical", "growth: 5,000,000 ÷ 500,000, per change"
 
 
-def score(*rounds, name="a ÷ b", unit="×"):
-    return Score(name, unit, list(rounds))
+CPU = "a/warm, CPU of the source ÷ b"
+
+
+def score(*rounds, name="a ÷ b", unit="×", against=()):
+    return Score(name, unit, list(rounds), list(against))
 
 
 @pytest.mark.parametrize(
@@ -114,26 +118,64 @@ def score(*rounds, name="a ÷ b", unit="×"):
         (score(4, 4, 4), score(4.1), check.SAME),  # rounds that agree too well: 5% at the least
         (score(4, 4, 4), score(4.3), check.WORSE),
         (score(4, 4, 4), score(3.7), check.BETTER),
-        (score(3, 4, 5), score(4.9), check.SAME),  # the reference's rounds were 25% apart
-        (score(3, 4, 5), score(5.1), check.WORSE),
-        (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are
-        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # 76% apart: no more than 25% is excused
-        (score(2, 4, 9), score(3.1), check.BETTER),
+        (score(3.9, 4, 4.3), score(4.35), check.SAME),  # from the least to the most of the reference it's 10%
+        (score(3.9, 4, 4.3), score(4.45), check.WORSE),
+        (score(4.9, 4, 5), score(6.3), check.WORSE),  # 20% and more apart: what 30% more is
+        (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are apart
+        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # 98% apart: no more than 25% is excused
+        (score(2.49, 2.09, 1.49), score(9), check.UNGUARDED),  # 29% off the median
+        (score(4), score(4.9), check.SAME),  # one round alone doesn't tell its noise
+        (score(4), score(5.1), check.WORSE),
+        (score(4, 4, 4, against=[9]), score(4.9), check.SAME),  # what it is beside was measured once
+        (score(4, 4, against=[0.4, 0.4]), score(9), check.UNGUARDED),
+        (score(4, 4, against=[0.6, 0.6]), score(9), check.WORSE),
+        (score(4, 4, against=[0.6, 0.6]), score(9, against=[0.3]), check.UNGUARDED),
+        (score(4, 4, name=CPU, against=[0.6, 0.6]), score(9), check.MISSING),
+        (score(4, 4, name=CPU, against=[0.3, 0.3]), score(9, name=CPU), check.WORSE),
+        (score(4, 4, name=CPU, against=[0.1, 0.1]), score(9, name=CPU), check.UNGUARDED),
         (score(3.8, name=DRAINED), score(3.9, name=DRAINED), check.SAME),
         (score(3.8, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # within the noise, above 4
-        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.SAME),  # it was missed before
-        (score(4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
+        (score(2, 3.8, 3.9, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # a must needs no quiet rounds
+        (None, score(4.1, name=DRAINED), check.MISSED),
+        (None, score(3.9, name=DRAINED), check.NEW),
+        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.KNOWN),  # it was missed before
+        (score(4.2, 4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
+        (score(3, 4.2, 6, name=DRAINED), score(6, name=DRAINED), check.KNOWN),  # no more than its own rounds
+        (score(3, 4.2, 6, name=DRAINED), score(6.1, name=DRAINED), check.WORSE),
         (score(1, name=GROWTH), score(0.8, name=GROWTH), check.MISSED),  # too little is as wrong
+        (score(0.7, 0.7, name=GROWTH), score(0.69, name=GROWTH), check.KNOWN),
+        (score(0.7, 0.7, name=GROWTH), score(0.5, name=GROWTH), check.WORSE),
+        (score(0.7, 0.7, name=GROWTH), score(1.2, name=GROWTH), check.WORSE),
         (score(300, name="reader's memory", unit="MB"), score(490, name="reader's memory", unit="MB"), check.SAME),
         (score(300, name="reader's memory", unit="MB"), score(510, name="reader's memory", unit="MB"), check.MISSED),
         (score(2, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.MISSED),
+        (score(3.4, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.KNOWN),
+        (score(3.4, name="idle/idle: seconds", unit="s"), score(4.5, name="idle/idle: seconds", unit="s"), check.WORSE),
         (score(2, name="idle/idle: seconds", unit="s"), None, check.MISSING),
         (score(4), None, check.MISSING),
         (score(4), score(9, name="another"), check.MISSING),
     ],
 )
 def test_check(before, now, verdict):
-    assert [finding.verdict for finding in check.compare([before], [now] if now else [])] == [verdict]
+    found = check.compare([before] if before else [], [now] if now else [])
+    assert [finding.verdict for finding in found] == [verdict]
+
+
+@pytest.mark.parametrize("pick", [max, min, statistics.median], ids=["most", "least", "median"])
+def test_a_reference_is_never_worse_than_itself(pick):
+    """Each of its scores fed with one of its own rounds; what misses a must is known to."""
+    stored = read(REFERENCE).scores
+    found = check.compare(stored, [replace(one, rounds=[pick(one.rounds)]) for one in stored])
+    assert {one.name for one in found if one.verdict == check.WORSE} == set()
+
+
+def test_ratios_of_seconds_are_guarded_in_the_reference():
+    """What a third more would be worse of: everything whose rounds agree, and whose other side lasts."""
+    stored = read(REFERENCE).scores
+    found = check.compare(stored, [replace(one, rounds=[1.3 * one.median]) for one in stored])
+    excused = {check.WORSE, check.MISSED, check.UNGUARDED}
+    assert {one.name for one in found if one.unit == "×" and one.verdict not in excused} == set()
+    assert all(one.unguarded for one in found if one.verdict == check.UNGUARDED)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +203,46 @@ def test_what_can_be_compared(last, reason):
     assert found is None if reason is None else reason in found
 
 
-@pytest.mark.parametrize(
-    ("reference", "names"),
-    [
-        (None, ["b ÷ a"]),
-        (replace(RESULT, scores=[score(3, name="b ÷ a"), score(1, name="c ÷ a")]), ["c ÷ a", "b ÷ a"]),
-        (replace(RESULT, scale=0.1, scores=[score(1, name="c ÷ a")]), ["b ÷ a"]),  # another scale: all anew
-    ],
-)
-def test_accepted_scores_replace_those_of_the_same_name(reference, names):
-    accepted = check.accept(reference, replace(RESULT, scores=[score(2, name="b ÷ a")]))
-    assert [one.name for one in accepted.scores] == names
-    assert accepted.scores[-1].median == 2
+FORMER = [
+    measured("tables-20", "tasks", [5, 5], notes={"check": 0.5, "tables": 20}),
+    measured("tables-20", RECVLOGICAL, [1, 1], baseline=True),
+    Measurement("sync", "", "warm", 1000, [Round(7, peak_mb={"jvm": 1963.0, "reader": 300.0})]),
+]
+LATTER = [measured("tables-200", "tasks", [30, 31], changes=10_000)]
+
+
+def test_accepted_scores_are_of_all_measurements():
+    """The most memory is that of all workloads, and what compares workloads is there, whichever run measured them."""
+    first = check.accept(None, replace(RESULT, measurements=FORMER, scores=scores(FORMER)))
+    accepted = check.accept(first, replace(RESULT, measurements=LATTER, scores=scores(LATTER)))
+    found = {one.name: one.rounds for one in accepted.scores}
+    assert found["JVM's memory"] == [1963]
+    assert found["reader's memory"] == [300]
+    assert found["tables: 200 ÷ 20, per change"] == pytest.approx([0.6, 0.62])
+    assert found["tables-20/tasks ÷ pg_recvlogical"] == [5, 5]
+    at_another_scale = check.accept(first, replace(RESULT, scale=0.1, measurements=LATTER, scores=scores(LATTER)))
+    assert at_another_scale.scores == scores(LATTER)
+
+
+def test_the_stored_scores_are_those_of_the_stored_measurements():
+    reference = read(REFERENCE)
+    assert reference.scores == scores(reference.measurements)
+
+
+def test_memory_is_compared_over_what_both_have_measured():
+    """A part of the workloads takes less than all of them did; one that is new is judged by itself."""
+    reference = replace(RESULT, measurements=FORMER, scores=scores(FORMER))
+    found = {one.name: one for one in check.findings(reference, replace(RESULT, measurements=FORMER[:2]))}
+    memory = found["JVM's memory"]
+    assert (memory.before.median, memory.now.median) == (900, 900)
+    assert check.MISSING not in {one.verdict for name, one in found.items() if name.startswith("tables-20")}
+    large = Measurement("wide", "", "warm", 1000, [Round(7, peak_mb={"jvm": 5000.0})])
+    verdicts = [
+        (one.before and one.before.median, one.now.median, one.verdict)
+        for one in check.findings(reference, replace(RESULT, measurements=[*FORMER, large]))
+        if one.name == "JVM's memory"
+    ]
+    assert verdicts == [(1963, 1963, check.SAME), (None, 5000, check.MISSED)]
 
 
 def test_accepted_measurements_say_where_they_are_from():
@@ -197,7 +267,12 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     write(RESULT, tmp_path / "last.json")
     assert check.main([]) == 2
     assert check.main(["--accept"]) == 0
+    noisy = (
+        "not guarded until it is measured again: backlog-1m-random/warm ÷ pg_recvlogical, rounds of 3.00, 5.00, 3.00"
+    )
+    assert noisy in capsys.readouterr().out
     assert check.main([]) == 0
+    assert "not guarded; its rounds lie up to 67% off their median" in capsys.readouterr().out
     worse = [measured("backlog-1m-random", "warm", [60, 60, 60]), *BACKLOG[:3]]
     write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
     assert check.main([]) == 1
@@ -241,7 +316,9 @@ def test_tables():
     assert all(
         part in warm for part in ("10.00 (6.00–12.00)", "3.00", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
     )
-    assert any("10,000 changes" in line and "3.00 s" in line and "aim" in line for line in lines)
+    (small,) = (line for line in lines if "10,000 changes" in line)
+    assert all(part in small for part in ("apply job, warm (no Airflow)", "3.00 s", "aim"))
+    assert any("without its own start" in line for line in lines)
 
 
 def test_the_bill_of_the_source():
