@@ -15,7 +15,6 @@ from spark_jobs.departures import Before, find_departures
 from spark_jobs.freshness import FreshnessLimit
 from spark_jobs.identifier import quote
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
-from spark_jobs.own_suites import OwnSuiteFile, Severity
 from spark_jobs.references import Reference
 from spark_jobs.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
 from spark_jobs.row_filter import spark_condition
@@ -28,6 +27,7 @@ from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD, VALUES_KNOWN, told_unknown
 from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.own_suites import OwnSuiteFile, Severity
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
 from waldelta.row_filter.typed import column_type

@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 
 from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
-from spark_jobs.own_suites import OwnExpectation, assign_suites, read_each
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, row_condition, with_raw
 from spark_jobs.set_aside import Judged, set_aside
@@ -36,6 +35,7 @@ from waldelta.errors import ConfigError, QualityFailed
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
+from waldelta.own_suites import OwnExpectation, assign_suites, read_each
 from waldelta.quarantine import FAILS
 from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import released_upto

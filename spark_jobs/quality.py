@@ -34,7 +34,6 @@ from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.judged_before import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
-from spark_jobs.own_suites import OwnSuites, read_own_suites
 from spark_jobs.quick_check import affordable, is_known, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.table_profile import Measured
@@ -48,6 +47,7 @@ from waldelta.judged import JudgedSuites
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
+from waldelta.own_suites import OwnSuites, read_own_suites
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
 from waldelta.profiles import KEPT_PER_TABLE, Profiles

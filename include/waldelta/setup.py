@@ -54,6 +54,7 @@ from waldelta.source_facts import Facts, read_facts
 from waldelta.standby import left_on_primary
 from waldelta.standby_preflight import judge_standby
 from waldelta.standing import read_published, read_standings, record_removed
+from waldelta.suites_preflight import judge_suites
 from waldelta.target_preflight import plan_targets
 from waldelta.walsender import alter_failover, alter_failover_command
 from waldelta.where_preflight import Translate, judge_wheres, resolvable
@@ -189,6 +190,8 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
         planned = plan_targets(conn, pipeline, in_force, facts)
         findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
         fed = planned.describe()
+        if not renew:  # a lost slot is made anew whatever is to be checked
+            findings += judge_suites(pipeline, planned.feeds)
     findings += _forgotten(job, actual)
     if not renew:
         findings += judge_history(job, slot)

@@ -413,6 +413,31 @@ def test_values_that_would_be_lost(database, conn, lake):
     assert ["are lost: n, k, a;" in w for w in plan_setup(conn, job).warnings] == [True]
 
 
+def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
+    """A gate that nobody can read, or that can't be, would keep its table's changes waiting from the first run on."""
+    database.execute("; ".join(f"create table {name} (id int primary key)" for name in ("t", "h", "ok", "twice")))
+    stop = "expectations: [{type: expect_column_values_to_not_be_null, kwargs: {column: id}, gate: stop}]"
+    for name, text in [
+        ("t.yml", stop.replace("stop", "halt")), ("h.yml", stop), ("public.ok.yml", stop), ("typo.yml", stop),
+        ("twice.yml", stop), ("public.twice.yml", stop),
+    ]:  # fmt: skip
+        (tmp_path / name).write_text(text)
+    tables = [{"name": f"public.{name}"} for name in ("t", "h", "ok", "twice")]
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": tables})
+    target = Target(root=lake, tables={"public.h": {"mode": "history"}})
+    quality = job.pipeline.quality.model_copy(update={"suites": str(tmp_path)})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target, "quality": quality}))
+    problems = refused(database, conn, job).splitlines()
+    said = ["h.yml: expectations[0]: gate: stop", "expectations of public.t: ", "expectations of public.twice: "]
+    assert [text for line in problems for text in said if text in line] == [said[1], said[2], said[0]]
+    warnings = plan_setup(conn, job).warnings
+    assert [w for w in warnings if "judge nothing" in w] == [
+        f"expectations that judge nothing: {tmp_path / 'typo.yml'} fits no table of this pipeline"
+    ]
+    # A lost slot is made anew all the same.
+    assert not [p for p in plan_setup(conn, job, renew=True).problems if "expectations" in p]
+
+
 def test_a_database_without_an_encoding(postgres, lake):
     """SQL_ASCII takes any bytes: PostgreSQL can't convert them for us, and what they mean is anybody's guess."""
     name = f"ascii_{uuid.uuid4().hex[:8]}"

@@ -28,6 +28,7 @@ from waldelta.pipeline_file import split_table_name
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
+SYNCED = "that has been synced"
 _SUFFIXES = (".yml", ".yaml")
 # A file that ends so, whatever the case, was meant to be read as well.
 _MEANT = (*_SUFFIXES, ".json")
@@ -96,13 +97,16 @@ class OwnSuites:
     unused: Sequence[str] = ()
 
 
-def read_own_suites(folder: Path | None, tables: Iterable[str]) -> OwnSuites:
-    """Read the suites of these tables; raises ConfigError when there is no folder. A file that is refused is that of its table alone."""
+def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = SYNCED) -> OwnSuites:
+    """Read the suites of these tables, and say ``which`` they are of files that fit none; raises ConfigError when there is no folder.
+
+    A file that is refused is that of its table alone.
+    """
     if folder is None:
         return OwnSuites()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} for own expectations (quality.suites): create it")
-    return assign_suites(read_each(folder), tables)
+    return assign_suites(read_each(folder), tables, which)
 
 
 def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
@@ -118,7 +122,9 @@ def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
     return found
 
 
-def assign_suites(files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iterable[str]) -> OwnSuites:
+def assign_suites(
+    files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iterable[str], which: str = SYNCED
+) -> OwnSuites:
     """Give each table its suite, or why it is refused.
 
     A stem is ``schema.table`` or, where only one schema has it, the table's name alone.
@@ -132,7 +138,7 @@ def assign_suites(files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iter
         matches = matches or [name for name, parts in known.items() if path.stem == parts[1]]
         if not matches:
             told = f": {file}" if isinstance(file, ConfigError) else ""
-            unused.append(f"{path} fits no table that has been synced{told}")
+            unused.append(f"{path} fits no table {which}{told}")
         elif len(matches) > 1:
             several = f"{path} fits {' and '.join(sorted(matches))}: name it schema.table.yml"
             refused |= dict.fromkeys(matches, ConfigError(several))

@@ -1,0 +1,32 @@
+"""What is wrong with the engineer's own expectations as far as their files tell it; a part of preflight.
+
+A gate in a file that can't be read, or that can't be, keeps its table's changes waiting: better known before there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from waldelta.finding import Finding, problem, warning
+from waldelta.own_suites import read_own_suites
+from waldelta.pipeline_file import PipelineFile
+from waldelta.target_mode import MIRROR
+
+
+def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Finding]:
+    """Files that are refused, or fit none of these targets, and gates of targets that have none."""
+    folder = pipeline.quality.suites
+    own = read_own_suites(Path(folder) if folder else None, targets, "of this pipeline")
+    for name, err in sorted(own.refused.items()):
+        yield problem(f"expectations of {name}: {err}")
+    for name, file in sorted(own.by_table.items()):
+        mode = pipeline.target.mode_of(name)
+        for number, item in enumerate(file.suite.expectations):
+            if item.gate != "warn" and mode != MIRROR:
+                yield problem(
+                    f"{file.place(number)}: gate: {item.gate} judges rows before the merge, which a target of mode {mode} hasn't: "
+                    "make it warn"
+                )
+    for told in own.unused:
+        yield warning(f"expectations that judge nothing: {told}")
