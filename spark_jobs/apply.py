@@ -33,7 +33,7 @@ from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.rewrites import check_mode, check_rewrite
-from spark_jobs.stage import Staged, stage
+from spark_jobs.stage import Staged, check_whole, stage
 from spark_jobs.staging import staged_in
 from spark_jobs.steps import plan_steps, told_steps
 from spark_jobs.stretch import Stretches
@@ -379,6 +379,8 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
             done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)
     if done is not None:
         return done
+    if changes.net is None and changes.files is not None:
+        check_whole(run.spark, changes)
     # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
     check()
     again = tenacity.Retrying(

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
-from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
+from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT, ACTIONS
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
 from spark_jobs.identifier import ddl, parquet
 from spark_jobs.merge import VERBATIM_ROWS
@@ -23,6 +23,7 @@ from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
 from spark_jobs.stage_tasks import Counted, added_up, count, stage_in_tasks, tasks_of
 from waldelta.change_log import ChangeLog
+from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
     if plan.decode.routing is not None:
         return _staged(folder, _stage_routed(spark, change_log, plan, plan.decode.routing, folder))
     return _staged(folder, stage_in_tasks(spark, change_log, plan, folder))
+
+
+def check_whole(spark: SparkSession, staged: Staged) -> None:
+    """Raise StagedLost unless Spark finds all rows that tasks told of: it lists the folder, and a listing may be an old one."""
+    expected = sum(staged.counts.get(action, 0) for action in ACTIONS)
+    if (found := spark.read.parquet(staged.folder).count()) != expected:
+        raise StagedLost(f"staged net changes are gone: {staged.folder} has {found} rows of {expected}: run again")
 
 
 def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:

@@ -240,11 +240,13 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     database.execute("delete from t where id % 5 = 0")
     drain(spark, job)
     before = last_cut(job)
-    for damage in (_cut_at_a_message, Path.unlink):
+    lake = local_path(job.pipeline.target.root)
+    # Between the two rounds of tasks, and between the last one and the merge.
+    for damage, files in ((_cut_at_a_message, "*.arrow"), (Path.unlink, "*.arrow"), (Path.unlink, "net/*.parquet")):
         with monkeypatch.context() as damaged:
-            damaged.setattr(stage_tasks, "run_tasks", _damaging_one_file(damage, local_path(job.pipeline.target.root)))
+            damaged.setattr(stage_tasks, "run_tasks", _damaging_one_file(damage, lake, files))
             failure = apply(spark, job).failures["public.t"]
-        assert isinstance(failure, StagedLost), damage
+        assert isinstance(failure, StagedLost), (damage, files)
         assert failure.retryable
         assert (last_cut(job), target_rows(spark, job)) == (before, [])
     with monkeypatch.context() as repeated:
@@ -253,12 +255,12 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     assert target_rows(spark, job) == source_rows(database)
 
 
-def _damaging_one_file(damage, lake):
-    """Between the two rounds of tasks."""
+def _damaging_one_file(damage, lake, files):
+    """As soon as tasks have written such."""
 
     def run_all(*given):
         told = run_tasks(*given)
-        if found := sorted(lake.rglob("*.arrow")):
+        if found := sorted(lake.rglob(files)):
             damage(max(found, key=lambda path: path.stat().st_size))
         return told
 
