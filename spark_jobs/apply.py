@@ -379,8 +379,6 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
             done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)
     if done is not None:
         return done
-    if changes.net is None and changes.files is not None:
-        check_whole(run.spark, changes)
     # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
     check()
     again = tenacity.Retrying(
@@ -393,6 +391,8 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
     )
     if plan.decode.unfolding is not None:
         return again(merge_states, run.spark, uri_of(run.job, plan.state.table_name), plan, changes, tag)
+    if changes.net is None and changes.files is not None:
+        check_whole(run.spark, changes)
     return again(_merge, run, changes.source, plan, tag, check)
 
 

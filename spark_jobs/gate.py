@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from spark_jobs.merge import QUARANTINED_ROWS
 from spark_jobs.net_rows import WRITTEN, as_net
 from spark_jobs.plan import TargetPlan
-from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, row_condition, with_raw
+from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, is_met, row_condition, with_raw
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
@@ -325,8 +325,7 @@ def _count(
         verdict = verdicts[number]
         verdict.unexpected, verdict.judged = int(row[f"f{number}"]), int(row[f"j{number}"])
         mostly = verdict.condition.mostly if verdict.condition is not None else 1.0
-        met = verdict.judged - verdict.unexpected
-        verdict.success = not verdict.unexpected or met >= mostly * verdict.judged
+        verdict.success = is_met(verdict.unexpected, verdict.judged, mostly)
     return int(row["any"])
 
 

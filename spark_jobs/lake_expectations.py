@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.departures import find_departures
 from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
+from spark_jobs.row_conditions import is_met
 from spark_jobs.table_profile import Measured, profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
 
@@ -117,7 +118,7 @@ class ExpectTargetRowsToSatisfy(_TargetExpectation):
         unexpected, rows = metrics["target_rows.unsatisfied_count"], metrics["table.row_count"]
         details = {"observed_value": f"{unexpected} rows don't", "element_count": rows}
         return {
-            "success": not unexpected or rows - unexpected >= self.mostly * rows,
+            "success": is_met(unexpected, rows, self.mostly),
             "result": {**details, "unexpected_count": unexpected},
         }
 

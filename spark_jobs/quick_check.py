@@ -32,7 +32,7 @@ from spark_jobs.expectation_suite import (
 )
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
-from spark_jobs.row_conditions import RowCondition, is_of_row_alone, row_condition
+from spark_jobs.row_conditions import RowCondition, is_met, is_of_row_alone, row_condition
 from spark_jobs.small_target import is_small, row_count
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
@@ -292,7 +292,7 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
         return False
     found = row.asDict()
     return all(
-        not found[f"f{n}"] or (c.mostly < 1 and found[f"j{n}"] - found[f"f{n}"] >= c.mostly * found[f"j{n}"])
+        not found[f"f{n}"] or (c.mostly < 1 and is_met(found[f"f{n}"], found[f"j{n}"], c.mostly))
         for n, c in conditions.items()
     )
 

@@ -44,13 +44,25 @@ def row_condition(kind: str, kwargs: Mapping[str, Any]) -> RowCondition | None:
     required, optional, build = known
     given = set(kwargs)
     mostly = kwargs.get("mostly", 1.0)
-    is_share = isinstance(mostly, (int, float)) and not isinstance(mostly, bool) and 0 <= mostly <= 1
-    if not required <= given <= required | optional | _COMMON or not is_share:
+    if not required <= given <= required | optional | _COMMON or not _is_share(mostly):
         return None
     found = build({name: value for name, value in kwargs.items() if name not in _COMMON})
     if found is None:
         return None
     return RowCondition(found.unexpected, found.judged, found.columns, float(mostly))
+
+
+def _is_share(mostly: Any) -> bool:
+    return isinstance(mostly, (int, float)) and not isinstance(mostly, bool) and 0 <= mostly <= 1
+
+
+def is_met(unexpected: int, judged: int, mostly: float) -> bool:
+    """Whether enough rows are as expected; divided as Great Expectations does it, since 0.55 * 100 is more than 55.
+
+    >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0)
+    (True, False, True)
+    """
+    return not unexpected or (judged - unexpected) / judged >= mostly
 
 
 def snake(kind: str) -> str:
@@ -96,7 +108,7 @@ def with_raw(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str], meaning: 
     "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
     """
     column = asks_for_nulls(kind, kwargs, raw)
-    if column is None or not set(kwargs) <= _ONE | _COMMON:
+    if column is None or not set(kwargs) <= _ONE | _COMMON or not _is_share(kwargs.get("mostly", 1.0)):
         return kind, dict(kwargs)
     rest = {name: value for name, value in kwargs.items() if name in _COMMON}
     return _SATISFY, {"condition": _OF_NULLS[snake(kind)](column), "meaning": meaning, **rest}

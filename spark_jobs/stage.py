@@ -19,6 +19,7 @@ from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT, ACTIONS
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
 from spark_jobs.identifier import ddl, parquet
 from spark_jobs.merge import VERBATIM_ROWS
+from spark_jobs.net_files import NetFiles
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
 from spark_jobs.stage_tasks import Counted, added_up, count, stage_in_tasks, tasks_of
@@ -60,14 +61,20 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
         return _stage_here(spark, plan.rows, plan, folder)
     if plan.decode.routing is not None:
         return _staged(folder, _stage_routed(spark, change_log, plan, plan.decode.routing, folder))
-    return _staged(folder, stage_in_tasks(spark, change_log, plan, folder))
+    staged = _staged(folder, stage_in_tasks(spark, change_log, plan, folder))
+    _require(staged, sum(NetFiles.of(folder, change_log.storage_options).rows))
+    return staged
 
 
 def check_whole(spark: SparkSession, staged: Staged) -> None:
-    """Raise StagedLost unless Spark finds all rows that tasks told of: it lists the folder, and a listing may be an old one."""
+    """Raise StagedLost unless Spark finds all rows that tasks told of: its listing of the folder may be older than ours."""
+    _require(staged, spark.read.parquet(staged.folder).count())
+
+
+def _require(staged: Staged, rows: int) -> None:
     expected = sum(staged.counts.get(action, 0) for action in ACTIONS)
-    if (found := spark.read.parquet(staged.folder).count()) != expected:
-        raise StagedLost(f"staged net changes are gone: {staged.folder} has {found} rows of {expected}: run again")
+    if rows != expected:
+        raise StagedLost(f"staged net changes are gone: {staged.folder} has {rows} rows of {expected}: run again")
 
 
 def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:

@@ -10,7 +10,7 @@ with moves is one bucket.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,10 +43,7 @@ _ROWS_PER_GROUP = 131_072
 _COUNTS = pa.schema(
     [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
 )
-_DIVIDED = pa.schema([("bucket", pa.int64()), ("path", pa.string()), ("rows", pa.int64())])
-
-# Files of events that tasks told of, and how many rows each has.
-Told = Sequence[tuple[str, int]]
+_DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         name = f"{number}-{uuid.uuid4().hex}.arrow"
         paths = [f"{events}/{bucket}/{name}" for bucket in range(buckets)]
         rows = _write_events(rooted(base, options), paths, decoded(dealt[number]), decode_plan)
-        return pa.table([range(buckets), paths, rows], schema=_DIVIDED).filter(pc.field("rows") > 0)
+        return pa.table([[name], [rows]], schema=_DIVIDED)
 
     def collapse_all(number: int) -> pa.Table:
         parts = [part for share in dealt for part in decoded(share)]
@@ -83,13 +80,15 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
 
     if buckets == 1:
         return added_up(run_tasks(spark, 1, _COUNTS, collapse_all))
-    divided: list[list[tuple[str, int]]] = [[] for _ in range(buckets)]
-    for row in run_tasks(spark, len(dealt), _DIVIDED, divide):
-        divided[row["bucket"]].append((row["path"], row["rows"]))
+    told = run_tasks(spark, len(dealt), _DIVIDED, divide)
+    # Every task gets all of it, a file of each decoding task for each bucket.
+    names, rows = [row["name"] for row in told], np.array([row["rows"] for row in told], np.int64)
+    rows = rows.reshape(len(names), buckets)
 
     def collapse_bucket(number: int) -> pa.Table:
         files = rooted(base, options)
-        return _collapse(_read_events(files, divided[number]), decode_plan, files, f"{net}/part-{number}.parquet")
+        written = {f"{events}/{number}/{name}": int(n) for name, n in zip(names, rows[:, number], strict=True) if n}
+        return _collapse(_read_events(files, written), decode_plan, files, f"{net}/part-{number}.parquet")
 
     return added_up(run_tasks(spark, buckets, _COUNTS, collapse_bucket))
 
@@ -134,10 +133,10 @@ def _write_events(
     return rows.tolist()
 
 
-def _read_events(files: FileSystem, told: Told) -> list[pa.RecordBatch]:
-    """The events of one bucket; raises StagedLost unless they are all there."""
+def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.RecordBatch]:
+    """The events of one bucket, by its files and how many rows each has; raises StagedLost unless they are all there."""
     parts: list[pa.RecordBatch] = []
-    for path, rows in told:
+    for path, rows in written.items():
         try:
             with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
                 read = list(events)

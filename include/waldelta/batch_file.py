@@ -19,7 +19,7 @@ from pyarrow.fs import FileSelector, FileSystem
 
 from waldelta.errors import LateWriter
 from waldelta.file_statistics import FileStatistics
-from waldelta.lake import checkpoint, only_if_unchanged, remove_empty_log, rooted
+from waldelta.lake import checkpoint, only_if_unchanged, remove_empty_log, rooted, sync_commit
 from waldelta.private import private_files
 from waldelta.unwritable import unwritable
 
@@ -54,7 +54,11 @@ def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | No
         return
     remove_empty_log(uri)
     try:
-        if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
+        there = rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True))
+        # A log may have come about meanwhile, which is one as good.
+        if any(found.base_name != "_delta_log" for found in there) and not DeltaTable.is_deltatable(
+            uri, storage_options
+        ):
             raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
         with private_files():
             DeltaTable.create(
@@ -66,6 +70,7 @@ def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | No
                 storage_options=storage_options,
                 raise_if_key_not_exists=False,
             )
+            sync_commit(uri, 0)
     except (DeltaError, OSError) as err:
         raise unwritable(uri, err, besides=_KEPT) from None
 

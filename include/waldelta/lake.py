@@ -35,7 +35,8 @@ BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _EARLIER = 5
 _HINT = "_last_checkpoint"
-_VERSIONED = re.compile(r"\d{20}\.")
+# Not what a writer calls it before it is one: delta-rs ends that name in #1.
+_VERSIONED = re.compile(r"\d{20}\.[^#]*$")
 # By table: the version up to which this process has forced all commits onto the disk.
 _synced: dict[str, int] = {}
 # delta-rs's own checkpoints aren't durable, and it drops the log's old entries in the same breath.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
 from waldelta import batch_file
 from waldelta.change_log import ChangeLog
@@ -97,6 +97,28 @@ def test_a_place_that_cant_be_written_is_named(log):
     (folder / "batch=1").write_text("a file in the way")
     with pytest.raises(TargetNotWritable, match="nothing was consumed"):
         log.write(1, iter([part((0, 7, 500, 90))]), SCHEMA)
+
+
+def test_the_making_of_a_log_is_made_up_for(tmp_path, monkeypatch):
+    """Broken off before its first commit had its name, or while somebody else made it."""
+    uri = tmp_path.as_uri() + "/killed"
+    unfinished = tmp_path / "killed/_delta_log/00000000000000000000.json#1"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_text("{}")
+    batch_file.create_log(uri, SCHEMA)
+    assert DeltaTable(uri).version() == 0
+    uri = tmp_path.as_uri() + "/both"
+    asked, real = [], DeltaTable.is_deltatable
+
+    def others_make_it(uri, options=None):
+        if not asked:
+            asked.append(batch_file.DeltaTable.create(uri, Schema.from_arrow(SCHEMA)))
+            return False
+        return real(uri, options)
+
+    monkeypatch.setattr(DeltaTable, "is_deltatable", staticmethod(others_make_it))
+    batch_file.create_log(uri, SCHEMA)
+    assert (len(asked), DeltaTable(uri).version()) == (1, 0)
 
 
 def test_a_batch_is_landed_once(log):
