@@ -82,5 +82,7 @@ return found;
 """
 # How far the page is wider than the window, in pixels: tables scroll by themselves, pages don't.
 WIDER = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# How much of each table is beyond the edge of what it scrolls in.
+CUT = "return [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
 # Seconds from the click until everything was loaded.
 LOADED = "const t = performance.getEntriesByType('navigation')[0]; return t.loadEventEnd / 1000"

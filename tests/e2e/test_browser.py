@@ -23,7 +23,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from demo.airflow_client import DagRun
 from demo.stack import Stack
-from tests.browser import LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
+from tests.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.busy import times_longer
 from tests.e2e.shop import Shop, change, make_shop
 from waldelta.ledger import Ledger
@@ -181,6 +181,17 @@ def test_no_page_is_wider_than_its_window(browser, browsed, page, width):
     wider = browser.execute_script(WIDER)
     browser.set_window_size(1400, 900)
     assert wider <= 0
+
+
+def test_the_list_of_pipelines_fits_into_airflows_frame(browser, browsed):
+    """All columns at once, in a window of 1,280 pixels."""
+    browser.set_window_size(1280, 900)
+    browser.get(f"{browsed.stack.url}/plugin/waldelta")
+    wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
+    wait(browser).until(presence_of_element_located((By.LINK_TEXT, "browsed")))
+    cut = browser.execute_script(CUT)
+    browser.set_window_size(1400, 900)
+    assert cut == [0]
 
 
 @each_page

@@ -50,7 +50,7 @@ def lag_plot(points: Sequence[LagPoint], measure: Measure, link: Callable[[LagPo
     return Markup("").join(parts)
 
 
-def sparkline(values: Sequence[float | None], told: str, width: int = 110, height: int = 26) -> Markup:
+def sparkline(values: Sequence[float | None], told: str, width: int = 96, height: int = 26) -> Markup:
     """A small line without axes."""
     known = [(n, v) for n, v in enumerate(values) if v is not None]
     if len(known) < 2:

@@ -1,0 +1,119 @@
+"""``python -m tests.pictures docs/images``: the pictures of docs/ui.md, the same each time, by a real Chromium and without Airflow's frame."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import uvicorn
+from selenium.webdriver.remote.webdriver import WebDriver
+
+from tests.browser import CUT, open_browser, prefer
+from tests.pictures.lakes import run_id, write_lake
+from tests.pictures.story import AT, NOT_SET_UP, TALES
+from waldelta.pipeline_file import load_pipeline_file
+
+# What Airflow leaves to a page in a window of 1,440 pixels.
+_WIDTH = 1340
+# name -> address, scheme, height
+PICTURES = {
+    "ui-pipelines": ("/", "light", 1200),
+    "ui-pipeline": ("/p/orders", "dark", 900),
+    "ui-run": (f"/p/orders/run/consume/{run_id(TALES[3].runs()[-1])}", "light", 900),
+    "ui-expectations": ("/p/orders/expectations", "light", 900),
+    "ui-reconciliation": ("/p/orders/reconciliation", "dark", 900),
+}
+_PIPELINE = """\
+pipeline: {name}
+source:
+  conn_id: {name}_source
+  slot: {name}_cdc
+  publications: [{{name: {name}_pub, tables: [{tables}]}}]
+target: {{root: 'file://{folder}/lakes/{name}'}}
+schedule: "*/{every} * * * *"
+"""
+
+
+def write_story(folder: Path) -> None:
+    """The pipelines' files, and their lakes."""
+    for tale in TALES:
+        write_lake(load_pipeline_file(_write_file(folder, tale.name, list(tale.tables), tale.every)), tale)
+    _write_file(folder, NOT_SET_UP, ["public.employees"], 15)
+
+
+def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
+    path = folder / f"{name}.yml"
+    listed = ", ".join(f"{{name: {table}}}" for table in tables)
+    path.write_text(_PIPELINE.format(name=name, tables=listed, folder=folder, every=every))
+    return path
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The plugin's application at its address, as an admin sees it at the story's time; Airflow's database is part of the story."""
+    os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+
+    from waldelta_airflow.views import app, pages, reconciliation, render
+
+    create_auth_manager()
+    made = app.create_app()
+    made.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="admin", role="admin")
+    server = uvicorn.Server(uvicorn.Config(made, port=0, log_level="warning"))
+    known = {tale.name: tale.schedule() for tale in TALES}
+    with (
+        patch.object(pages, "read_schedules", lambda names: {name: known[name] for name in names if name in known}),
+        patch.object(pages, "now", lambda: AT),
+        patch.object(reconciliation, "now", lambda: AT),
+        patch.object(render, "now", lambda: AT),
+    ):
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                thread.join(0.05)
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def take(browser: WebDriver, address: str, path: Path, width: int, height: int) -> None:
+    """The top of a page, or all of a shorter one."""
+    view = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", view)
+    browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    browser.get(address)
+    used = browser.execute_script("return Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", view | {"height": min(height, used)})
+    if any(cut := browser.execute_script(CUT)):
+        sys.exit(f"{address}: tables are wider than the page, by pixels: {cut}")
+    browser.save_screenshot(str(path))
+
+
+def main() -> None:
+    """Write the story's lakes, serve the pages and take the pictures."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--width", type=int, default=_WIDTH)
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory(prefix="waldelta-pictures-") as name:
+        write_story(Path(name))
+        with served(Path(name)) as base, open_browser() as browser:
+            for picture, (page, scheme, height) in PICTURES.items():
+                prefer(browser, scheme)
+                take(browser, base + page, asked.folder / f"{picture}.png", asked.width, height)
+                sys.stdout.write(f"{asked.folder / picture}.png\n")
+
+
+if __name__ == "__main__":
+    main()

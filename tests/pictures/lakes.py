@@ -1,0 +1,255 @@
+"""The lakes of the story, written by the ledger's own writers as runs leave them."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from math import sin, tau
+from typing import Any
+
+from spark_jobs.result import RunResult, StageResult, describe_error
+from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
+from waldelta.docs_folder import docs_folder
+from waldelta.expectation_results import ExpectationResult, expectations_table
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import BatchCut, ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.lsn import Lsn
+from waldelta.pipeline_file import PipelineFile
+from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.reconcile.rows import ColumnDifference, RowDifference
+from waldelta.report_list import ReportEntry, add_entry
+from waldelta.slot_health import SlotReading
+
+_MEANINGS = (
+    "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",
+    "status has labels of its enum only", "created_at isn't in the future",
+)  # fmt: skip
+_LABELS = 3
+_COPIED = SINCE - timedelta(days=40)
+_KEEP_SIZE = 10 << 30
+# From a run's begin until it asks the source.
+_BEFORE = timedelta(seconds=3)
+_PAID = [ColumnDifference("status", "paid", "open"), ColumnDifference("paid_at", "2026-11-22 15:07:31.48+00", None)]
+_DIFFERENCES = [RowDifference("different", '{"id": "407733"}', 1, _PAID), RowDifference("missing", '{"id": "398110"}')]
+# The target has none of these: payments' gate set them aside.
+_REFUSED = [("881204", "-12.50"), ("881377", "-80.00"), ("881391", "-4.99")]
+_REFUSED_AT = today(9, 20)
+
+
+def run_id(at: datetime) -> str:
+    """As Airflow names scheduled runs."""
+    return f"scheduled__{at.isoformat()}"
+
+
+@dataclass
+class _Lake:
+    """A lake as it grows run by run; ``rows`` and ``versions`` are the tables'."""
+
+    tale: Tale
+    chance: random.Random
+    lsn: int
+    landed: int
+    batch: int = 11_520
+    rows: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    cuts: list[BatchCut] = field(default_factory=list)
+    results: list[ExpectationResult] = field(default_factory=list)
+    found: list[Reconciliation] = field(default_factory=list)
+
+    def live(self) -> None:
+        """From its first run to the last; once a night it is compared with its source."""
+        for at in self.tale.runs():
+            if at.date() > SINCE.date() and at.time() == today(2, 30).time() and self.tale.compared is not None:
+                self._compare(at)
+            if TAMPERED in self.tale.tables and timedelta() < at - NOTEBOOK <= self.tale.step:
+                self.versions[TAMPERED] += 2
+            self._run(at)
+
+    def _run(self, at: datetime) -> None:
+        trouble, result = self.tale.trouble(at), RunResult("consume", run_id(at))
+        changed = {} if trouble and trouble.stage == "land" else self._change(at, trouble)
+        # Others than the published tables write WAL too.
+        changes = round(sum(cut.inserted + cut.updated + cut.deleted for cut in changed.values()) * 1.06)
+        self.lsn += 210 * changes + self.chance.randrange(30_000, 240_000)
+        seconds = {
+            "land": 1.6 + changes / 2600 + self.chance.random(), "apply": 2.9 + 0.55 * len(changed) + changes / 3000,
+            "check": 1.8 + 0.4 * len(changed) + self.chance.random(), "report": 0.2 + self.chance.random() / 5,
+        }  # fmt: skip
+        start, ended = self.landed, at + _BEFORE
+        for name, took in seconds.items():
+            failed = trouble is not None and trouble.stage == name
+            result.stages[name] = StageResult("failed" if failed else "succeeded", round(took, 3))
+            ended += timedelta(seconds=took)
+            if failed:
+                result.stages[name].error = result.error = describe_error(trouble.error)
+                result.error["message"] = self._told(trouble)
+                if name == "land":
+                    break
+        result.status = "succeeded" if trouble is None else "failed"
+        if "apply" in result.stages:
+            self._land(result, changes, at)
+            self._apply(result, list(changed.values()), at, trouble)
+        before, after = result.slot_before, result.slot_after
+        self.runs.append(
+            Run(
+                ended, result.run_id, "consume", result.status, "scheduled", at - self.tale.step, at,
+                start if after else None, self.landed if after else None, changes, sum(seconds[name] for name in result.stages),
+                result.to_json(), at + _BEFORE if after else None, before.lag_bytes if before else None,
+                after.lag_bytes if after else None, after.retained_bytes if after else None, after.wal_status if after else None,
+                after is not None and not result.not_applied,
+            )
+        )  # fmt: skip
+
+    def _told(self, trouble: Trouble) -> str:
+        return str(trouble.error).replace("<landed>", str(Lsn(self.landed)))
+
+    def _change(self, at: datetime, trouble: Trouble | None) -> dict[str, TargetCut]:
+        """What a run does to each table that it changes: more by day than by night, and what earlier ones couldn't land."""
+        found = {}
+        missed = (self.lsn - self.landed) // 250_000 + 1
+        day = 0.55 - 0.45 * sin(tau * (at.hour * 60 + at.minute + 120) / 1440)
+        for name, rows in self.tale.tables.items():
+            checks = [t for t in self.tale.troubles if t.stage == "check" and name in t.tables]
+            rests = any(t.last < at for t in checks)
+            count = round(rows * day * missed * self.chance.uniform(0.6, 1.4) * self.tale.every / 15)
+            if any(t is trouble for t in checks):
+                count = 7
+            if trouble and trouble.stage == "apply" and name in trouble.tables:
+                continue
+            if rests or count < 3 or (rows < 400 and self.chance.random() < 0.4 and not checks):
+                continue
+            inserted, deleted = round(count * 0.46), count // 18
+            self.rows[name] += inserted - deleted
+            self.versions[name] += 1
+            reread = self.chance.randrange(4) if rows > 500 and self.chance.random() < 0.1 else 0
+            refused = len(_REFUSED) if (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT) else 0
+            found[name] = TargetCut(
+                name, 1, self.versions[name], inserted, count - inserted - deleted, deleted, reread=reread, quarantined=refused
+            )  # fmt: skip
+        return found
+
+    def _land(self, result: RunResult, changes: int, at: datetime) -> None:
+        wal, left, held = self.lsn - self.landed, self.chance.randrange(300, 2400), self.tale.held
+        result.start_lsn, result.end_lsn, result.changes = str(Lsn(self.landed)), str(Lsn(self.lsn)), changes
+        result.slot_before = SlotReading(at.isoformat(), "reserved", wal - left, held + wal, _KEEP_SIZE - held - wal)
+        result.slot_after = SlotReading(at.isoformat(), "reserved", left, held, _KEEP_SIZE - held)
+        took = result.stages["land"].seconds
+        bill = result.source
+        bill.slot_calls, bill.wal_read_bytes, bill.decoded_bytes = 2, 2 * wal, round(wal * 0.8)
+        bill.slot_seconds, bill.server_seconds = took * 0.8, took * 0.5
+        told = f"{changes:,} changes in 1 batch, landed in {took * 0.7:.1f} s, consumed in 0.1 s"
+        result.stages["land"].detail = told
+        result.stages["report"].detail = f"lag {left:,} bytes"
+        result.lag_bytes, self.landed, self.batch = left, self.lsn, self.batch + 1
+
+    def _apply(self, result: RunResult, cuts: list[TargetCut], at: datetime, trouble: Trouble | None) -> None:
+        ended, commit_ts = at + self._after(result, "land", "apply"), at + timedelta(seconds=2)
+        cut = BatchCut(ended, result.run_id, self.batch, self.lsn, commit_ts, cuts)
+        result.add_cut(cut)
+        result.stages["apply"].detail = f"1 step, {len(cuts)} tables changed"
+        if trouble and trouble.stage == "apply":
+            result.not_applied = list(trouble.tables)
+        else:
+            self.cuts.append(cut)
+        unmet = trouble.tables if trouble and trouble.stage == "check" else ()
+        warnings, checked = 0, at + self._after(result, "land", "apply", "check")
+        for one in cuts:
+            warned, unknown = (at in told.get(one.table_name, ()) for told in (self.tale.warned, self.tale.unknown))
+            warnings += warned
+            if at < AT - timedelta(days=1):
+                continue
+            for n, meaning in enumerate(_MEANINGS):
+                last = n == len(_MEANINGS) - 1
+                missed = warned if last else n == _LABELS and one.table_name in unmet
+                success = None if last and unknown else not missed
+                self.results.append(
+                    ExpectationResult(
+                        checked, result.run_id, one.table_name, f"expectation_{n}", meaning,
+                        "warning" if last else "critical", "catalog", success, None, 0 if success else 2, one.version,
+                    )
+                )  # fmt: skip
+        of = f"{len(_MEANINGS) * len(cuts)} expectations on {len(cuts)} tables"
+        result.stages["check"].detail = f"{of}, {len(unmet)} critical and {warnings} warnings not met"
+
+    @staticmethod
+    def _after(result: RunResult, *stages: str) -> timedelta:
+        return _BEFORE + timedelta(seconds=sum(result.stages[name].seconds for name in stages))
+
+    def _compare(self, at: datetime) -> None:
+        if at > self.tale.compared:
+            return
+        began = at
+        for name in self.tale.tables:
+            if name in self.tale.uncompared:
+                continue
+            rows, seconds = self.rows[name], 1.1 + self.rows[name] / 420_000 + self.chance.random()
+            began += timedelta(seconds=seconds)
+            more: dict[str, Any] = {"status": "equal", "source_rows": rows, "target_rows": rows, "buckets": 64}
+            if name == TAMPERED and at > NOTEBOOK:
+                more |= {"status": "different", "target_rows": rows - 1, "different": 1, "missing": 1}
+                more |= {"differing_buckets": 2, "differences": _DIFFERENCES}
+            self.found.append(
+                Reconciliation(
+                    began, run_id(at), table_name=name, generation=1, position=self.landed, batch=self.batch, version=self.versions[name],
+                    in_flight=self.chance.randrange(3) if self.tale.tables[name] > 500 else 0, seconds=seconds, **more,
+                )
+            )  # fmt: skip
+
+
+def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
+    """All that the pages read of it."""
+    root, first = pipeline.target.root, tale.lsn
+    names = list(tale.tables)
+    rows = {name: 900 * many + 41 * len(name) for name, many in tale.tables.items()}
+    lake = _Lake(tale, random.Random(tale.name), first, first, rows=dict(rows), versions=dict.fromkeys(names, 9_000))
+    lake.live()
+    ledger = Ledger(root)
+    copied = partial(TableState, _COPIED, "manual__sync", generation=1, status="synced", key_columns=["id"])
+    ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
+    ledger.append_all(lake.runs)
+    ledger.append_all(lake.cuts)
+    expectations_table(root).extend([asdict(row) for row in lake.results])
+    Reconciliations(root).add(lake.found)
+    if tale.name == "orders":
+        _befall_orders(pipeline, ledger, lake)
+    for trouble in tale.troubles:
+        if trouble.stage == "land" and trouble.last == AT:
+            _lose(tale, ledger, lake, trouble)
+
+
+def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
+    remedy = "resync: makes the slot anew and mends the targets by the rows that differ"
+    ledger.append(
+        Gap(
+            trouble.first, run_id(trouble.first), "open", f"{tale.name}_cdc", "1", 1, "0/1", lake.landed, lake.landed + _KEEP_SIZE,
+            type(trouble.error).__name__, lake._told(trouble), remedy,
+        )
+    )  # fmt: skip
+
+
+def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
+    root, told = pipeline.target.root, next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT))
+    sent = [{"id": key, "order_id": f"7{key[1:]}", "amount": amount, "currency": "EUR"} for key, amount in _REFUSED]
+    batch = next(cut.batch for cut in lake.cuts if cut.run_id == told.run_id)
+    Quarantine(root).add(
+        [
+            IncompleteRow(told.at, told.run_id, "quarantined", "public.payments", 1, batch, json.dumps({"id": one["id"]}), [], json.dumps(one),
+                          told.end_lsn, told.at, reason="fails amount isn't negative")
+            for one in sent
+        ]
+    )  # fmt: skip
+    commits = [ForeignCommit(9_000 + n, what, "notebook", NOTEBOOK) for n, what in ((1, "UPDATE"), (2, "DELETE"))]
+    ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, foreign_commits=commits))
+    folder, last = docs_folder(pipeline), lake.cuts[-1]
+    assert folder is not None
+    for one in last.targets:
+        page = f"{one.table_name}.html"
+        met = len(_MEANINGS)
+        entry = ReportEntry(last.at, pipeline.pipeline, last.run_id, one.table_name, one.version, met, (), (), page)
+        add_entry(folder, entry)
+        (folder / page).write_text("<h1>a report</h1>")
