@@ -40,10 +40,11 @@ ROWS_PER_TASK = 500_000
 ROWS_PER_DECODE = 250_000
 # Rows of a row group of what is staged.
 _ROWS_PER_GROUP = 131_072
-_COUNTS = pa.schema(
+# What the tasks that collapse tell, and those that decode into buckets.
+COUNTS = pa.schema(
     [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
 )
-_DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
+DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,15 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         name = f"{number}-{uuid.uuid4().hex}.arrow"
         paths = [f"{events}/{bucket}/{name}" for bucket in range(buckets)]
         rows = _write_events(rooted(base, options), paths, decoded(dealt[number]), decode_plan)
-        return pa.table([[name], [rows]], schema=_DIVIDED)
+        return pa.table([[name], [rows]], schema=DIVIDED)
 
     def collapse_all(number: int) -> pa.Table:
         parts = [part for share in dealt for part in decoded(share)]
         return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
-        return added_up(run_tasks(spark, 1, _COUNTS, collapse_all))
-    told = run_tasks(spark, len(dealt), _DIVIDED, divide)
+        return added_up(run_tasks(spark, 1, COUNTS, collapse_all))
+    told = run_tasks(spark, len(dealt), DIVIDED, divide)
     # Every task gets all of it, a file of each decoding task for each bucket.
     names, rows = [row["name"] for row in told], np.array([row["rows"] for row in told], np.int64)
     rows = rows.reshape(len(names), buckets)
@@ -90,7 +91,7 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
         written = {f"{events}/{number}/{name}": int(n) for name, n in zip(names, rows[:, number], strict=True) if n}
         return _collapse(_read_events(files, written), decode_plan, files, f"{net}/part-{number}.parquet")
 
-    return added_up(run_tasks(spark, buckets, _COUNTS, collapse_bucket))
+    return added_up(run_tasks(spark, buckets, COUNTS, collapse_bucket))
 
 
 def tasks_of(plan: TargetPlan) -> int:
@@ -161,7 +162,7 @@ def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSyst
 def count(net: pa.Table, plan: DecodePlan) -> pa.Table:
     """Net changes by action, as Counted has them."""
     if not len(net):
-        return _COUNTS.empty_table()
+        return COUNTS.empty_table()
     lacks = np.zeros(len(net), np.bool_)
     for flag in plan.shape.flags:
         lacks |= np.asarray(net[flag])
@@ -169,4 +170,4 @@ def count(net: pa.Table, plan: DecodePlan) -> pa.Table:
     told = pa.table({"action": net["action"], "verbatim": net["raw"].is_valid().cast(pa.int64()), "incomplete": lacks})
     counted = told.group_by("action").aggregate([([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")])
     names = ("action", "count_all", "verbatim_sum", "incomplete_max")
-    return counted.select(names).rename_columns(_COUNTS.names).cast(_COUNTS)
+    return counted.select(names).rename_columns(COUNTS.names).cast(COUNTS)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pyspark
 import pytest
 import tenacity
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
+from spark_jobs.stage_tasks import COUNTS, DIVIDED
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta_airflow.operators import WaldeltaJobOperator
 
@@ -58,12 +60,13 @@ class Cluster:
         return [{event["Task Info"]["Executor ID"] for event in _events(log) if event["Event"] == "SparkListenerTaskEnd"}
                 for log in self._logs()]  # fmt: skip
 
-    def tasks_that_told(self, column: str) -> list[int]:
-        """Of each round of tasks whose answers have this column, how many there were."""
+    def tasks_that_told(self, answer: pa.Schema) -> list[int]:
+        """Of each round of tasks whose answers are of this schema, how many there were."""
+        columns = re.compile(r"\[" + ", ".join(rf"{name}#\d+L?" for name in answer.names) + ", _wd_failed")
         told = (event.get("physicalPlanDescription", "") for log in self._logs() for event in _events(log)
                 if event["Event"].endswith("SparkListenerSQLExecutionStart"))  # fmt: skip
         return [int(splits[1]) for plan in told
-                if f"{column}#" in plan and (splits := re.search(r"splits=\D*(\d+)", plan))]  # fmt: skip
+                if columns.search(plan) and (splits := re.search(r"splits=\D*(\d+)", plan))]  # fmt: skip
 
     def _logs(self) -> list[Path]:
         return sorted((self.folder / "events").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -159,7 +162,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
     assert cluster.executors_with_tasks() == [{"0", "1"}] * 2
     # The events of several tasks went by buckets to two that collapsed them, wherever each of them ran.
-    (decoding,) = cluster.tasks_that_told("bucket")
+    (decoding,) = cluster.tasks_that_told(DIVIDED)
     assert decoding > 1
-    assert cluster.tasks_that_told("incomplete") == [2]
+    assert cluster.tasks_that_told(COUNTS) == [2]
     assert cluster.shipped() == {"worker1", "worker2"}
