@@ -25,14 +25,20 @@ _CHECKSUMS = (
 )
 
 
+def duckdb_of_delta() -> duckdb.DuckDBPyConnection:
+    """DuckDB with its own reader of Delta, of the version that is pinned: nothing is fetched."""
+    extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
+    connection = duckdb.connect(config={"autoinstall_known_extensions": False})
+    connection.load_extension(str(extension))
+    return connection
+
+
 def compare_with_source(who: str, place: Place, targets: dict[str, str], where: str = "true") -> None:
     """Compare each table, of which rows may be asked for that meet a condition, with its target's folder.
 
     Raises RuntimeError where they differ.
     """
-    extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
-    with duckdb.connect(config={"autoinstall_known_extensions": False}) as lake:
-        lake.load_extension(str(extension))
+    with duckdb_of_delta() as lake:
         for table, folder in targets.items():
             of_source, of_target = _queries(place, table, folder, where)
             (there,), here = place.sql(of_source), lake.execute(of_target).fetchone()

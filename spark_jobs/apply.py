@@ -168,21 +168,31 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     ends = plan_steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
     with run.planning:
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
-            cuts = []
             behind = all(watermark <= upto for watermark in watermarks.values())
-            for state in _to_be_fed(states, applied):
-                name = state.table_name
-                with _isolated(job, state, applied):
-                    cut = _apply_locked(run, state, (watermarks[name], upto))
-                    if (before := untold.pop(name, None)) is not None:
-                        cut = add_cuts(before, cut)
-                    watermarks[name] = max(watermarks[name], upto)
-                    cuts.append(cut)
-                    # What was committed beside the run, before the cut says up to where all is told.
-                    _look(run, state, cut.version, applied)
+            cuts = [
+                cut
+                for state in _to_be_fed(states, applied)
+                for cut in _apply_step(run, state, upto, watermarks, untold, applied)
+            ]
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))
     return applied
+
+
+def _apply_step(
+    run: _Run, state: TableState, upto: int, watermarks: dict[str, int], untold: dict[str, TargetCut], applied: Applied
+) -> list[TargetCut]:
+    """Bring one target up to a batch; nothing is told of one that fails."""
+    name = state.table_name
+    with _isolated(run.job, state, applied):
+        cut = _apply_locked(run, state, (watermarks[name], upto))
+        if (before := untold.pop(name, None)) is not None:
+            cut = add_cuts(before, cut)
+        watermarks[name] = max(watermarks[name], upto)
+        # What was committed beside the run, before the cut says up to where all is told.
+        _look(run, state, cut.version, applied)
+        return [cut]
+    return []
 
 
 def _read(target: Target | None, barred: Barred) -> Target | None:
@@ -301,9 +311,8 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
-                mark(
-                    run.job, check_same_copy(run.job, present), str(named)
-                )  # its columns may have been recorded meanwhile
+                # Read once more: its columns may have been recorded meanwhile.
+                mark(run.job, check_same_copy(run.job, present), str(named))
             raise named from err
     fault_point("apply.applied")
     log.info(

@@ -9,7 +9,7 @@ chains, so that one MERGE on the base key applies them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -35,6 +35,11 @@ ACTION_DELETE = "delete"  # of the row at the base key; skipped when there is no
 ACTION_PURGE = "purge"  # like delete, but the source never said that there is a row
 ACTION_SKIP = "skip"  # an update or delete of a row that this very batch shows to be missing
 ACTIONS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE, ACTION_SKIP)
+
+
+def net_changes(counts: Mapping[str, int]) -> int:
+    """How many there are in all, of counts that have those by action and may have others."""
+    return sum(counts.get(action, 0) for action in ACTIONS)
 
 
 class Root(IntEnum):

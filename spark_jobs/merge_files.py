@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 
-from spark_jobs.collapse import ACTIONS, Ints
+from spark_jobs.collapse import Ints, net_changes
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
@@ -130,7 +130,7 @@ def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, ta
     )
     net = NetFiles.of(folder, job.storage_options)
     held = _files(table, written)
-    is_whole = sum(net.rows) == sum(tag.counts.get(action, 0) for action in ACTIONS)
+    is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path of more than a name is of a partitioned table, or of a clone's.
     if not is_whole or any("/" in file.path or "%" in file.path for file in held):
         return None

@@ -1,7 +1,8 @@
 """Row conditions: expectations that judge each row by itself, as Spark columns that tell which rows don't meet them.
 
 As Great Expectations evaluates them on Spark (tests compare the two): what is null meets all but "not null", and so does what a
-condition gives null for. Of nulls, and of nothing else, with_raw() makes both look at the values that stand in ``_wd_raw``. Its own evaluation tells how many rows don't meet one, for a query of its own each; here many are one.
+condition gives null for. Of nulls, and of nothing else, with_raw() makes both look at the values that stand in ``_wd_raw``. Great
+Expectations asks a query of its own for each to tell how many rows don't meet it; here many are one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
-from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT, ACTIONS
+from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
 from spark_jobs.identifier import ddl, parquet
 from spark_jobs.merge import VERBATIM_ROWS
@@ -72,8 +72,7 @@ def check_whole(spark: SparkSession, staged: Staged) -> None:
 
 
 def _require(staged: Staged, rows: int) -> None:
-    expected = sum(staged.counts.get(action, 0) for action in ACTIONS)
-    if rows != expected:
+    if rows != (expected := net_changes(staged.counts)):
         raise StagedLost(f"staged net changes are gone: {staged.folder} has {rows} rows of {expected}: run again")
 
 

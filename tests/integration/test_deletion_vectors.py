@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import duckdb
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from benchmarks.verify import duckdb_of_delta
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
@@ -41,11 +40,9 @@ def marked(pipeline):
 
 def rows_in_duckdb(pipeline):
     """As DuckDB's own reader of Delta finds them."""
-    extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
-    uri = pipeline.target_path("public.t")
-    with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
-        connection.load_extension(str(extension))
-        return connection.execute("select count(*), sum(id), min(v) from delta_scan(?)", [uri]).fetchone()
+    with duckdb_of_delta() as connection:
+        query, uri = "select count(*), sum(id), min(v) from delta_scan(?)", pipeline.target_path("public.t")
+        return connection.execute(query, [uri]).fetchone()
 
 
 def rows(pipeline):
