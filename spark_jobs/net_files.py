@@ -66,6 +66,11 @@ class NetFiles:
         return ds.dataset(list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout)
 
 
+def rows_at_once(rows: pa.Table) -> int:
+    """So many of these rows as are worked on at once."""
+    return max(1, min(ROWS_PER_PART, PART_BYTES * len(rows) // max(rows.nbytes, 1)))
+
+
 def batches(dataset: ds.Dataset) -> Iterator[pa.RecordBatch]:
     """Rows in their order, a few at once."""
     return iter(dataset.scanner(batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1).to_batches())
