@@ -21,7 +21,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, create_log, write_batch
 from waldelta.delta_log import read_metadata
-from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, files_of, rooted, sync_commit
+from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, by_row_group, files_of, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -393,7 +393,7 @@ class ChangeLog:
         table = self._open()
         if table is None:
             return iter(())
-        return _batches(table.to_pyarrow_dataset(), chosen, columns)
+        return _batches(by_row_group(table.to_pyarrow_dataset(), chosen), chosen, columns)
 
     def _open(self) -> DeltaTable | None:
         try:
