@@ -13,6 +13,11 @@ _SECONDS = lambda one: one.seconds  # noqa: E731 - a figure of a round, as the o
 _SOURCE_CPU = lambda one: one.cpu_s.get("source", 0.0)  # noqa: E731
 
 
+MEMORY = {
+    "reader's memory": "reader", "a worker's memory": "workers", "job's memory": "client", "JVM's memory": "jvm",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two measurements of ours, by name, or (``per_change``) their costs per change."""
@@ -118,7 +123,7 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
         if all(measured.notes.get("tables", 0) > 1 for measured in one.rounds):
             shares = [measured.notes["check"] / measured.notes["tables"] for measured in one.rounds]
             yield Score(f"{one.name}: check, per table", "s", shares)
-    for name, role in (("reader's memory", "reader"), ("JVM's memory", "jvm")):
+    for name, role in MEMORY.items():
         peaks = [max(peak) for one in ours if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])]
         if peaks:
             yield Score(name, "MB", [max(peaks)])

@@ -118,7 +118,7 @@ declare base bigint := (select max(id) from orders);
 begin
     for g in base + 1 .. base + {{changes}} loop
         if g % 10 < 5 then insert into orders values (g, {_VALUES});
-        elsif g % 10 < 9 then update orders set {_PAID} where id = 1 + (g * 7919) % {{rows}};
+        elsif g % 10 < 9 then update orders set {_PAID} where id = 1 + (g * 7919::bigint) % {{rows}};
         else delete from orders where id = g - 5;
         end if;
         commit;

@@ -53,6 +53,9 @@ TARGETS = (
     Target("cost per change, 5,000,000 against 500,000", "growth: 5,000,000 ÷ 500,000, per change", 1.15, least=0.85),
     Target("idle run (no Airflow)", "idle/idle: seconds", 3, 1.5),
     Target("memory of the reader (MB)", "reader's memory", 500),
+    # Of what Python's workers do besides: a bucket of 128 MB, three times over, and as much for the merge.
+    Target("memory of a worker that decodes, collapses or merges (MB)", "a worker's memory", 1024),
+    Target("memory of the job's own process (MB)", "job's memory", 1024),
     Target("memory of the JVM (MB): its heap is less", "JVM's memory", 4096),
     Target("CPU of the source, in decodes", "backlog-1m-*/warm, CPU of the source ÷ COPY of a peek", 2, 1.2),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,7 +120,7 @@ class _Run:
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
     """Bring every synced target up to the last landed batch, publishing a cut whenever all of them got there.
 
-    Small batches are applied together, up to twice batch.max_changes at once. A failing table doesn't hold up the others;
+    Small batches are applied together, up to twice batch.max_changes and twice batch.wal_window_mb at once. A failing table doesn't hold up the others;
     it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
     is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied. ``landed_as_of``: all
     transactions below this one (xid8) have landed. A table that stays locked against readers fails as TableBusy where
@@ -165,7 +165,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     for state in _to_be_fed(states, applied):
         _look(run, state, held.versions[state.table_name], applied)
     untold = mended | _unreported(run, states, applied)
-    ends = plan_steps(sizes, BATCHES_PER_STEP * job.pipeline.batch.max_changes)
+    ends = _planned(job, change_log, sizes)
     with run.planning:
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
             behind = all(watermark <= upto for watermark in watermarks.values())
@@ -193,6 +193,15 @@ def _apply_step(
         _look(run, state, cut.version, applied)
         return [cut]
     return []
+
+
+def _planned(job: Job, change_log: ChangeLog, sizes: Mapping[int, int]) -> list[int]:
+    """The ends of the steps, which hold about as much as so many full batches: a step's changes are collapsed in memory."""
+    batch = job.pipeline.batch
+    # One batch is one step, whatever its bytes are.
+    weights = change_log.bytes_of_batches(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
+    messages, megabytes = BATCHES_PER_STEP * batch.max_changes, BATCHES_PER_STEP * batch.wal_window_mb
+    return plan_steps((sizes, messages), (weights, megabytes << 20))
 
 
 def _read(target: Target | None, barred: Barred) -> Target | None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector
 
 from spark_jobs.collapse import Bools
-from waldelta.lake import SPARKS_TIMESTAMPS, rooted
+from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, rooted
 
 # Read in small pieces: what repeats itself is a thousandth in a file of what it is in memory.
 ROWS_PER_READ = 8_192
@@ -66,9 +66,15 @@ class NetFiles:
         return ds.dataset(list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout)
 
 
+def rows_at_once(rows: pa.Table) -> int:
+    """So many of these rows as are worked on at once."""
+    return max(1, min(ROWS_PER_PART, PART_BYTES * len(rows) // max(rows.nbytes, 1)))
+
+
 def batches(dataset: ds.Dataset) -> Iterator[pa.RecordBatch]:
     """Rows in their order, a few at once."""
-    return iter(dataset.scanner(batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1).to_batches())
+    scanner = by_row_group(dataset).scanner(batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1)
+    return iter(scanner.to_batches())
 
 
 def gathered(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -48,7 +48,7 @@ from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import open_parquet, write_parquet
+from waldelta.lake import by_row_group, open_parquet, write_parquet
 from waldelta.ledger_rows import now
 from waldelta.quarantine import (
     DISCARDED,
@@ -306,7 +306,8 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
     for flag in flags[1:]:
         lacks = lacks | pc.field(flag)
     chosen = pc.field("action").isin(list(FRESH)) & lacks
-    scanner = open_parquet(staged.folder).scanner(filter=chosen, batch_size=ROWS_PER_READ, batch_readahead=1)
+    files = by_row_group(open_parquet(staged.folder), chosen)
+    scanner = files.scanner(filter=chosen, batch_size=ROWS_PER_READ, batch_readahead=1, fragment_readahead=1)
     for part in scanner.to_batches():
         if part.num_rows:
             yield as_net(pa.Table.from_batches([part]), plan)

@@ -22,11 +22,11 @@ from spark_jobs.collapse import DELETE, INSERT, codes_of
 from spark_jobs.decode import DecodePlan, collapse_events, decode, with_typed_keys
 from spark_jobs.final_states import final_states, reached
 from spark_jobs.identifier import ddl
+from spark_jobs.net_files import rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.route import OLD_ROW, UNTOLD, judgement
-from spark_jobs.stage import BATCH_BYTES, ROWS_PER_BATCH
-from spark_jobs.stage_tasks import ROWS_PER_TASK
+from spark_jobs.stage_tasks import tasks_for
 from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
 from waldelta.transactions import SEQ_BITS
@@ -49,7 +49,7 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
     plan, decode_plan = replay.target, replay.target.decode
     events = _events(spark, change_log, plan)
     moves = plan.volume.moves or plan.may_move
-    tasks = max(1, -(-plan.volume.rows // ROWS_PER_TASK))
+    tasks = tasks_for(plan.volume)
     keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
     for k, key in enumerate(keys):
         events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
@@ -71,8 +71,7 @@ def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator
         if batches:
             events = pa.Table.from_batches(batches).cast(plan.event_schema)
             states = collapse_events(events, plan, fold=final_states)
-            rows = min(ROWS_PER_BATCH, BATCH_BYTES * len(states) // max(states.nbytes, 1))
-            yield from states.to_batches(max_chunksize=max(1, rows))
+            yield from states.to_batches(max_chunksize=rows_at_once(states))
 
     return settle_part
 

@@ -19,20 +19,17 @@ from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
 from spark_jobs.identifier import ddl, parquet
 from spark_jobs.merge import VERBATIM_ROWS
-from spark_jobs.net_files import NetFiles
+from spark_jobs.net_files import NetFiles, rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
 from spark_jobs.stage_tasks import Counted, added_up, count, stage_in_tasks, tasks_of
 from waldelta.change_log import ChangeLog
 from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
+from waldelta.types.target import TargetType
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-# Net changes go from a task to Spark in batches of about these bounds.
-ROWS_PER_BATCH = 65_536
-BATCH_BYTES = 64 << 20
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
 
     def transform(changes: DataFrame) -> DataFrame:
         tasks = tasks_of(plan)
-        key = [F.coalesce(f"o{k}", f"c{i}") for k, i in enumerate(shape.key)]
+        key = [_alike(F.coalesce(f"o{k}", f"c{i}"), decode_plan.types[i]) for k, i in enumerate(shape.key)]
         events = route(changes.mapInArrow(once(decode_part), events_schema), routing, names)
         if tasks <= 1:
             return events.coalesce(1).mapInArrow(collapse_part, result_schema)
@@ -131,9 +128,13 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
     return transform
 
 
+def _alike(text: Column, kind: TargetType) -> Column:
+    """What is equal for equal values, as like_equal_floats()."""
+    return text.cast("string").cast(kind.spark) + F.lit(0.0) if pa.types.is_floating(kind.arrow) else text
+
+
 def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:
     if parts:
         events = pa.Table.from_batches(parts, plan.event_schema)
         net = collapse_events(events, plan)
-        rows = min(ROWS_PER_BATCH, BATCH_BYTES * len(net) // max(net.nbytes, 1))
-        yield from net.to_batches(max_chunksize=max(1, rows))
+        yield from net.to_batches(max_chunksize=rows_at_once(net))

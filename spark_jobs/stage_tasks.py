@@ -24,22 +24,23 @@ from pyarrow.fs import FileSystem
 from spark_jobs.buckets import buckets_of
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
+from spark_jobs.net_files import rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import run_tasks, shares
-from waldelta.change_log import ChangeLog, Piece, row_messages
+from waldelta.change_log import ChangeLog, Piece, Volume, row_messages
 from waldelta.errors import StagedLost
 from waldelta.lake import rooted
+from waldelta.types.target import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One task collapses about this many rows; more of them mean more tasks.
+# One task collapses about this many rows, or this many bytes of them; more mean more tasks. It holds them all, three times over.
 ROWS_PER_TASK = 500_000
+BYTES_PER_TASK = 128 << 20
 # And decodes at least so many: a file for each bucket is written by each.
 ROWS_PER_DECODE = 250_000
-# Rows of a row group of what is staged.
-_ROWS_PER_GROUP = 131_072
 # What the tasks that collapse tell, and those that decode into buckets.
 COUNTS = pa.schema(
     [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
@@ -96,7 +97,12 @@ def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan,
 
 def tasks_of(plan: TargetPlan) -> int:
     """How many tasks collapse a range: chains of moved keys cross any partitioning by key."""
-    return 1 if plan.volume.moves or plan.may_move else max(1, -(-plan.volume.rows // ROWS_PER_TASK))
+    return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
+
+
+def tasks_for(volume: Volume) -> int:
+    """How many tasks hold so much."""
+    return max(1, -(-volume.rows // ROWS_PER_TASK), -(-volume.bytes // BYTES_PER_TASK))
 
 
 def added_up(counted: Iterable[Any]) -> Counted:
@@ -122,8 +128,7 @@ def _write_events(
             sinks.append(opened.enter_context(pa.ipc.new_stream(stream, plan.event_schema, options=options)))
         for part in parts:
             events = pa.Table.from_batches([part])
-            keys = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
-            bucket_of = buckets_of(keys, len(paths))
+            bucket_of = buckets_of(_identities(events, plan), len(paths))
             order = np.argsort(bucket_of, kind="stable")
             counts = np.bincount(bucket_of, minlength=len(paths))
             rows, ends = rows + counts, np.cumsum(counts)
@@ -132,6 +137,22 @@ def _write_events(
                 if end > begin:
                     sink.write_table(events.slice(begin, end - begin))
     return rows.tolist()
+
+
+def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
+    """Texts of the columns that tell rows from each other, alike for equal values."""
+    texts = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
+    kinds = [plan.types[i] for i in plan.shape.identity]
+    return [
+        like_equal_floats(text, kind) if pa.types.is_floating(kind.arrow) else text
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
+
+
+def like_equal_floats(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedArray:
+    """Texts of floats, or of numeric held as such, alike for equal values: -0 is 0, and 1.0 is 1.00."""
+    parts = (pc.add(kind.from_text(part)[0], pa.scalar(0.0, kind.arrow)) for part in texts.chunks)
+    return pa.chunked_array([part.cast(pa.string()).cast(pa.binary()) for part in parts], pa.binary())
 
 
 def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.RecordBatch]:
@@ -155,7 +176,8 @@ def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSyst
     net = plan.net_schema.empty_table()
     if parts:
         net = collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
-    pq.write_table(net, path, filesystem=files, row_group_size=_ROWS_PER_GROUP)
+    # Readers take no more than a row group at once.
+    pq.write_table(net, path, filesystem=files, row_group_size=rows_at_once(net))
     return count(net, plan)
 
 

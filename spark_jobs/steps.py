@@ -9,20 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 log = logging.getLogger(__name__)
 
 
-def plan_steps(sizes: Mapping[int, int], most: int) -> list[int]:
-    """The batches after which a step ends, so that no step takes more messages than ``most``.
+def plan_steps(*measures: tuple[Mapping[int, int], int]) -> list[int]:
+    """The batches after which a step ends, so that no step of several batches takes more than the most of any measure.
 
-    >>> plan_steps({1: 40, 2: 50, 3: 20, 4: 500}, 100)
+    A measure is how much each batch has of something, messages or bytes, and the most of it that a step takes.
+
+    >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
     [2, 3, 4]
     """
     ends: list[int] = []
-    taken = 0
-    for batch in sorted(sizes):
-        if ends and taken + sizes[batch] <= most:
+    taken = [0] * len(measures)
+    for batch in sorted(measures[0][0]):
+        more = [sizes.get(batch, 0) for sizes, _ in measures]
+        together = [held + size for held, size in zip(taken, more, strict=True)]
+        if ends and all(size <= most for size, (_, most) in zip(together, measures, strict=True)):
             ends.pop()
-            taken += sizes[batch]
+            taken = together
         else:
-            taken = sizes[batch]
+            taken = more
         ends.append(batch)
     return ends
 

@@ -14,6 +14,8 @@ from waldelta.visibility import Snapshot
 # Up to this much is read into the driver and decoded there; Spark's tasks take what is more.
 SMALL_ROWS = 100_000
 SMALL_BYTES = 32 << 20
+# Above this it is worth to read all of it to learn which tables its bytes are of.
+COUNTED_BYTES = 128 << 20
 
 
 class Stretch:
@@ -38,9 +40,22 @@ class Stretch:
         """How much of it waits for one target."""
         snapshot = Snapshot.parse(state.snapshot)
         if (rows := self.rows_of(state)) is None:
-            return self.change_log.volume(self.stream, state.relation_ids, snapshot)
+            return Volume(*self.change_log.unseen(self.stream, state.relation_ids, snapshot), self._bytes_of(state))
         unseen = ~snapshot.sees(rows["xid8"].to_numpy())
-        return Volume(int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen])))
+        return Volume(int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen])), rows.nbytes)
+
+    def _bytes_of(self, state: TableState) -> int:
+        if self._bytes <= COUNTED_BYTES:
+            return self._bytes
+        return sum(self._bytes_by_relation.get(oid, 0) for oid in state.relation_ids)
+
+    @cached_property
+    def _bytes(self) -> int:
+        return self.change_log.bytes_at_most(self.stream)
+
+    @cached_property
+    def _bytes_by_relation(self) -> dict[int, int]:
+        return self.change_log.bytes_by_relation(self.stream)
 
     def rows_of(self, state: TableState) -> pa.Table | None:
         """One target's row messages, when all of them are few enough to be read here."""

@@ -66,6 +66,8 @@ def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task, *, s
                     yield pa.RecordBatch.from_pylist([{_FAILED.name: told_error(err)}], schema=schema)
                     return
                 yield from done.append_column(_FAILED, pa.nulls(len(done), _FAILED.type)).to_batches()
+                # Spark keeps the process for whatever comes next, perhaps for hours.
+                pa.default_memory_pool().release_unused()
 
     if not count:
         return []

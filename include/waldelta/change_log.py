@@ -21,7 +21,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, create_log, write_batch
 from waldelta.delta_log import read_metadata
-from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, files_of, rooted, sync_commit
+from waldelta.lake import CHANGES, SPARKS_TIMESTAMPS, bookkeeping_uri, by_row_group, files_of, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -71,12 +71,16 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A row group of one of the log's files, by the file's place in the table; ``rows`` are all that it holds."""
+    """A row group of one of the log's files, by the file's place in the table; ``rows`` and ``bytes`` are all that it holds.
+
+    The bytes are those of its values, before compression.
+    """
 
     path: str
     batch: int
     row_group: int
     rows: int
+    bytes: int
 
 
 # Narrows rows by their place as landed, whether they were streamed, and their transaction.
@@ -85,10 +89,11 @@ Chooser = Callable[[Ints, Bools, Ints], Bools]
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Row messages that wait for a target, and whether any of them moves a key."""
+    """Row messages that wait for a target, whether any of them moves a key, and at most how many bytes they are."""
 
     rows: int
     moves: bool
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,13 @@ class ChangeLog:
             batch = int(file["partition.batch"])
             if after_batch < batch <= upto_batch:
                 found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
+        return found
+
+    def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
+        """Bytes by batch in a range, before compression, from the footers of the files."""
+        found: dict[int, int] = {}
+        for piece in self.pieces(_range(after_batch, upto_batch)):
+            found[piece.batch] = found.get(piece.batch, 0) + piece.bytes
         return found
 
     def held_by(self, snapshot: Snapshot, after_batch: int) -> int:
@@ -263,14 +275,27 @@ class ChangeLog:
         """Every prepared transaction in the log, with the batch that decided it."""
         return prepared_transactions(landmarks(self._timeline(pc.field("kind").isin(CONTROL_KINDS))))
 
-    def volume(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> Volume:
-        """How many row messages of these relations a range of batches holds that the snapshot doesn't see."""
+    def unseen(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> tuple[int, bool]:
+        """How many row messages of these relations a range of batches holds that the snapshot doesn't see, and whether one moves a key."""
         rows, moves = 0, False
         for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", "moves"]):
             unseen = ~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))
             rows += int(unseen.sum())
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
-        return Volume(rows, moves)
+        return rows, moves
+
+    def bytes_at_most(self, stream: Stream) -> int:
+        """What the row messages of a range of batches are at most, before compression, from the footers of its files."""
+        return sum(piece.bytes for piece in self.pieces(covering(stream.segments) & pc.field("kind").isin(ROW_KINDS)))
+
+    def bytes_by_relation(self, stream: Stream) -> dict[int, int]:
+        """What the row messages of a range of batches are in bytes; reads them all, a few at once."""
+        found: dict[int, int] = {}
+        for part in self._scan(covering(stream.segments) & pc.field("kind").isin(ROW_KINDS), ["relation_id", "data"]):
+            sizes = pa.table({"relation_id": part["relation_id"], "bytes": pc.binary_length(part["data"])})
+            for row in sizes.group_by("relation_id").aggregate([("bytes", "sum")]).to_pylist():
+                found[row["relation_id"]] = found.get(row["relation_id"], 0) + row["bytes_sum"]
+        return found
 
     def rows(self, stream: Stream, most_bytes: int) -> pa.Table | None:
         """All row messages of a range of batches that count; None when they are more than ``most_bytes`` in memory."""
@@ -297,7 +322,7 @@ class ChangeLog:
             batch = int(ds.get_partition_keys(fragment.partition_expression)["batch"])
             for part in fragment.split_by_row_group(chosen, dataset.schema):
                 (group,) = part.row_groups
-                found.append(Piece(fragment.path, batch, group.id, group.num_rows))
+                found.append(Piece(fragment.path, batch, group.id, group.num_rows, group.total_byte_size))
         return found
 
     def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -368,7 +393,7 @@ class ChangeLog:
         table = self._open()
         if table is None:
             return iter(())
-        return _batches(table.to_pyarrow_dataset(), chosen, columns)
+        return _batches(by_row_group(table.to_pyarrow_dataset(), chosen), chosen, columns)
 
     def _open(self) -> DeltaTable | None:
         try:

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
@@ -267,6 +268,17 @@ def open_parquet(folder: str) -> ds.Dataset:
     """The Parquet files of a folder, whether Spark or Arrow wrote them."""
     files, path = _file_system(folder)
     return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS))
+
+
+def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds.Dataset:
+    """The same rows, or those parts of it that may hold chosen ones, as fragments of a row group each.
+
+    A scanner reads ahead by fragments, and within one by rows: of a file of large rows that is all of it.
+    """
+    groups = [
+        group for part in dataset.get_fragments(chosen) for group in part.split_by_row_group(chosen, dataset.schema)
+    ]
+    return ds.FileSystemDataset(groups, dataset.schema, dataset.format, dataset.filesystem)
 
 
 def remove_folder(uri: str) -> bool:

@@ -230,9 +230,14 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
 
 @pytest.mark.usefixtures("compiled")
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
-    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and nothing is committed."""
+    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and nothing is committed.
+
+    By their bytes they are several; the rows of large values are staged a few at a time.
+    """
     monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
-    monkeypatch.setattr(stage_tasks, "ROWS_PER_TASK", 1000)
+    monkeypatch.setattr("spark_jobs.stretch.COUNTED_BYTES", 0)
+    monkeypatch.setattr("spark_jobs.net_files.PART_BYTES", 50_000)
+    monkeypatch.setattr(stage_tasks, "BYTES_PER_TASK", 20_000)
     monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
     sync(spark, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")

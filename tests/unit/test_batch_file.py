@@ -72,6 +72,19 @@ def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
     assert DeltaTable(log.uri).history(1)[0]["userMetadata"] == "ours"
 
 
+def test_what_batches_weigh(log):
+    """Before compression, and all that lies together with the rows that are asked for."""
+    small, large = (
+        [{"seq": 0, "relation_id": 7, "xid8": 500, "end_lsn": 90, "data": b"x" * size}] for size in (10, 1_000_000)
+    )
+    for batch, rows in enumerate((small, large, small + large), 1):
+        land(log, batch, pa.RecordBatch.from_pylist(rows, SCHEMA))
+    weights = log.bytes_of_batches(1, 3)
+    assert sorted(weights) == [2, 3]
+    assert all(1_000_000 < bytes_ < 1_010_000 for bytes_ in weights.values())
+    assert all(file.stat().st_size < 100_000 for file in files(log))
+
+
 def test_nothing_came(log):
     """The batch's number counts all the same, and there is no file."""
     land(log, 1, part())

@@ -39,12 +39,19 @@ CASES = {
 }
 
 
+def written(folder, *batches):
+    """A log of these in a lake."""
+    log, landed = ChangeLog(folder.as_uri(), "slot"), change_log(*batches)
+    is_timeline = pc.is_in(landed["kind"], pa.array(TIMELINE_KINDS))
+    landed = landed.append_column("timeline", is_timeline).append_column("moves", pa.repeat(False, len(landed)))
+    write_deltalake(log.uri, landed, partition_by=["batch"])
+    return log
+
+
 @pytest.mark.parametrize(("batches", "applied", "later_by"), CASES.values(), ids=CASES)
 def test_the_oldest_commit_that_has_landed(tmp_path, batches, applied, later_by):
     """Of rows that came before their commit it is known by the message that decided them."""
-    log, landed = ChangeLog(tmp_path.as_uri(), "slot"), change_log(*batches)
-    is_timeline = pc.is_in(landed["kind"], pa.array(TIMELINE_KINDS))
-    write_deltalake(log.uri, landed.append_column("timeline", is_timeline), partition_by=["batch"])
+    log = written(tmp_path, *batches)
     found = log.oldest_commit(log.stream(applied, len(batches)), [T], Snapshot(0, 0))
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=TS)
     assert found == (None if later_by is None else at + timedelta(microseconds=later_by))

@@ -12,7 +12,9 @@ import spark_jobs.apply as apply_module
 from spark_jobs.apply import Applied, _is_told, _isolated
 from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
-from spark_jobs.steps import told_steps
+from spark_jobs.stage_tasks import tasks_for
+from spark_jobs.steps import plan_steps, told_steps
+from waldelta.change_log import Volume
 from waldelta.errors import LockHeld
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 
@@ -63,6 +65,32 @@ def test_what_has_no_name_fails_one_table(caplog):
     failure = applied.failures["public.t"]
     assert (str(failure), failure.retryable) == ("public.t: KeyError: 'c1'", True)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
+
+
+SIZES = {1: 40, 2: 50, 3: 20, 4: 500, 6: 1}
+
+
+@pytest.mark.parametrize(
+    ("weights", "ends"),
+    [
+        ({}, [2, 3, 4, 6]),
+        ({1: 3, 2: 3, 3: 3, 4: 3, 6: 3}, [2, 3, 4, 6]),
+        ({1: 5, 2: 6, 3: 1, 4: 90, 6: 2}, [1, 3, 4, 6]),
+    ],
+    ids=["messages alone", "light ones", "heavy ones"],
+)
+def test_a_step_takes_no_more_than_the_most_of_anything(weights, ends):
+    """A batch that is more by itself is a step of its own."""
+    assert plan_steps((SIZES, 100), (weights, 10)) == ends
+
+
+@pytest.mark.parametrize(
+    ("rows", "bytes_", "tasks"),
+    [(0, 0, 1), (500_000, 128 << 20, 1), (500_001, 0, 2), (20_000, 20 << 30, 160), (2_000_000, 300 << 20, 4)],
+)
+def test_tasks_divide_rows_and_bytes(rows, bytes_, tasks):
+    """Few large rows are as many tasks as many small ones."""
+    assert tasks_for(Volume(rows, moves=False, bytes=bytes_)) == tasks
 
 
 def test_a_step_ends_with_what_is_left(caplog):

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.buckets import buckets_of
+from spark_jobs.stage_tasks import like_equal_floats
+from waldelta.types.number import Number, NumericAsDouble
 
 
 def column(*values: str | None) -> pa.ChunkedArray:
@@ -34,6 +36,21 @@ def test_keys_that_are_alike_differ(one, other):
     """As far as 64 bits go: with many buckets they fall into different ones."""
     many = 1 << 40
     assert buckets_of([column(v) for v in one], many) != buckets_of([column(v) for v in other], many)
+
+
+@pytest.mark.parametrize(
+    ("kind", "equal", "others"),
+    [
+        (Number("double", pa.float64(), "float8"), ("0", "-0"), ("NaN", "5e-324", "Infinity", "-1.5", None)),
+        (Number("float", pa.float32(), "float4"), ("-0", "0"), ("1e-45", "1.5", None)),
+        (NumericAsDouble(), ("1.0", "1.00"), ("1.01", "0.5", "NaN", None)),
+    ],
+)
+def test_equal_floats_are_alike(kind, equal, others):
+    """However they are written; others aren't."""
+    first, second, *rest = like_equal_floats(column(*equal, *others), kind).to_pylist()
+    assert first == second
+    assert len({first, *rest}) == 1 + len(others)
 
 
 def test_it_is_the_same_in_every_process():
