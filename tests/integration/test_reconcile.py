@@ -173,7 +173,8 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
         try:
             with psycopg.connect(database.conninfo, autocommit=True) as connection:
                 number = 0
-                while not ended.is_set():
+                # Some hundred transactions a second: what counts is that it never rests, not how much there is to decode.
+                while not ended.wait(0.003):
                     number += 1
                     day = f"date '2024-01-01' + {number % 900}"
                     connection.execute(f"update t set note = 'w{number}' where day = {day}")
