@@ -298,20 +298,19 @@ def _sync_locked(
     None: another run has done that since it was chosen.
     """
     table_id, reason, name = order.table_id, order.reason, str(order.table_id)
+    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
     identity = job.slot_identity()
 
     def record(status: str, generation: int, after: TableState | None, **details: Any) -> TableState:
         # One writer at a time: appends to one Delta table from several threads would only collide.
         with ledger_lock:
-            row = TableState(now(), job.run_id, name, generation, status, incarnation=incarnation, **details)
+            row = TableState(now(), job.run_id, name, generation, status, incarnation=identity.incarnation, **details)
             return job.ledger.append_state(row, after)
 
-    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
-    incarnation = job.slot_identity().incarnation
     with target_lock(job, table_id) as lock:
         rows = job.ledger.table_rows(name)
         last, generation = next(reversed(rows), None), next_generation(rows)
-        if order.is_done(last, incarnation):
+        if order.is_done(last, identity.incarnation):
             log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
             return None
         if reason is None and last and last.status == NEEDS_SYNC:
@@ -330,7 +329,7 @@ def _sync_locked(
                     result, fed = sync_table(spark, job, table_id, Attempt(generation, number), settled, order.former)
         except Exception as err:
             with suppress(LateWriter):  # the table is another run's meanwhile
-                if last and _is_as_it_was(last, incarnation, err):
+                if last and _is_as_it_was(last, identity.incarnation, err):
                     with ledger_lock:
                         job.ledger.append_state(replace(last, at=now(), run_id=job.run_id), begun)
                 else:
