@@ -48,7 +48,7 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.sync import SyncResult
+    from spark_jobs.sync_result import SyncResult
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
 
 if TYPE_CHECKING:
-    from spark_jobs.sync import SyncResult
+    from spark_jobs.sync_result import SyncResult
     from spark_jobs.verdict import QualityReport
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
