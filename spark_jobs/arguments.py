@@ -82,6 +82,7 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
     }
 )  # fmt: skip
 
+# For the tests that hold each verb against Airflow's options and against the documentation.
 VERBS: Final = tuple(_OWN)
 
 

@@ -171,13 +171,6 @@ class SnapshotHolder:
         rows = self._execute(_ACTIVE_TASKS, (pattern, pattern))
         return {int(task): row_count for task, row_count in rows}
 
-    def is_alive(self) -> bool:
-        """Whether readers can still import the snapshot."""
-        try:
-            return bool(self.connection.execute("select true").fetchone())
-        except psycopg.Error:
-            return False
-
     def _open(self) -> None:
         (standby,) = self._execute("select pg_is_in_recovery()")[0]
         if standby:
