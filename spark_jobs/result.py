@@ -151,7 +151,9 @@ class RunResult:
         stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
         tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
         source = SourceBill(**document.pop("source", {}))  # absent from runs recorded earlier
-        slots = {name: SlotReading(**seen) for name in _SLOTS if (seen := document.pop(name, None)) is not None}
+        slots: dict[str, Any] = {
+            name: SlotReading(**seen) for name in _SLOTS if (seen := document.pop(name, None)) is not None
+        }
         return cls(**document, **slots, stages=stages, tables=tables, source=source)
 
     def to_json(self) -> str:
