@@ -11,6 +11,8 @@ RUN := set -a; source .cache/environment; set +a; exec
 PYTEST := $(RUN) $(PYTHON) -m pytest
 # A pytest expression or path may be given: make test ARGS="-k slot"
 ARGS ?=
+# What mypy checks, strictly; .pre-commit-config.yaml names the same.
+TYPED := include spark_jobs plugins dags
 
 .PHONY: help
 help: ## print the targets
@@ -44,7 +46,7 @@ status: ## say what of it is running
 lint: setup ## style, format and types, changing nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy include/waldelta
+	@$(BIN)/mypy $(TYPED)
 
 .PHONY: fmt
 fmt: setup ## format, and mend what ruff can mend
@@ -53,7 +55,7 @@ fmt: setup ## format, and mend what ruff can mend
 
 .PHONY: type
 type: setup ## types alone
-	@$(BIN)/mypy include/waldelta
+	@$(BIN)/mypy $(TYPED)
 
 .PHONY: test
 test: setup ## all tests but those of make soak

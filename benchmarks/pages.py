@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.plugin_app import plugin_app
 from waldelta.expectation_results import ExpectationResult, prune_expectation_results
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
@@ -195,17 +196,9 @@ def _client(folder: Path, root: str) -> TestClient:
         "pipeline: shop\nsource: {conn_id: shop, slot: shop, publications: [{name: p, tables: [{name: public.table_000}]}]}\n"
         f"target: {{root: '{root}'}}\n"
     )
-    from airflow.api_fastapi.app import create_auth_manager
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-    from airflow.api_fastapi.core_api.security import get_user
     from fastapi.testclient import TestClient
 
-    from waldelta_airflow.views.app import create_app
-
-    create_auth_manager()
-    app = create_app()
-    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="bench", role="viewer")
-    return TestClient(app)
+    return TestClient(plugin_app("viewer"))
 
 
 def _paths(client: TestClient) -> list[str]:

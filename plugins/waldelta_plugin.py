@@ -13,11 +13,11 @@ class WaldeltaPlugin(AirflowPlugin):
     """Adds the pipelines' pages to the UI's navigation, and to the pages of DAGs and their runs."""
 
     name = "waldelta"
-    fastapi_apps: ClassVar[list[dict[str, Any]]] = [
+    fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]  # it declares them per instance
         {"app": web.DeferredApp(), "url_prefix": web.PREFIX, "name": "waldelta"}
     ]
     # Airflow fills the names in braces in, and shows the tabs on all DAGs.
-    external_views: ClassVar[list[dict[str, Any]]] = [
+    external_views: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         {"name": "Pipelines", "href": f"{web.PREFIX}/", "destination": "nav", "url_route": "waldelta"},
         {"name": "Data Docs", "href": f"{web.PREFIX}/docs/", "destination": "nav", "url_route": "waldelta-data-docs"},
         {

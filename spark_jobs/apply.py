@@ -388,7 +388,9 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
         raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
 
 
-def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
+def _merge_staged(
+    run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]
+) -> CommitTag:
     """Commit the net changes here, else file by file in tasks, else by Spark, as states always; returns the tag of the commit."""
     done = None
     if plan.decode.unfolding is None:
@@ -414,7 +416,7 @@ def _merge_staged(run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, 
     return again(_merge, run, changes.source, plan, tag, check)
 
 
-def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], None]) -> CommitTag:
+def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
     Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (take_over_target).

@@ -27,6 +27,7 @@ def _moment(text: str) -> datetime:
 
 
 # Airflow's tasks give these to every verb.
+_Options = dict[str, dict[str, Any]]
 _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "--run-id": {"help": "name of the run; Airflow's dag run id"},
@@ -36,11 +37,11 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
         "--result": {"type": Path, "help": "write the result as JSON to this file"},
     }
 )  # fmt: skip
-_STAGE = {"--stage": {"type": _listed, "help": "run these stages of the verb only, comma-separated"}}
-_TABLES = {"--tables": {"type": _listed, "help": "these tables only, comma-separated"}}
-_COPY = {**_STAGE, **_TABLES, "--reason": {"help": "why, for the ledger"}}
-_FLAG = {"action": "store_true"}
-_OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
+_STAGE: _Options = {"--stage": {"type": _listed, "help": "run these stages of the verb only, comma-separated"}}
+_TABLES: _Options = {"--tables": {"type": _listed, "help": "these tables only, comma-separated"}}
+_COPY: _Options = {**_STAGE, **_TABLES, "--reason": {"help": "why, for the ledger"}}
+_FLAG: dict[str, Any] = {"action": "store_true"}
+_OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
         "check": ("whether setup would work, and its plan; changes nothing", {
             "--sql": _FLAG | {"help": "print the SQL for a DBA"},
@@ -82,6 +83,7 @@ _OWN: Mapping[str, tuple[str, dict[str, dict[str, Any]]]] = MappingProxyType(
     }
 )  # fmt: skip
 
+# For the tests that hold each verb against Airflow's options and against the documentation.
 VERBS: Final = tuple(_OWN)
 
 

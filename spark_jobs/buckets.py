@@ -29,12 +29,12 @@ def _hashes(column: pa.ChunkedArray) -> Hashes:
     """Sums of bytes times the number of their place, modulo 2**64."""
     values = one_array(column).cast(pa.large_binary()).fill_null(b"")
     _, offsets, data = values.buffers()
-    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    ends: Ints = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     held = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
     ends = ends - ends[0]
     places = np.arange(len(held)) - np.repeat(ends[:-1], np.diff(ends))
     products = (held.astype(np.uint64) + np.uint64(1)) * _numbers(int(places.max(initial=0)) + 1)[places]
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
+    sums: Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
     return sums[ends[1:]] - sums[ends[:-1]]
 
 

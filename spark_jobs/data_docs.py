@@ -74,7 +74,7 @@ def open_context(folder: Path | None) -> EphemeralDataContext:
     config = DataContextConfig(
         config_version=4.0,
         analytics_enabled=False,
-        progress_bars={"globally": False},
+        progress_bars={"globally": False},  # type: ignore[arg-type]  # it is read as a dict, as a file's would be
         fluent_datasources={},
         expectations_store_name="expectations_store",
         validation_results_store_name="validation_results_store",

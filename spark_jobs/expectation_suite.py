@@ -333,7 +333,7 @@ def _translated(
     """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which is told."""
     try:
         # Without metadata columns there is no map of the values that stand verbatim.
-        names = None if RAW in held else {}
+        names: dict[str, str] | None = None if RAW in held else {}
         row_filter = read()
         if absent := set(row_filter.columns) - {column.name for column in state.columns}:
             left_out.append(f"{what}: not checked, because the target has no column {', '.join(sorted(absent))} yet")

@@ -48,7 +48,7 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.sync import SyncResult
+    from spark_jobs.sync_result import SyncResult
 
 log = logging.getLogger(__name__)
 
@@ -325,7 +325,7 @@ def run_resync(
         if gap is not None:
             with job.connect("resync") as primary, job.connect_slot("resync", primary) as connection:
                 result.warnings += left_on_primary(primary, connection, gap.slot)
-        done, failed = _synced(lambda: sync(spark, job, tables, reason or (gap and gap.cause), by_diff=True))
+        done, failed = _synced(lambda: sync(spark, job, tables, reason or (gap.cause if gap else None), by_diff=True))
         for table in done:
             name = str(table.table)
             result.source.add(table.bill)

@@ -160,7 +160,7 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
-    def _become_job(self, request: dict[str, Any], output: int, signals: set[signal.Signals]) -> NoReturn:
+    def _become_job(self, request: dict[str, Any], output: int, signals: set[int | signal.Signals]) -> NoReturn:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -176,8 +176,8 @@ class ForkServer:
             self._selector.close()
             for held in (self._listener, *(job.asker for job in self._jobs.values())):
                 held.close()
-            for held in (output, self._woken, self._wake):
-                os.close(held)
+            for descriptor in (output, self._woken, self._wake):
+                os.close(descriptor)
             os.environ.clear()
             os.environ.update(request["environment"])
             time.tzset()

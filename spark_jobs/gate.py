@@ -312,7 +312,7 @@ def _count(
             F.count(F.when(judged.judged, 1)).alias(f"j{number}"),
         ]
     try:
-        row = frame.agg(*asked, F.count(F.when(anything, 1)).alias("any")).first()
+        (row,) = frame.agg(*asked, F.count(F.when(anything, 1)).alias("any")).collect()
     except Exception as err:
         if (named := named_error(err)) is not None:
             raise named from err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from great_expectations.compatibility import pydantic
 from great_expectations.core.metric_domain_types import MetricDomainTypes
@@ -22,6 +22,9 @@ from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
 from spark_jobs.row_conditions import is_met
 from spark_jobs.table_profile import Measured, profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
 ASKED_AHEAD = "duplicate_keys_asked_ahead"
@@ -71,7 +74,11 @@ class _TargetExpectation(BatchExpectation):
     @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
     @render_suite_parameter_string
     def _prescriptive_renderer(
-        cls, configuration: Any = None, runtime_configuration: Any = None, **_: Any
+        cls,
+        configuration: Any = None,
+        result: Any = None,  # noqa: ARG003
+        runtime_configuration: Any = None,
+        **_: Any,
     ) -> list[RenderedStringTemplateContent]:
         template, params = cls._words(configuration.kwargs)
         return _sentence(template, params, runtime_configuration)
@@ -93,7 +100,7 @@ class _TargetExpectation(BatchExpectation):
         self,
         metrics: dict[str, Any],
         runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
-        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
+        execution_engine: ExecutionEngine[Any] | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
         return self._judge(metrics)
 
@@ -138,7 +145,7 @@ class DuplicateKeyRows(TableMetricProvider):
         **_: Any,
     ) -> DuplicateKeys:
         columns = metric_value_kwargs["columns"]
-        asked = getattr(execution_engine, ASKED_AHEAD, {}).get(tuple(columns))
+        asked: Future[DuplicateKeys] | None = getattr(execution_engine, ASKED_AHEAD, {}).get(tuple(columns))
         if asked is not None:
             return asked.result()
         frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, MetricDomainTypes.TABLE)
@@ -251,7 +258,7 @@ class TargetProfile(TableMetricProvider):
         metric_value_kwargs: dict[str, Any],
         **_: Any,
     ) -> Measured:
-        ahead = getattr(execution_engine, MEASURED_AHEAD, None)
+        ahead: Future[Measured | None] | None = getattr(execution_engine, MEASURED_AHEAD, None)
         if ahead is not None and (measured := ahead.result()) is not None:
             return measured
         columns = metric_value_kwargs["columns"]

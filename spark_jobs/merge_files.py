@@ -74,7 +74,7 @@ class _Target:
 
 
 def merge_files(
-    run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, check: Callable[[], None]
+    run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
     """Commit the net changes that are staged in ``folder`` under ``tag``; returns the tag that tells what they did.
 
@@ -97,7 +97,7 @@ def merge_files(
         return None
 
 
-def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], None]) -> CommitTag | None:
+def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], object]) -> CommitTag | None:
     try:
         if not merge.rewrite():
             merge.discard()

@@ -47,7 +47,7 @@ _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 
 
 def merge_here(
-    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], None]
+    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
     """Commit net changes (columns as ``plan.decode.net_schema``) under ``tag``; returns the tag that tells what they did.
 
@@ -70,7 +70,7 @@ def merge_here(
 
 
 def _merge(
-    job: Job, plan: TargetPlan, table: DeltaTable, net: pa.Table, tag: CommitTag, check: Callable[[], None]
+    job: Job, plan: TargetPlan, table: DeltaTable, net: pa.Table, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
     if (written := written_columns(job, plan, table)) is None:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from spark_jobs.flow import Stage, all_failures, continued, report_stage, run_stages
 from spark_jobs.land_through import land_through
@@ -157,7 +157,7 @@ def _compare_all(work: _Work) -> None:
 @contextmanager
 def _batches(spark: SparkSession) -> Iterator[None]:
     """Batches of rows that stay in the processor's cache: Spark takes time by their square over lists."""
-    before = spark.conf.get(_BATCH_ROWS[0])
+    before = cast("str", spark.conf.get(_BATCH_ROWS[0]))  # Spark knows a default
     spark.conf.set(*_BATCH_ROWS)
     try:
         yield

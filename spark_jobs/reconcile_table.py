@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -123,8 +123,8 @@ def why_not_compared(job: Job, feeding: Feeding) -> str | None:
         return f"its publications don't publish every {left}, so that its target rightly holds other rows"
     if sorted(state.key_columns) != sorted(table.key_columns):
         return "its key on the source isn't its target's: let a run follow that first"
-    if left := set(state.key_columns) & set(_left_out(state, _copy(job, feeding, None))):
-        return f"its key column {min(left)} isn't its target's any more: let a run follow that first"
+    if gone := set(state.key_columns) & set(_left_out(state, _copy(job, feeding, None))):
+        return f"its key column {min(gone)} isn't its target's any more: let a run follow that first"
     return None
 
 
@@ -155,7 +155,7 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     found = (
         _drill(source, target, (ours, theirs), differing, aside) if len(differing) else _Drilled([], is_complete=True)
     )
-    counts = {kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in KINDS}
+    counts: dict[str, Any] = {kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in KINDS}
     _check_same(job, state)
     row = Reconciliation(
         now(), job.run_id, state.table_name, DIFFERENT if len(differing) else EQUAL, generation=state.generation,

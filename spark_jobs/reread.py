@@ -82,7 +82,7 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     quarantine: Quarantine,
     judge: Judge | None = None,
     *,
-    check: Callable[[], None],
+    check: Callable[[], object],
     filled: list[IncompleteRow] | None = None,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all; returns what to merge instead.

@@ -24,7 +24,7 @@ from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
 
 if TYPE_CHECKING:
-    from spark_jobs.sync import SyncResult
+    from spark_jobs.sync_result import SyncResult
     from spark_jobs.verdict import QualityReport
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
@@ -151,7 +151,9 @@ class RunResult:
         stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
         tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
         source = SourceBill(**document.pop("source", {}))  # absent from runs recorded earlier
-        slots = {name: SlotReading(**seen) for name in _SLOTS if (seen := document.pop(name, None)) is not None}
+        slots: dict[str, Any] = {
+            name: SlotReading(**seen) for name in _SLOTS if (seen := document.pop(name, None)) is not None
+        }
         return cls(**document, **slots, stages=stages, tables=tables, source=source)
 
     def to_json(self) -> str:

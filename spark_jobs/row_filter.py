@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from spark_jobs.identifier import quote
+from spark_jobs.identifier import quote, string
 from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
 from spark_jobs.row_filter_value import (
     OPERATORS,
@@ -21,7 +21,6 @@ from spark_jobs.row_filter_value import (
     fail,
     literal,
     spark_type,
-    string,
 )
 from spark_jobs.row_filter_verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
 from waldelta.column_names import RAW

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from waldelta.errors import ConfigError
 from waldelta.locks import session_lock
@@ -19,6 +19,7 @@ from waldelta.spark_settings import LOCAL_MASTER, SETTINGS, driver_memory, drive
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     from waldelta.job import Job
 
@@ -65,16 +66,15 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
     killed one left running. The key's lock comes first, since only its loss shows that the other run is dead: raises
     LockHeld when that one is alive.
     """
-    keyed = job is not None and session_key is not None and "SPARK_REMOTE" in os.environ
-    with session_lock(job, session_key) if keyed else nullcontext():
-        key = session_key if keyed else None
+    key = session_key if job is not None and "SPARK_REMOTE" in os.environ else None
+    with session_lock(job, key) if job is not None and key is not None else nullcontext():
         spark = spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name, session_key=key)
         try:
-            with _marked_open(spark) if keyed else nullcontext():
+            with _marked_open(spark) if key is not None else nullcontext():
                 yield spark
         finally:
             # Released, the session's id would be refused for the next run.
-            if keyed:
+            if key is not None:
                 _close(spark)
             else:
                 spark.stop()
@@ -88,7 +88,7 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
     # The classic and the Connect session share their public surface; job code uses nothing else.
     spark: SparkSession
     if session_key is None:
-        spark = ConnectSession.builder.remote(remote).getOrCreate()
+        spark = cast("SparkSession", ConnectSession.builder.remote(remote).getOrCreate())
     else:
         spark = _keyed_session(ConnectSession.builder, remote, session_key)
     for key in _SESSION_SETTINGS:
@@ -123,7 +123,7 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
                 setattr(spark, _KEY, session_key)
                 return spark
             # Whoever left it may not be dead: what it goes on to set would be the settings of this run's commits.
-            spark.release_session_on_close = True
+            cast("ConnectSession", spark).release_session_on_close = True
             spark.stop()
     raise ConfigError(f"the Spark Connect server has closed all {_IDS_PER_KEY} sessions of {session_key}: restart it")
 
@@ -159,7 +159,7 @@ def _was_lost(err: BaseException) -> bool:
 
 def _close(spark: SparkSession) -> None:
     """Close the client and leave the server's session as it is."""
-    spark.release_session_on_close = False
+    cast("ConnectSession", spark).release_session_on_close = False
     spark.stop()
 
 
@@ -172,7 +172,8 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
     if not is_connect(spark):
         yield spark.newSession()
         return
-    sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{getattr(spark, _KEY, spark.session_id)}:{number}")
+    key = getattr(spark, _KEY, cast("ConnectSession", spark).session_id)
+    sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{key}:{number}")
     try:
         with _marked_open(sibling):
             yield sibling

@@ -85,7 +85,7 @@ def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
         for i in plan.decode.shape.key
     ]
     codes = codes_of(both)
-    written = np.asarray(pc.is_in(net["action"], value_set=pa.array(WRITTEN)))
+    written: Bools = np.asarray(pc.is_in(net["action"], value_set=pa.array(WRITTEN)))
     return np.isin(codes[: len(net)], codes[len(net) :]) & written
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -25,13 +25,14 @@ from spark_jobs.copy_states import Moment, keeps_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
+from spark_jobs.sync_result import SyncResult, synced_state
 from spark_jobs.target import target_columns
 from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, write_copy
 from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
+from waldelta.consume import SlotIdentity
 from waldelta.copy import TableCopy, plan_copy, read_chunks
-from waldelta.drift import unpublished_columns
 from waldelta.errors import (
     ConfigError,
     LateWriter,
@@ -49,9 +50,7 @@ from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.ledger import next_generation
 from waldelta.ledger_rows import StorageState, TableState, now
-from waldelta.locks import target_lock
-from waldelta.lsn import Lsn
-from waldelta.membership import to_texts
+from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
@@ -71,30 +70,6 @@ ATTEMPTS = 4
 TABLES_AT_ONCE = 4
 OLD_TRANSACTIONS_TIMEOUT_S = 600.0
 _ATTEMPTS_PER_GENERATION = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SyncResult:
-    """One table's copy: how much it was, and the snapshot that the stream is added to."""
-
-    table: TableId
-    generation: int
-    version: int
-    snapshot: str
-    lsn: Lsn
-    rows: int
-    bytes: int
-    seconds: float
-    attempts: int
-    relation_ids: tuple[int, ...]
-    storage: StorageState | None = None
-    target_filter: str | None = None
-    bill: SourceBill = field(default_factory=SourceBill)
-    # Of a table that was mended: what differed, and was all that was written. None: it was copied as a whole.
-    diff: RowDiff | None = None
-    whole: str | None = None  # why it was, though a diff was asked for
-    # Rows with a value that its column's type can't hold, where the copy has counted them.
-    verbatim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,88 +262,71 @@ def _age(job: Job, holder: SnapshotHolder) -> int:
 
 
 def _sync_locked(
-    spark: SparkSession,
-    job: Job,
-    order: Order,
-    ledger_lock: threading.Lock,
-    settled: Settled,
+    spark: SparkSession, job: Job, order: Order, ledger_lock: threading.Lock, settled: Settled
 ) -> SyncResult | None:
     """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost.
 
     None: another run has done that since it was chosen.
     """
-    table_id, reason, name = order.table_id, order.reason, str(order.table_id)
-    identity = job.slot_identity()
-
-    def record(status: str, generation: int, after: TableState | None, **details: Any) -> TableState:
-        # One writer at a time: appends to one Delta table from several threads would only collide.
-        with ledger_lock:
-            row = TableState(now(), job.run_id, name, generation, status, incarnation=incarnation, **details)
-            return job.ledger.append_state(row, after)
-
+    name = str(order.table_id)
     # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
-    incarnation = job.slot_identity().incarnation
-    with target_lock(job, table_id) as lock:
+    identity = job.slot_identity()
+    life = identity.incarnation
+    with target_lock(job, order.table_id) as lock:
         rows = job.ledger.table_rows(name)
-        last, generation = next(reversed(rows), None), next_generation(rows)
-        if order.is_done(last, incarnation):
+        last = next(reversed(rows), None)
+        if order.is_done(last, life):
             log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
             return None
-        if reason is None and last and last.status == NEEDS_SYNC:
-            reason = last.reason
+        reason = last.reason if order.reason is None and last and last.status == NEEDS_SYNC else order.reason
+        row = TableState(now(), job.run_id, name, next_generation(rows), COPYING, reason=reason, incarnation=life)
         lock.check()
-        begun = record(COPYING, generation, last, reason=reason)
+        begun = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
         try:
-            for attempt in _attempts(name):
-                with attempt:
-                    lock.check()
-                    number = attempt.retry_state.attempt_number
-                    if number > 1:
-                        with job.connect("sync") as connection:
-                            settled = settle_again(connection, settled)
-                    result, fed = sync_table(spark, job, table_id, Attempt(generation, number), settled, order.former)
+            result, fed = _copy(spark, job, order, begun.generation, settled, lock)
         except Exception as err:
-            with suppress(LateWriter):  # the table is another run's meanwhile
-                if last and _is_as_it_was(last, incarnation, err):
-                    with ledger_lock:
-                        job.ledger.append_state(replace(last, at=now(), run_id=job.run_id), begun)
-                else:
-                    record(FAILED, generation, begun, reason=f"{type(err).__name__}: {first_line(err)}")
+            _record_failure(job, ledger_lock, last, begun, err)
             raise
         fault_point("sync.committed")
         lock.check()
-        _check_not_removed(job, name, generation)
-        with job.connect("sync") as connection:
-            if check_source(connection, job).timeline != identity.timeline:
-                raise LateWriter(f"{name} was copied from the server of before a failover: sync it again")
-        table = fed.table
-        record(
-            SYNCED,
-            generation,
-            begun,
-            snapshot=result.snapshot,
-            snapshot_lsn=result.lsn.value,
-            relation_ids=list(table.relation_ids),
-            key_columns=list(table.key_columns),
-            columns=column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name)),
-            row_filter=table.row_filter,
-            rows=result.rows,
-            bytes=result.bytes,
-            seconds=result.seconds,
-            reason=reason,
-            storage=result.storage,
-            target_filter=result.target_filter,
-            publishes=sorted(table.publishes),
-            entries=to_texts(table.entries),
-            unpublished=unpublished_columns(table, result.storage),
-            version=result.version,
-            fed_by=fed.fed_by,
-            root_id=fed.feed.root_id,
-            mode=None if (mode := job.pipeline.target.mode_of(name)) == MIRROR else mode,
-        )
+        _check_not_removed(job, name, begun.generation)
+        _check_same_server(job, name, identity)
+        _append(job, ledger_lock, synced_state(begun, result, fed, job.pipeline), begun)
         fault_point("sync.recorded")
         return result
+
+
+def _append(job: Job, ledger_lock: threading.Lock, row: TableState, after: TableState | None) -> TableState:
+    # One writer at a time: appends to one Delta table from several threads would only collide.
+    with ledger_lock:
+        return job.ledger.append_state(replace(row, at=now()), after)
+
+
+def _copy(
+    spark: SparkSession, job: Job, order: Order, generation: int, settled: Settled, lock: AdvisoryLock
+) -> tuple[SyncResult, Target]:
+    for attempt in _attempts(str(order.table_id)):
+        with attempt:
+            lock.check()
+            number = attempt.retry_state.attempt_number
+            if number > 1:
+                with job.connect("sync") as connection:
+                    settled = settle_again(connection, settled)
+            copied = sync_table(spark, job, order.table_id, Attempt(generation, number), settled, order.former)
+    return copied
+
+
+def _record_failure(
+    job: Job, ledger_lock: threading.Lock, last: TableState | None, begun: TableState, err: Exception
+) -> None:
+    """Say how the copy ended that ``begun`` says has begun; ``last`` is the row of before it."""
+    if last and _is_as_it_was(last, begun.incarnation, err):
+        row = replace(last, run_id=job.run_id)
+    else:
+        row = replace(begun, status=FAILED, reason=f"{type(err).__name__}: {first_line(err)}")
+    with suppress(LateWriter):  # the table is another run's meanwhile
+        _append(job, ledger_lock, row, begun)
 
 
 def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> bool:
@@ -381,6 +339,12 @@ def _check_not_removed(job: Job, name: str, generation: int) -> None:
     state = job.ledger.table_rows(name)[-1]
     if (state.generation, state.status) != (generation, COPYING):
         raise LateWriter(f"{name} left the publications while it was copied: sync it again once it is published")
+
+
+def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:
+    with job.connect("sync") as connection:
+        if check_source(connection, job).timeline != identity.timeline:
+            raise LateWriter(f"{name} was copied from the server of before a failover: sync it again")
 
 
 def _attempts(name: str) -> tenacity.Retrying:

@@ -73,9 +73,9 @@ def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Me
             values.add(column)
     found = []
     for name, _ in columns:
-        values = read.get(name)
-        nulls = told[name] if values is None else values.nulls
-        found.append(ColumnProfile(name, nulls / rows if rows else None, *(values.statistics() if values else ())))
+        seen = read.get(name)
+        nulls = told[name] if seen is None else seen.nulls
+        found.append(ColumnProfile(name, nulls / rows if rows else None, *(seen.statistics() if seen else ())))
     return rows, found
 
 

@@ -80,7 +80,7 @@ class SuiteCheck:
 
     def _part(self, numbers: set[int]) -> gx.ExpectationSuite:
         # An expectation belongs to one suite; its copy belongs to none.
-        chosen = [copy.copy(e) for e in self._suite.expectations if e.meta[META] in numbers]
+        chosen = [copy.copy(e) for e in self._suite.expectations if (e.meta or {})[META] in numbers]
         return gx.ExpectationSuite(name=f"{self.name} examples", expectations=chosen)
 
 

@@ -43,7 +43,8 @@ class RelationVersion:
         within = (place > self.since) & (place < self.until)
         if self.transaction is None:
             return within & ~is_streamed
-        return within & is_streamed & (xid8 == self.transaction)
+        of_it: Bools = xid8 == self.transaction
+        return within & is_streamed & of_it
 
 
 def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationVersion]:

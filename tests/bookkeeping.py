@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
 from waldelta.expectation_results import ExpectationResult
+from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_rows import BatchCut, Run, TargetCut
 from waldelta.pipeline_file import PipelineFile
 
@@ -34,6 +38,15 @@ def cut(batch: int, at: datetime, run_id="r", **targets: tuple[int, int, int]) -
 
 def result(at, run_id, table, success=True, severity="critical", meaning="key (id) is unique", count=0):
     return ExpectationResult(at, run_id, table, "kind", meaning, severity, "key", success, None, count, 1)
+
+
+def read_expectation_results(root: str) -> list[ExpectationResult]:
+    """All results, oldest first."""
+    try:
+        table = DeltaTable(bookkeeping_uri(root, ExpectationResult.table))
+    except TableNotFoundError:
+        return []
+    return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
 
 
 def pipeline(lake: str) -> PipelineFile:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import psycopg
 
@@ -106,9 +107,9 @@ def _flush(connection: psycopg.Connection) -> None:
     connection.execute("select pg_logical_emit_message(true, 'demo', '')")
 
 
-def _events(hour: datetime, busy: list[set[datetime]]) -> list[tuple[Step, tuple | dict]]:
+def _events(hour: datetime, busy: list[set[datetime]]) -> list[tuple[Step, tuple[Any, ...] | dict[str, Any]]]:
     """The statements of an hour with their parameters."""
-    events: list[tuple[Step, tuple | dict]] = []
+    events: list[tuple[Step, tuple[Any, ...] | dict[str, Any]]] = []
     if hour.year == 2013 and hour.day == 1 and hour.hour == 0:
         events += [(step, {"month": hour.month}) for step in FLEET]
     if hour == WEATHER_CUT:

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_table import LedgerTable, Newest
@@ -82,15 +80,6 @@ def append_expectation_results(
     """Add a run's results in one commit, creating the table with the first; raises LateWriter when they don't come ``after`` what they were to."""
     if results:
         expectations_table(root, storage_options).extend([asdict(result) for result in results], after)
-
-
-def read_expectation_results(root: str, storage_options: dict[str, str] | None = None) -> list[ExpectationResult]:
-    """All results, oldest first."""
-    try:
-        table = DeltaTable(bookkeeping_uri(root, ExpectationResult.table), storage_options=storage_options)
-    except TableNotFoundError:
-        return []
-    return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
 
 
 def told_last(

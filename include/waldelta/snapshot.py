@@ -71,15 +71,8 @@ def wait_for_old_transactions(
 
     Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after ``timeout_s``.
     """  # fmt: skip
-    old = _held_xids(conn)
-    deadline = time.monotonic() + timeout_s
-    pause, longest = _POLL_S
-    while old:
-        if time.monotonic() >= deadline:
-            raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
-        sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(pause * 2, longest)
-        old &= _held_xids(conn)
+    if old := _held_after(conn, _held_xids(conn), timeout_s, sleep):
+        raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 
 
 def wait_until_visible(conn: psycopg.Connection[Any], xids: Iterable[int], timeout_s: float) -> None:
@@ -88,18 +81,12 @@ def wait_until_visible(conn: psycopg.Connection[Any], xids: Iterable[int], timeo
     A commit that waits for a synchronous standby is decoded before anybody sees it. Raises TransactionsStillOpen, naming
     each, when some still can't be seen after ``timeout_s``.
     """
-    hidden = {str(xid & 0xFFFFFFFF) for xid in xids} & _held_xids(conn)
-    deadline = time.monotonic() + timeout_s
-    pause, longest = _POLL_S
-    while hidden:
-        if time.monotonic() >= deadline:
-            holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
-            raise TransactionsStillOpen(
-                f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous standby: {holders}; run again"
-            )
-        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(pause * 2, longest)
-        hidden &= _held_xids(conn)
+    decoded = {str(xid & 0xFFFFFFFF) for xid in xids}
+    if hidden := _held_after(conn, decoded & _held_xids(conn), timeout_s, time.sleep):
+        holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
+        raise TransactionsStillOpen(
+            f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous standby: {holders}; run again"
+        )
 
 
 def read_clock(conn: psycopg.Connection[Any]) -> datetime:
@@ -110,6 +97,19 @@ def read_clock(conn: psycopg.Connection[Any]) -> datetime:
 
 def _held_xids(conn: psycopg.Connection[Any]) -> set[str]:
     return {xid for (xid,) in conn.execute(_HELD_XIDS)}
+
+
+def _held_after(
+    conn: psycopg.Connection[Any], held: set[str], timeout_s: float, sleep: Callable[[float], None]
+) -> set[str]:
+    """Which of these xids are still held when the time is over; ends as soon as none is."""
+    deadline = time.monotonic() + timeout_s
+    pause, longest = _POLL_S
+    while held and time.monotonic() < deadline:
+        sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(pause * 2, longest)
+        held = held & _held_xids(conn)
+    return held
 
 
 def _still_open(conn: psycopg.Connection[Any], xids: Iterable[str], timeout_s: float) -> str:
@@ -170,13 +170,6 @@ class SnapshotHolder:
         pattern = f"^{reader_name(self.pid, 0).removesuffix('0')}([0-9]+)"
         rows = self._execute(_ACTIVE_TASKS, (pattern, pattern))
         return {int(task): row_count for task, row_count in rows}
-
-    def is_alive(self) -> bool:
-        """Whether readers can still import the snapshot."""
-        try:
-            return bool(self.connection.execute("select true").fetchone())
-        except psycopg.Error:
-            return False
 
     def _open(self) -> None:
         (standby,) = self._execute("select pg_is_in_recovery()")[0]

@@ -16,7 +16,7 @@ from waldelta.errors import WaldeltaError
 USAGE_ERROR = 2
 
 
-class _OfClass:
+class _OfClass(Exception):
     """A failure with the classes of its errors, for whom to tell (``waldelta_airflow.notify``)."""
 
     def __init__(self, text: str, kinds: Sequence[str] = (), message: str | None = None) -> None:

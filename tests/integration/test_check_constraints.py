@@ -10,10 +10,10 @@ from spark_jobs.flow import consume
 from spark_jobs.result import RunFailed, RunResult
 from spark_jobs.source_rules import read_rules
 from spark_jobs.sync import sync
+from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.check_constraints import CheckConstraint, ChecksRead, read_check_constraints
 from waldelta.enum_labels import read_enum_labels
-from waldelta.expectation_results import read_expectation_results
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState, now
 from waldelta.server import read_oldest_xid
 from waldelta.standing import SYNCED

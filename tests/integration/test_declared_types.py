@@ -9,9 +9,9 @@ import pytest
 from spark_jobs.flow import consume, run_validate
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
+from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.declared_types import read_declared_types
-from waldelta.expectation_results import read_expectation_results
 from waldelta.ledger_rows import ColumnState, TableState, now
 from waldelta.server import read_oldest_xid
 from waldelta.watermark import uri_of

@@ -16,8 +16,8 @@ from spark_jobs.orphans import find_orphans, orphans_here
 from spark_jobs.references import Reference, Side, _comparison
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
+from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.expectation_results import read_expectation_results
 from waldelta.foreign_keys import read_foreign_keys
 from waldelta.locks import target_lock
 from waldelta.server import read_oldest_xid

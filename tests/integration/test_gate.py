@@ -14,9 +14,9 @@ from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
+from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
-from waldelta.expectation_results import read_expectation_results
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined

@@ -12,8 +12,8 @@ import pytest
 
 from spark_jobs.data_docs import build_site, prune_reports
 from spark_jobs.quality import Left, check
+from tests.bookkeeping import read_expectation_results
 from waldelta.errors import ConfigError, QualityFailed, StateError
-from waldelta.expectation_results import read_expectation_results
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut, now

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_jobs import repair as repair_module
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
+from tests.bookkeeping import read_expectation_results
 from tests.fix_postgres import AT_HAND, new_database
 from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
@@ -23,7 +24,6 @@ from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    read_expectation_results,
 )
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile

@@ -16,6 +16,7 @@ from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
+from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import ledger_table
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
@@ -24,7 +25,6 @@ from waldelta.expectation_results import (
     VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    read_expectation_results,
     told_unknown,
 )
 from waldelta.ledger_rows import now

@@ -14,8 +14,8 @@ from spark_jobs.maintain import run_maintain
 from spark_jobs.merge import session_settings
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
+from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.expectation_results import read_expectation_results
 from waldelta.judged import JudgedSuites
 from waldelta.lake import local_path
 from waldelta.leftovers import staging_folder

@@ -18,6 +18,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from tests.browser import CUT, open_browser, prefer
 from tests.pictures.lakes import run_id, write_lake
 from tests.pictures.story import AT, NOT_SET_UP, TALES
+from tests.plugin_app import plugin_app
 from waldelta.pipeline_file import load_pipeline_file
 
 # What Airflow leaves to a page in a window of 1,440 pixels.
@@ -59,16 +60,9 @@ def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
 def served(folder: Path) -> Iterator[str]:
     """The plugin's application at its address, as an admin sees it at the story's time; Airflow's database is part of the story."""
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
-    from airflow.api_fastapi.app import create_auth_manager
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-    from airflow.api_fastapi.core_api.security import get_user
+    from waldelta_airflow.views import pages, reconciliation, render
 
-    from waldelta_airflow.views import app, pages, reconciliation, render
-
-    create_auth_manager()
-    made = app.create_app()
-    made.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="admin", role="admin")
-    server = uvicorn.Server(uvicorn.Config(made, port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(plugin_app("admin", "admin"), port=0, log_level="warning"))
     known = {tale.name: tale.schedule() for tale in TALES}
     with (
         patch.object(pages, "read_schedules", lambda names: {name: known[name] for name in names if name in known}),

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
+from tests.bookkeeping import read_expectation_results
 from tests.unit.test_ledger import NOON, OLD
 from waldelta.errors import TargetNotWritable
 from waldelta.expectation_results import (
     ExpectationResult,
     append_expectation_results,
     prune_expectation_results,
-    read_expectation_results,
 )
 from waldelta.lake import local_path, remove_empty_log, remove_folder, write_parquet
 from waldelta.ledger_rows import now

@@ -1,4 +1,4 @@
-"""Logical messages (pg_logical_emit_message) and Origin messages."""
+"""Logical messages (pg_logical_emit_message)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,6 @@ class LogicalMessages:
     is_transactional: Mask
     prefix: ArrowArray
     content: ArrowArray
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a transaction was first committed, when it came here by replication."""
-
-    commit_lsn: int
-    name: str
 
 
 def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessage:
@@ -85,11 +77,3 @@ def decode_logical_messages(data: ArrowArray, streamed: Mask | None = None) -> L
         raise DecodeError("Message", "prefix", 10, f"not UTF-8: {err}") from err
     content = copy_out(messages, content_at, end, everywhere)
     return LogicalMessages(lsn, flags == _TRANSACTIONAL, text, content)
-
-
-def read_origin(data: bytes) -> Origin:
-    """Read an Origin message."""
-    reader = Reader(data, "Origin", "O")
-    found = Origin(reader.integer(8, "commit_lsn"), reader.text("name"))
-    reader.finish()
-    return found

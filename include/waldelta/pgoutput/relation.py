@@ -1,4 +1,4 @@
-"""Relation and Type messages: what the columns of the row messages after them are."""
+"""Relation messages: what the columns of the row messages after them are; their types' names come from the catalog, not from Type messages."""
 
 from __future__ import annotations
 
@@ -31,15 +31,6 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
-    """The name of a type that isn't built in."""
-
-    type_oid: int
-    schema: str
-    name: str
-
-
 def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
     """Read a Relation message; ``streamed`` when it lies between Stream Start and Stop (an xid comes first)."""
     # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
@@ -64,13 +55,3 @@ def _read_column(reader: Reader, field: str) -> RelationColumn:
     type_oid = reader.integer(4, f"{field}.type_oid")
     typmod = reader.integer(4, f"{field}.typmod", signed=True)
     return RelationColumn(name, type_oid, typmod, bool(flags & _KEY_FLAG))
-
-
-def read_type(data: bytes, *, streamed: bool = False) -> Type:
-    """Read a Type message."""
-    reader = Reader(data, "Type", "Y")
-    if streamed:
-        reader.integer(4, "xid")
-    found = Type(reader.integer(4, "type_oid"), reader.text("schema") or "pg_catalog", reader.text("name"))
-    reader.finish()
-    return found

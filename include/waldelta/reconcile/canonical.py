@@ -185,7 +185,7 @@ def lake_rows(
 
 
 def may_be_raw(kind: TargetType) -> bool:
-    """Whether values of the type may stand verbatim beside it."""
+    """Whether values of the type may stand verbatim beside it; of types' names, as the ledger keeps them, column_type() says it."""
     return not isinstance(kind, Text | Number)
 
 

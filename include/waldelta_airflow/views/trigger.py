@@ -46,8 +46,8 @@ def _base_host() -> str:
 def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:
     """Ask Airflow for a run of a DAG in the reader's name; its run id."""
     from airflow.api.common.trigger_dag import trigger_dag
-    from airflow.exceptions import AirflowException
     from airflow.models.dag import DagModel
+    from airflow.sdk.exceptions import AirflowException
     from airflow.utils.types import DagRunTriggeredByType
 
     run_id = f"{prefix}__{now().isoformat()}"

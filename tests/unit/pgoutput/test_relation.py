@@ -1,4 +1,4 @@
-"""Relation, Type, Truncate, Message and Origin messages."""
+"""Relation, Truncate and Message messages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import pytest
 
 from tests import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.logical_message import LogicalMessage, Origin, read_logical_message, read_origin
-from waldelta.pgoutput.relation import Relation, RelationColumn, Type, read_relation, read_type
+from waldelta.pgoutput.logical_message import LogicalMessage, read_logical_message
+from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation
 from waldelta.pgoutput.truncate import Truncate, read_truncate
 
 COLUMNS = [("id", 23, -1, True), ('odd "name". ü', 1700, 786438, False), ("x" * 63, 4_294_967_295, -1, False)]
 RELATION = enc.relation(4_000_000_000, "public", "my table", COLUMNS, "f")
-TYPE = enc.type_(16500, "public", "mood")
 MESSAGE = enc.message(77, "outbox", b"\0any\xff")
-ORIGIN = enc.origin(77, "elsewhere")
 TRUNCATE = enc.truncate([1, 4_000_000_000], cascade=True, restart_identity=True)
 
 
@@ -27,12 +25,6 @@ def test_relation():
 def test_empty_namespace_is_pg_catalog():
     """The protocol sends an empty string for pg_catalog."""
     assert read_relation(enc.relation(1, "", "t", [])).schema == "pg_catalog"
-    assert read_type(enc.type_(1, "", "t")).schema == "pg_catalog"
-
-
-def test_type():
-    """A Type message has oid, schema and name."""
-    assert read_type(TYPE) == Type(16500, "public", "mood")
 
 
 @pytest.mark.parametrize("cascade", [False, True])
@@ -52,15 +44,9 @@ def test_logical_message(transactional, xid):
     assert read == LogicalMessage(77, transactional, "ü", b"\0any\xff")
 
 
-def test_origin():
-    """Position and name of the origin."""
-    assert read_origin(ORIGIN) == Origin(77, "elsewhere")
-
-
 def test_streamed():
     """Between Stream Start and Stop an xid follows the first byte."""
     assert read_relation(enc.relation(5, "s", "t", COLUMNS, xid=9), streamed=True).relation_id == 5
-    assert read_type(enc.type_(5, "s", "t", xid=9), streamed=True).type_oid == 5
     assert read_truncate(enc.truncate([5], xid=9), streamed=True).relation_ids == (5,)
 
 
@@ -68,12 +54,10 @@ def test_streamed():
     "read, whole",
     [
         (read_relation, RELATION),
-        (read_type, TYPE),
         (read_truncate, TRUNCATE),
         (read_logical_message, MESSAGE),
-        (read_origin, ORIGIN),
     ],
-    ids=["R", "Y", "T", "M", "O"],
+    ids=["R", "T", "M"],
 )
 def test_every_cut_is_an_error(read, whole):
     """Cut anywhere, lengthened, or of another kind: DecodeError."""

@@ -11,12 +11,12 @@ import pytest
 
 from spark_jobs.flow import check_stage, consume, continued, run_stages, run_sync
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
+from tests.bookkeeping import read_expectation_results
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    read_expectation_results,
 )
 from waldelta.job import Job
 from waldelta.ledger import Ledger

@@ -12,8 +12,9 @@ from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, plan_s
 from spark_jobs.judged_before import Known
 from spark_jobs.keep_report import keep_report
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict
+from tests.bookkeeping import read_expectation_results
 from waldelta import quarantined
-from waldelta.expectation_results import ALL_VALUES_KNOWN, newest_versions, read_expectation_results, told_unknown
+from waldelta.expectation_results import ALL_VALUES_KNOWN, newest_versions, told_unknown
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.plugin_app import plugin_app
+
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
@@ -93,17 +95,6 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
 @pytest.fixture
 def open_pages() -> Callable[[str | None], TestClient]:
     """A client of the plugin's application as a user with a role of Airflow's (None: without any)."""
-    from airflow.api_fastapi.app import create_auth_manager
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-    from airflow.api_fastapi.core_api.security import get_user
     from fastapi.testclient import TestClient
 
-    from waldelta_airflow.views.app import create_app
-
-    def open_as(role: str | None) -> TestClient:
-        create_auth_manager()
-        app = create_app()
-        app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="somebody", role=role)
-        return TestClient(app)
-
-    return open_as
+    return lambda role: TestClient(plugin_app(role))

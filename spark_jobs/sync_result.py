@@ -1,0 +1,70 @@
+"""A copied table: how much it was, which snapshot the stream is added to, and the ledger's row that says so. A part of sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from spark_jobs.snapshot_diff import RowDiff
+from waldelta.catalog import TableId
+from waldelta.drift import unpublished_columns
+from waldelta.ledger_rows import StorageState, TableState
+from waldelta.lsn import Lsn
+from waldelta.membership import to_texts
+from waldelta.pipeline_file import PipelineFile
+from waldelta.source_bill import SourceBill
+from waldelta.standing import SYNCED
+from waldelta.target_filter import column_states
+from waldelta.target_mode import MIRROR
+from waldelta.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """One table's copy: how much it was, and the snapshot that the stream is added to."""
+
+    table: TableId
+    generation: int
+    version: int
+    snapshot: str
+    lsn: Lsn
+    rows: int
+    bytes: int
+    seconds: float
+    attempts: int
+    relation_ids: tuple[int, ...]
+    storage: StorageState | None = None
+    target_filter: str | None = None
+    bill: SourceBill = field(default_factory=SourceBill)
+    # Of a table that was mended: what differed, and was all that was written. None: it was copied as a whole.
+    diff: RowDiff | None = None
+    whole: str | None = None  # why it was, though a diff was asked for
+    # Rows with a value that its column's type can't hold, where the copy has counted them.
+    verbatim: int | None = None
+
+
+def synced_state(begun: TableState, copied: SyncResult, fed: Target, pipeline: PipelineFile) -> TableState:
+    """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as the snapshot saw that."""
+    table, name = fed.table, begun.table_name
+    mode = pipeline.target.mode_of(name)
+    return replace(
+        begun,
+        status=SYNCED,
+        snapshot=copied.snapshot,
+        snapshot_lsn=copied.lsn.value,
+        relation_ids=list(table.relation_ids),
+        key_columns=list(table.key_columns),
+        columns=column_states(table.columns, table.key_columns, pipeline.target.types_of(name)),
+        row_filter=table.row_filter,
+        rows=copied.rows,
+        bytes=copied.bytes,
+        seconds=copied.seconds,
+        storage=copied.storage,
+        target_filter=copied.target_filter,
+        publishes=sorted(table.publishes),
+        entries=to_texts(table.entries),
+        unpublished=unpublished_columns(table, copied.storage),
+        version=copied.version,
+        fed_by=fed.fed_by,
+        root_id=fed.feed.root_id,
+        mode=None if mode == MIRROR else mode,
+    )

@@ -1,0 +1,22 @@
+"""The plugin's application as one of Airflow's users opens it, without Airflow's own around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+def plugin_app(role: str | None, username: str = "somebody") -> FastAPI:
+    """For a user with a role of Airflow's (None: without any); AIRFLOW_HOME is set before."""
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+
+    from waldelta_airflow.views.app import create_app
+
+    create_auth_manager()
+    app = create_app()
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role)
+    return app
