@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
@@ -39,6 +39,10 @@ SESSION_SETTINGS: dict[str, str] = {
     "statement_timeout": "0",
     "idle_session_timeout": "0",
 }
+# The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options.
+_NO_TRANSACTION_TIMEOUT = """
+select set_config('transaction_timeout', '0', false) where current_setting('transaction_timeout', true) is not null
+"""
 # A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot or lock that it holds;
 # one that is in the middle of a statement looks every ten seconds whether somebody still waits for it.
 _SERVER_KEEPALIVES = {
@@ -97,14 +101,16 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL settings that can't work; each
     names host, port and database but never the password.
     """
+
+    def open_(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
+        connection = psycopg.connect(pinned, autocommit=True)
+        connection.prepare_threshold = None
+        return _after(connection, lambda: connection.execute(_NO_TRANSACTION_TIMEOUT))
+
     try:
-        connection = _opened(
-            conninfo, application_name, lambda pinned: psycopg.connect(pinned, autocommit=True), _GIVES_UP_SENDING
-        )
+        return _opened(conninfo, application_name, open_, _GIVES_UP_SENDING)
     except psycopg.OperationalError as err:
         raise _connect_error(conninfo, err) from None
-    connection.prepare_threshold = None
-    return connection
 
 
 @contextmanager
@@ -141,10 +147,18 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
     # Its import brings pandas along: half a second that a look at an idle slot doesn't have.
     import adbc_driver_postgresql.dbapi
 
+    def open_(pinned: str) -> adbc_driver_postgresql.dbapi.Connection:
+        connection = adbc_driver_postgresql.dbapi.connect(pinned, autocommit=True)
+
+        def unlimited() -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(_NO_TRANSACTION_TIMEOUT)
+                cursor.fetch_arrow_table()
+
+        return _after(connection, unlimited)
+
     try:
-        return _opened(
-            conninfo, application_name, lambda pinned: adbc_driver_postgresql.dbapi.connect(pinned, autocommit=True)
-        )
+        return _opened(conninfo, application_name, open_)
     except adbc_driver_postgresql.dbapi.Error as err:
         raise _connect_error(conninfo, err) from None
 
@@ -176,7 +190,21 @@ def ended_by_replay(what: str, said: str) -> StandbyAway:
     )
 
 
-C = TypeVar("C")
+class _Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closeable)
+
+
+def _after(connection: C, first: Callable[[], object]) -> C:
+    """The connection, once what comes first has been done with it; closed when that fails."""
+    try:
+        first()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _opened(

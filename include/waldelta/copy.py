@@ -7,13 +7,14 @@ exception travels to the driver as text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import adbc_driver_postgresql.dbapi as adbc
 import numpy as np
 import numpy.typing as npt
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_postgresql import StatementOptions
@@ -23,9 +24,18 @@ from psycopg.conninfo import conninfo_to_dict
 from waldelta.arrow_columns import storage
 from waldelta.catalog import PublishedTable, TableId
 from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
-from waldelta.connection import connect_arrow, describe
-from waldelta.errors import ApplyError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, WaldeltaError
+from waldelta.connection import connect, connect_arrow, describe
+from waldelta.errors import (
+    ApplyError,
+    PrivilegeMissing,
+    SnapshotLost,
+    SourceError,
+    SourceUnreachable,
+    TableBusy,
+    WaldeltaError,
+)
 from waldelta.fault import fault_point
+from waldelta.patience import BARRED, lock_holders
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk
@@ -34,6 +44,8 @@ from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.types.target import printed
 
 BATCH_BYTES = 8 << 20
+# A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on the whole server.
+LOCK_TIMEOUT_MS = 60_000
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 METADATA_COLUMNS: dict[str, Any] = {LSN: pa.int64(), COMMIT_TS: pa.timestamp("us", tz="UTC"), RAW: RAW_TYPE}
@@ -42,6 +54,7 @@ METADATA_COLUMNS: dict[str, Any] = {LSN: pa.int64(), COMMIT_TS: pa.timestamp("us
 GONE = {"3F000", "42P01", "42703", "42804", "42883"}
 NO_SNAPSHOT = {"22023", "42704"}
 NO_PRIVILEGE = "42501"
+LOCKED = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +197,7 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
     run_statement(
         connection, sql.SQL("set transaction snapshot {}").format(sql.Literal(copy.snapshot_id)).as_string(None)
     )
+    run_statement(connection, f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
 
 
 def filenode_query(chunk: Chunk) -> str:
@@ -309,12 +323,23 @@ def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: Tab
             f"{copy.table} can't be copied ({reason}): grant select on it; where a row-level security policy would hide"
             f" rows, grant the role bypassrls or copy as the owner"
         )
+    if state == LOCKED:
+        return TableBusy(
+            f"{copy.table} can't be copied now: it stayed locked for {LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"
+        )
     # An error in mid-stream comes without SQLSTATE, so whether the session has survived it tells what it was.
     if not _is_alive(connection):
         return SourceUnreachable(
             f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
         )
     return SourceError(f"{copy.table} can't be copied ({reason}): check its row filter and columns")
+
+
+def _holders(conninfo: str) -> str:
+    """Who keeps tables locked against readers, where that can be asked, in the error's one line."""
+    with suppress(WaldeltaError, psycopg.Error), connect(conninfo, "waldelta copy locks") as connection:
+        return f" by {'; '.join(lock_holders(connection, BARRED, waiting=True).replace('  - ', '').splitlines())}"
+    return ""
 
 
 def _is_alive(connection: adbc.Connection) -> bool:

@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 Connection = psycopg.Connection[Any]
 
 LOCK_ATTEMPTS = 4
+STOP_ON_ERROR = "\\set ON_ERROR_STOP on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class SetupPlan:
         return not self.statements and not self.create_slot and self.alter_failover is None
 
     def as_sql(self) -> str:
-        """The plan as a script that a DBA can run with psql; empty when nothing is to be done.
+        """The plan as a script that a DBA can run with psql -f, which ends at the first error; empty when nothing is to be done.
 
         Only for plans without other problems than missing privileges (``require_for_dba``): a DBA may do anything, also
         what makes the application's statements fail.
@@ -128,7 +129,8 @@ class SetupPlan:
         if self.alter_failover is not None:
             command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
             lines.append(f"-- in a psql with 'replication=database' in its connection string: {command}")
-        return "\n".join(lines)
+        # By default psql goes on after an error: the slot would be made without its publications, and hold WAL for nobody.
+        return "\n".join([STOP_ON_ERROR, *lines]) if lines else ""
 
     def describe(self) -> str:
         """Findings and plan for people."""

@@ -179,11 +179,7 @@ class SnapshotHolder:
                 f"{where} is a standby, whose snapshots leave running transactions out: copy from the primary"
             )
         # The transaction idles as long as its readers read, whatever the role's or database's defaults.
-        settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
-        if self.connection.info.server_version >= 170000:
-            settings.append("transaction_timeout")
-        for setting in settings:
-            self._execute("select set_config(%s, '0', false)", (setting,))
+        self._execute("select set_config('idle_in_transaction_session_timeout', '0', false)")
         self.connection.execute("begin isolation level repeatable read read only")
         # The first statement takes the snapshot; the insert position read after it lies behind all commits it sees.
         self.snapshot, self.snapshot_id, written, segment_bytes = self._execute(

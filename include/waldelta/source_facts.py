@@ -19,7 +19,6 @@ Connection = psycopg.Connection[Any]
 TIMEOUTS = {
     "idle_in_transaction_session_timeout": "copies set it to 0 for the session that keeps their snapshot",
     "idle_session_timeout": "runs set it to 0 for the sessions that hold their locks",
-    "transaction_timeout": "copies set it to 0 for the session that keeps their snapshot",
     "idle_replication_slot_timeout": "a slot nobody reads for so long is invalidated: run the pipeline more often, or a "
     "resync has to compare all tables",
 }

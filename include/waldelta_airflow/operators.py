@@ -91,13 +91,18 @@ class WaldeltaJobOperator(BaseOperator):
         result.require(self.stage)
         return result.summary()
 
+    @property
+    def has_one_chance(self) -> bool:
+        """Whether it isn't tried again once it ran out of time, as stages behind landing: the next run, which lands first, does better."""
+        return self.verb == "consume" and self.stage not in (None, LAND)
+
     @contextmanager
     def _once(self) -> Iterator[None]:
-        """A stage behind landing that ran out of time isn't tried again: the next run, which lands first, does better."""
+        """What has one chance fails for good when it runs out of time."""
         try:
             yield
         except AirflowTaskTimeout:
-            if self.verb != "consume" or self.stage in (None, LAND):
+            if not self.has_one_chance:
                 raise
             self.on_kill()
             minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0

@@ -116,6 +116,17 @@ def test_each_cause_has_its_error(doors, speaks_ssl, changed, error, told, open_
     assert doors.password not in str(caught.value)
 
 
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connection):
+    """Each stage sets the bound that it needs; a version that doesn't know a setting takes no offence."""
+    for setting in ("statement_timeout", "transaction_timeout", "idle_session_timeout"):
+        if any_database.execute("select 1 from pg_settings where name = %s", (setting,)):
+            any_database.execute(f"alter database {any_database.name} set {setting} = '50ms'")
+    with open_connection(any_database.conninfo, "test") as connection, connection.cursor() as cursor:
+        cursor.execute("select 1 from pg_sleep(0.1)")
+        assert cursor.fetchone() == (1,)
+
+
 def test_a_silent_network_ends_a_wait(postgres):
     """Packets that are dropped without a word are noticed in a minute; who knows better says so in the connection."""
     conninfo = postgres.conninfo()

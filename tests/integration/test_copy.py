@@ -5,7 +5,8 @@ import pytest
 
 from waldelta.connection import connect
 from waldelta.copy import MOST_EXPRESSIONS, chunk_query, plan_copy, raw_map, read_chunks
-from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable
+from waldelta.copy_where import Choice, read_choices, whole_relation
+from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
 from waldelta.published import read_published_tables
 from waldelta.snapshot import SnapshotHolder, plan_chunks
 
@@ -207,6 +208,26 @@ class TestSnapshotLost:
         assert rest > 0
         database.execute("set lock_timeout = '1s'")
         database.execute("truncate t")
+
+    @pytest.mark.parametrize("whole", [False, True], ids=["by chunks", "by a condition"])
+    def test_a_lock_that_stays_is_waited_for_no_longer_than_so(self, database, copying, monkeypatch, whole):
+        """Whoever waits keeps the snapshot, and with it vacuum, from going on; who is in the way is told by name."""
+        monkeypatch.setattr("waldelta.copy.LOCK_TIMEOUT_MS", 50)
+        table = copying(
+            "create table t (id int primary key) partition by range (id)",
+            "create table t1 partition of t for values from (0) to (100)",
+            "create publication p for table t with (publish_via_partition_root = true)",
+        )
+        choice = Choice(whole_relation(table.table), "true", table.copy.relfilenodes)
+        # Without the limit, its end lets the reader through.
+        options = {"options": "-c idle_in_transaction_session_timeout=10s", "application_name": "vacuum-like"}
+        with database.connect(**options) as locked:
+            locked.execute("lock table t1 in access exclusive mode")
+            with pytest.raises(TableBusy, match=r"can't be copied now: .* \(vacuum-like\) on public\.t1; it") as told:
+                list(read_choices(table.conninfo, table.copy, [choice], "test")) if whole else table.rows()
+        assert told.value.retryable
+        assert "\n" not in str(told.value)
+        assert table.rows() == []
 
     def test_holder_killed(self, database, copying):
         """Without its holder a snapshot can't be imported any more."""

@@ -143,7 +143,10 @@ def small_bites(database, lake):
 
 
 def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
-    """The server gives up on what takes too long; smaller bites come then, also in the next run, and grow as it recovers."""
+    """The server gives up on what takes too long; smaller bites come then, also in the next run, and grow as it recovers.
+
+    That a role's or database's own limit is shorter takes nothing from it.
+    """
     job = small_bites(database, lake)
     for first in range(0, 18000, 1000):
         database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
@@ -156,8 +159,12 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeyp
         return land(spark, conninfo, source, bound, *rest)
 
     monkeypatch.setattr("spark_jobs.drain.land", seen)
-    with stalled(database), pytest.raises(SourceUnreachable):
-        drain(spark, job)
+    with stalled(database):
+        for setting in ("statement_timeout", "transaction_timeout"):
+            if database.execute("select 1 from pg_settings where name = %s", (setting,)):
+                database.execute(f"alter database {database.name} set {setting} = '500ms'")
+        with pytest.raises(SourceUnreachable, match="killed"):
+            drain(spark, job)
     assert asked == [16, 8, 4]
     assert caplog.text.count("the server was too slow: next bite") == 2
     with caplog.at_level("INFO", "spark_jobs.drain"):

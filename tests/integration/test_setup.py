@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
 import uuid
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +29,7 @@ from waldelta.ledger import Ledger
 from waldelta.locks import slot_lock
 from waldelta.pipeline_file import PipelineFile
 from waldelta.publication import Statement, read_publications
-from waldelta.setup import SetupPlan, apply_setup, plan_setup, teardown
+from waldelta.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
 from waldelta.slot import create_slot, read_slot
 
 pytestmark = pytest.mark.pg
@@ -181,7 +182,7 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
                 apply_setup(plain, job)
             assert state(database) == before
             publications, _, _ = plan.as_sql().partition("-- after the publications")
-            database.execute(publications)
+            database.execute(publications.removeprefix(f"{STOP_ON_ERROR}\n"))
             plan = apply_setup(plain, job)
             assert plan.statements == ()
             assert plan.problems == ()
@@ -192,6 +193,18 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
             assert state(database) == before
             database.execute("drop publication p")
             assert teardown(plain, job) == [f"slot {job.pipeline.source.slot}"]
+
+
+def test_sql_for_a_dba_that_fails_makes_no_slot(database, conn, lake, tables):
+    """A slot without its publications would hold WAL for nobody; psql goes on after an error where nobody says otherwise."""
+    plan = plan_setup(conn, job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, PLANES]}))
+    database.execute("drop table planes")
+    psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
+    done = subprocess.run(psql, input=plan.as_sql(), capture_output=True, text=True, check=False, timeout=60)
+    assert 'relation "public.planes" does not exist' in done.stderr
+    assert read_publications(conn) == {}
+    assert read_slot(conn, plan.slot) is None
+    assert done.returncode == 3  # psql's own, for a script that an error ended
 
 
 def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables):

@@ -20,6 +20,7 @@ from psycopg import sql
 from waldelta.connection import connect, describe
 from waldelta.copy import (
     GONE,
+    LOCK_TIMEOUT_MS,
     NO_PRIVILEGE,
     NO_SNAPSHOT,
     TableCopy,
@@ -45,7 +46,6 @@ Fetched = list[tuple[Any, ...]]
 BYTES_PER_CHUNK = 128 << 20
 SESSIONS = 2
 KEYS_PER_READ = 5_000
-LOCK_TIMEOUT_MS = 60_000
 # Of a table without a key: rows are told by what stands in their columns.
 _COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
 # With a letter that isn't ASCII's, where chr() makes one: of the encodings with more than a byte a letter only UTF-8's.
@@ -192,7 +192,6 @@ class SourceSide:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
         with connect(self.conninfo, name[:63]) as connection, _named_errors(self.conninfo, self.copy):
             connection.execute("select set_config('statement_timeout', '0', false)")
-            # The snapshot that it reads by holds vacuum back for as long as it waits.
             connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
             self._check_hash(connection)
             yield connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -110,6 +111,28 @@ def test_the_time_of_apply_is_the_files(write_pipeline):
     """Landing waits for it."""
     write_pipeline("shop", more="batch: {apply_timeout_minutes: 7}")
     assert create_dags()["shop_cdc"].get_task("apply").execution_timeout == timedelta(minutes=7)
+
+
+def test_the_page_has_each_tasks_limit(dags):
+    """And what becomes of a task that runs out of it."""
+    section = (_REPOSITORY / "docs/airflow.md").read_text().split("### A stage that hangs")[1].split("\n### ")[0]
+    told = {}
+    for tasks, of, number, unit, then in re.findall(
+        r"^\| (.*?) \| (.*?) \| (\d+) (min|h)\b.*? \| (.*?) \|$", section, re.MULTILINE
+    ):
+        limit = timedelta(minutes=int(number) * (60 if unit == "h" else 1))
+        named = set(re.findall(r"`_(\w+)`", of)) or set(GRAPHS)
+        told |= {(kind, task): (limit, then) for task in re.findall(r"`(\w+)`", tasks) for kind in named & set(GRAPHS)
+                 if task in GRAPHS[kind]}  # fmt: skip
+    assert told == {
+        (kind, t.task_id): (t.execution_timeout, _then(t)) for kind in GRAPHS for t in dags[f"shop_{kind}"].tasks
+    }
+
+
+def _then(task) -> str:
+    if not task.retries:
+        return "not tried again"
+    return "`StageTimeout`" if getattr(task, "has_one_chance", False) else "tried again"
 
 
 @pytest.mark.parametrize("given, seconds", [(None, 20), ("", 20), ("1.5", 1.5), ("600", 600)])
