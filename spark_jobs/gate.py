@@ -38,7 +38,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.own_suites import OwnExpectation, assign_suites, read_each
 from waldelta.quarantine import FAILS
 from waldelta.reconcile.canonical import may_be_raw
-from waldelta.release import released_upto
+from waldelta.release import lands_later, released_upto
 from waldelta.type_map import TargetType
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class TableGate:
-    """One table's gate; ``released`` is the position up to which commits pass its ``stop``."""
+    """One table's gate; ``released`` is where the commits end that pass its ``stop``."""
 
     table: str
     expectations: tuple[Gated, ...] = ()
@@ -150,7 +150,7 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
         stops = [v for v in verdicts if v.gated.item.gate == "stop"]
         if stops:
             rest = frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
-            if failed := _stopped(columns, gate, rest.where(F.col(f"{_NET}.lsn") > gate.released), stops):
+            if failed := _stopped(columns, gate, rest.where(lands_later(F.col(f"{_NET}.lsn"), gate.released)), stops):
                 raise QualityFailed(
                     f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
                     "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the "

@@ -17,6 +17,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
 from waldelta.expectation_results import read_expectation_results
+from waldelta.ledger_rows import Release, now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined
@@ -121,6 +122,13 @@ def test_released_changes_pass_once(gated, database):
     sync(made.spark, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
+    # What was released may end where the next commit begins.
+    identity = made.job.slot_identity()
+    begin = max(DeltaTable(made.job.change_log(identity).uri).to_pyarrow_table()["commit_lsn"].drop_null().to_pylist())
+    made.job.ledger.append(
+        Release(now(), "adjacent", "public.t", 1, identity.incarnation, identity.timeline, begin, "ann")
+    )
+    made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
     assert (told["by"], told["reason"]) == ("ann", "known")
     database.execute("insert into t values (2, -2)")
