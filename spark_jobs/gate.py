@@ -33,6 +33,7 @@ from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.copy import TableCopy
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.own_suites import OwnExpectation, assign_suites, read_each
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 # More rows than that in one range aren't a few bad ones: somebody has to look before anything is merged.
 MOST_SET_ASIDE = 10_000
 _NET = "_wd_net"
+_CALLED = {"stop": STOP, "quarantine": QUARANTINE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +426,7 @@ def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
     at = now()
     rows = [
         ExpectationResult(
-            at, job.run_id, gate.table, v.gated.item.type, f"gate {v.gated.item.gate}: {v.gated.meaning}",
+            at, job.run_id, gate.table, v.gated.item.type, f"{_CALLED[v.gated.item.gate]}{v.gated.meaning}",
             v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical", "own", v.success,
             v.why or v.observed, v.unexpected, None,
         )
