@@ -28,6 +28,7 @@ from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_state
 from spark_jobs.merge_files import merge_files
 from spark_jobs.merge_here import changes_copies, merge_here
 from spark_jobs.merge_states import complete_states, merge_states
+from spark_jobs.net_rows import WRITTEN
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
@@ -48,6 +49,7 @@ from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, Wa
 from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
 from waldelta.foreign import Watch
+from waldelta.gate_verdicts import tell_passed
 from waldelta.job import Job
 from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
@@ -376,6 +378,8 @@ def _bring(run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Call
         changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
     fault_point("apply.staged")
     check()
+    if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
+        tell_passed(job, state.table_name)
     fault_point("apply.merging")
     tag = _merge_staged(run, changes, plan, replace(tag, counts=changes.counts), check)
     fault_point("apply.merged")

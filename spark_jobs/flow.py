@@ -36,7 +36,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import end_old_backends
 from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
-from waldelta.quarantined import tell_unknown_anew
+from waldelta.quarantined import tell_anew
 from waldelta.recover import never_compared
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.server import read_oldest_xid
@@ -152,8 +152,11 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     decided = result.verb == "quarantine"
     # Without a changed row, too, rows may have entered quarantine or left it: one that was deleted, or all of an earlier copy's.
     unchanged = {name: table for name, table in result.tables.items() if not (table.changed or decided)}
-    if quiet := [name for name, table in unchanged.items() if table.passed_by or result.verb != "consume"]:
-        tell_unknown_anew(job, quiet)
+    quiet = [name for name, table in unchanged.items() if table.passed_by or result.verb != "consume"]
+    if not job.pipeline.quality.enabled:  # no check tells it of the others
+        quiet += result.tables.keys() - unchanged.keys()
+    if quiet:
+        tell_anew(job, quiet)
     _check(spark, job, result, stage, [name for name, table in result.tables.items() if table.changed or decided])
 
 

@@ -33,12 +33,13 @@ from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.copy import TableCopy
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.own_suites import OwnExpectation, assign_suites, read_each
 from waldelta.quarantine import FAILS
 from waldelta.reconcile.canonical import may_be_raw
-from waldelta.release import released_upto
+from waldelta.release import lands_later, released_upto
 from waldelta.type_map import TargetType
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 # More rows than that in one range aren't a few bad ones: somebody has to look before anything is merged.
 MOST_SET_ASIDE = 10_000
 _NET = "_wd_net"
+_CALLED = {"stop": STOP, "quarantine": QUARANTINE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class TableGate:
-    """One table's gate; ``released`` is the position up to which commits pass its ``stop``."""
+    """One table's gate; ``released`` is where the commits end that pass its ``stop``."""
 
     table: str
     expectations: tuple[Gated, ...] = ()
@@ -150,7 +152,7 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
         stops = [v for v in verdicts if v.gated.item.gate == "stop"]
         if stops:
             rest = frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
-            if failed := _stopped(columns, gate, rest.where(F.col(f"{_NET}.lsn") > gate.released), stops):
+            if failed := _stopped(columns, gate, rest.where(lands_later(F.col(f"{_NET}.lsn"), gate.released)), stops):
                 raise QualityFailed(
                     f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
                     "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the "
@@ -424,7 +426,7 @@ def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
     at = now()
     rows = [
         ExpectationResult(
-            at, job.run_id, gate.table, v.gated.item.type, f"gate {v.gated.item.gate}: {v.gated.meaning}",
+            at, job.run_id, gate.table, v.gated.item.type, f"{_CALLED[v.gated.item.gate]}{v.gated.meaning}",
             v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical", "own", v.success,
             v.why or v.observed, v.unexpected, None,
         )

@@ -68,7 +68,8 @@ class NetFiles:
 
 def rows_at_once(rows: pa.Table) -> int:
     """So many of these rows as are worked on at once."""
-    return max(1, min(ROWS_PER_PART, PART_BYTES * len(rows) // max(rows.nbytes, 1)))
+    bytes_ = max(int(rows.nbytes), 1)
+    return max(1, min(ROWS_PER_PART, PART_BYTES * len(rows) // bytes_))
 
 
 def batches(dataset: ds.Dataset) -> Iterator[pa.RecordBatch]:

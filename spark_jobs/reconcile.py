@@ -27,7 +27,7 @@ from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
 from waldelta.present import read_present
-from waldelta.quarantined import current_user, tell_unknown_anew
+from waldelta.quarantined import current_user, tell_anew
 from waldelta.reconcile.reconciliations import (
     DIFFERENT,
     FAILED,
@@ -297,7 +297,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
     work.found[name] = replace(
         row, status=REPAIRED, repaired=mended, reason=f"the target's version {cut.version} holds them"
     )
-    tell_unknown_anew(job, [name])  # quarantined rows came along
+    tell_anew(job, [name])  # quarantined rows came along
 
 
 def _obstacle(found: Found) -> str | None:

@@ -291,7 +291,7 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     change_log = job.change_log(job.slot_identity())
     stretch = Stretches(change_log, change_log.sizes(after, last)).between(after, last)
     truncated = last_truncates(stretch.stream, state, Snapshot.parse(state.snapshot))
-    return stretch.volume(state).rows + len(truncated)
+    return stretch.count(state) + len(truncated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from spark_jobs.result import RunResult, TableResult, copy_result
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lsn import Lsn
-from waldelta.quarantined import tell_unknown_anew
+from waldelta.quarantined import tell_anew
 from waldelta.recopy import read_table_bytes
 from waldelta.repair import Repair
 from waldelta.standing import Due, Standing, due, never_copied, read_standings, record_killed
@@ -85,7 +85,7 @@ def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, dr
         f"{_told(copy)}: it was repaired as of {done.lsn}: {done.entered:,} rows entered, {done.left:,} left, "
         f"{done.reread:,} that changed meanwhile were read again"
     )
-    tell_unknown_anew(job, [copy.table_name])
+    tell_anew(job, [copy.table_name])
     return True
 
 
@@ -115,7 +115,7 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
     if copied.diff is not None:
         how = f"compared with its source, {copied.diff.written:,} of {copied.rows:,} rows differed"
     result.warnings.append(f"{_told(copy)}: it was {how}")
-    tell_unknown_anew(job, [copy.table_name])
+    tell_anew(job, [copy.table_name])
 
 
 def _told(copy: Standing) -> str:

@@ -171,23 +171,22 @@ def _is_left_out(touched: Stretch, standing: Standing) -> bool:
 
 def _concerns(touched: Stretch, state: TableState) -> bool:
     """Whether the range has anything for a target that its copy doesn't hold."""
-    return touched.volume(state).rows > 0 or touched.stream.has_truncates()
+    return touched.count(state) > 0 or touched.stream.has_truncates()
 
 
 def _told_before(touched: Stretch, state: TableState) -> list[str]:
     """Changes that the copy holds: what the log says of them is older than the target's rows."""
     rows = touched.rows_of(state)
-    every = len(rows) if rows is not None else _count(touched, state)
-    if not (older := every - touched.volume(state).rows):
+    if rows is not None:
+        every = len(rows)
+    else:
+        every, _ = touched.change_log.unseen(touched.stream, state.relation_ids, Snapshot(0, 0))
+    if not (older := every - touched.count(state)):
         return []
     remedy = f"initial sync with tables={state.table_name}, if its rows are damaged"
     return [
         f"{state.table_name}: {older:,} changes of the range are older than its copy and aren't replayed ({remedy})"
     ]
-
-
-def _count(touched: Stretch, state: TableState) -> int:
-    return touched.change_log.volume(touched.stream, state.relation_ids, Snapshot(0, 0)).rows
 
 
 def _replay_locked(run: _Run, state: TableState, present: PresentTable, done: Replayed) -> None:

@@ -38,11 +38,19 @@ class Stretch:
 
     def volume(self, state: TableState) -> Volume:
         """How much of it waits for one target."""
+        rows = self.rows_of(state)
+        return Volume(*self._waiting(state), self._bytes_of(state) if rows is None else rows.nbytes)
+
+    def count(self, state: TableState) -> int:
+        """How many of its row messages wait for one target."""
+        return self._waiting(state)[0]
+
+    def _waiting(self, state: TableState) -> tuple[int, bool]:
         snapshot = Snapshot.parse(state.snapshot)
         if (rows := self.rows_of(state)) is None:
-            return Volume(*self.change_log.unseen(self.stream, state.relation_ids, snapshot), self._bytes_of(state))
+            return self.change_log.unseen(self.stream, state.relation_ids, snapshot)
         unseen = ~snapshot.sees(rows["xid8"].to_numpy())
-        return Volume(int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen])), rows.nbytes)
+        return int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen]))
 
     def _bytes_of(self, state: TableState) -> int:
         if self._bytes <= COUNTED_BYTES:

@@ -65,7 +65,9 @@ def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Me
         if count in files.column_names and not files[count].null_count
     }
     read = {name: _Values(is_number) for name, is_number in columns if name not in told}
-    scanner = by_row_group(dataset).scanner(list(read), batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1)
+    scanner = by_row_group(dataset).scanner(
+        list(read), batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+    )
     rows = 0
     for batch in scanner.to_batches():
         rows += batch.num_rows

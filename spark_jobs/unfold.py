@@ -107,10 +107,10 @@ def _chains(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> tuple[
 def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
     chains, era, (source, destination) = _chains(events, shape, unfolding)
     lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
-    # Clocks may step back from one commit to the next; a row's states follow each other all the same.
-    at = np.maximum.accumulate(events["commit_ts"].cast(pa.int64()).to_numpy().astype(np.int64))
+    at, emptied_at = _times(events, unfolding)
     events = _with(_with(events, "lsn", pa.array(lsn)), "commit_ts", pa.array(at).cast(_TS))
-    end_lsn, end_at = _ends(chains, era, (lsn, at), unfolding)
+    emptied = np.array([truncate.lsn for truncate in unfolding.truncates], np.int64)
+    end_lsn, end_at = _ends(chains, era, (lsn, emptied), (at, emptied_at))
     left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
     if unfolding.mode == SOFT_DELETE:
         left &= _is_last(destination, left)
@@ -139,20 +139,31 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     return pa.concat_tables(tables)
 
 
-def _ends(chains: Chains, era: Ints, when: tuple[Ints, Ints], unfolding: Unfolding) -> tuple[Ints, Ints]:
-    """For each event, position and time at which the row that it left behind was changed or went; -1 when it is still so."""
+def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
+    """The times of the events and of the TRUNCATEs, in microseconds, none before one that comes earlier in the stream.
+
+    Clocks may step back from one commit to the next; a row's states follow each other all the same.
+    """
+    truncates = unfolding.truncates
+    places = np.concatenate([events["ord"].to_numpy(), np.array([truncate.place for truncate in truncates], np.int64)])
+    at = events["commit_ts"].cast(pa.int64()).to_numpy().astype(np.int64)
+    at = np.concatenate([at, np.array([truncate.at_us for truncate in truncates], np.int64)])
+    order = np.argsort(places, kind="stable")
+    at[order] = np.maximum.accumulate(at[order])
+    return at[: len(events)], at[len(events) :]
+
+
+def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ...]:
+    """For each event, when the row that it left behind was changed or went, by each measure of the events and the TRUNCATEs; -1 when it is still so."""
     stays = np.flatnonzero(chains.destination[chains.touch_event] == chains.touch_key)
     ended = stays[~chains.is_last[stays]]
     by = np.full(len(era), -1, np.int64)
     by[chains.touch_event[ended]] = chains.touch_event[ended + 1]
     ends = []
-    for of, truncated in (
-        (when[0], [t.lsn for t in unfolding.truncates]),
-        (when[1], [t.at_us for t in unfolding.truncates]),
-    ):
-        emptied = np.array([*truncated, -1], np.int64)[era]
-        ends.append(np.where(by >= 0, of[by], np.where(emptied >= 0, emptied, -1)))
-    return ends[0], ends[1]
+    for of, truncated in when:
+        emptied = np.append(truncated, -1)[era]
+        ends.append(np.where(by >= 0, of[by], emptied))
+    return tuple(ends)
 
 
 def _is_last(keys: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import split_table_name
@@ -46,6 +46,15 @@ class OwnExpectation(BaseModel):
         "warn", description="what to do with a batch that fails; quarantine and stop act before the merge"
     )
     notes: str | None = None
+
+    @field_validator("kwargs")
+    @classmethod
+    def _sets_of_values(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Without a null in ``value_set``: Spark would take no other value for certainly outside of the set, and none would fail."""
+        values = kwargs.get("value_set")
+        if not isinstance(values, (list, tuple, set)) or None not in values:
+            return kwargs
+        return kwargs | {"value_set": [value for value in values if value is not None]}
 
     @property
     def meaning(self) -> str:

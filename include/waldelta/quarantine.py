@@ -102,6 +102,10 @@ class IncompleteRow:
         return self.status == DISCARDED or (self.status == QUARANTINED and _is_of_gate(self.reason))
 
 
+def _is_held(row: Mapping[str, Any], generations: Mapping[str, int]) -> bool:
+    return bool(generations.get(row["table_name"]) == row["generation"])
+
+
 def _is_of_gate(reason: str | None) -> bool:
     return (reason or "").startswith(FAILS)
 
@@ -120,6 +124,16 @@ class Outline:
     status: str
     batch: int
     outdated: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateReason:
+    """Why a gate has set a row aside, in which run, and whether the row still waits for that."""
+
+    table_name: str
+    run_id: str
+    reason: str
+    is_open: bool
 
 
 _OUTLINE = ["key", "status", "batch", "outdated"]
@@ -176,9 +190,23 @@ class Quarantine:
         names = ["table_name", "generation", "key", "status", "columns", "reason"]
         chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
-        latest = {(r["table_name"], r["key"]): r for r in rows if generations[r["table_name"]] == r["generation"]}
+        latest = {(r["table_name"], r["key"]): r for r in rows if _is_held(r, generations)}
         waiting = (row for row in latest.values() if row["status"] == QUARANTINED and row["columns"])
         return dict(Counter(row["table_name"] for row in waiting if not _is_of_gate(row["reason"])))
+
+    def gate_reasons(self, tables: Collection[str], generations: Mapping[str, int]) -> list[GateReason]:
+        """Why gates have ever set rows of these tables aside; those wait that the given generation of the target lacks."""
+        names = ["table_name", "generation", "key", "status", "run_id", "reason"]
+        chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
+        latest = {(row["table_name"], row["key"]): row for row in rows if _is_held(row, generations)}
+        return [
+            GateReason(
+                row["table_name"], row["run_id"], row["reason"], latest.get((row["table_name"], row["key"])) is row
+            )
+            for row in rows
+            if row["status"] == QUARANTINED and _is_of_gate(row["reason"])
+        ]
 
     def lacking(self, table_name: str, generation: int, upto: int | None = None) -> dict[str, Outline]:
         """What was told last of the keys that a copy of a table is known to lack, or to have as they were before (outdated).

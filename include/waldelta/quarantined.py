@@ -23,6 +23,7 @@ from waldelta.expectation_results import (
     told_last,
     told_unknown,
 )
+from waldelta.gate_verdicts import tell_let_in
 from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
@@ -79,7 +80,7 @@ def discard_quarantined(
 
         if discarded:
             Quarantine(job.pipeline.target.root, job.storage_options).add(discarded, check)
-            tell_unknown_anew(job, {row.table_name for row in discarded if row.columns})
+            tell_anew(job, {row.table_name for row in discarded})
     return [
         {
             "id": row.id,
@@ -93,8 +94,10 @@ def discard_quarantined(
     ]
 
 
-def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
-    """Enter what a check would find now of rows that lack values, of tables that one has told of: no run may come for long that changes them.
+def tell_anew(job: Job, tables: Collection[str]) -> None:
+    """Enter what a check would find now of rows that lack values, of tables that one has told of, and which gates keep no row out any more.
+
+    No run may come for long that changes them.
 
     The work is done by then: where it can't be entered, a warning in the log says so, and the tables' next check tells.
     """
@@ -102,6 +105,7 @@ def tell_unknown_anew(job: Job, tables: Collection[str]) -> None:
         _tell_unknown(job, tables)
     except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
         log.warning("what lacks values now isn't told of %s before the next check: %s", ", ".join(sorted(tables)), err)
+    tell_let_in(job, tables)
 
 
 def _tell_unknown(job: Job, tables: Collection[str]) -> None:

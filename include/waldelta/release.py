@@ -52,6 +52,17 @@ def landed_upto(job: Job, identity: SlotIdentity) -> int:
     return job.change_log(identity).end_after(job.first_batch())
 
 
+def lands_later(commit_lsn: Any, released: int) -> Any:
+    """Whether a commit, by where its record begins, is none of those released; a column of positions gives a column.
+
+    What is released ends at ``released``, and with nothing between them the next commit begins there.
+
+    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0)
+    (False, True, True)
+    """
+    return commit_lsn >= released
+
+
 def released_upto(job: Job) -> dict[tuple[str, int], int]:
     """Up to which position (of a commit) changes of each table's copy pass its stop gates; none where nothing was released."""
     identity = job.slot_identity()

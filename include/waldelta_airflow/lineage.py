@@ -5,7 +5,7 @@ Imported only where that provider is installed (``apache-airflow-providers-openl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ from openlineage.client.event_v2 import Dataset, OutputDataset
 from openlineage.client.facet_v2 import RunFacet, output_statistics_output_dataset
 
 from waldelta.lake import target_uri
-from waldelta.pipeline_file import PipelineFile, split_table_name
+from waldelta.pipeline_file import PipelineFile, Publication, split_table_name
 
 _ROWS = ("inserted", "updated", "deleted")
 _PORT = 5432
@@ -65,14 +65,29 @@ def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> Ou
     return OutputDataset(namespace, place.path, outputFacets={"outputStatistics": statistics})
 
 
+def _published(publications: Iterable[Publication], table: str) -> str | None:
+    """The publisher's filter of a table; None where all rows pass, or nobody knows.
+
+    A row is sent when one of the publications lets it pass. One that isn't managed is read as it is, whatever the file says.
+    """
+    filters: list[str] = []
+    for publication in publications:
+        of_schema = any(table.startswith(f"{schema}.") for schema in publication.schemas)
+        if not publication.manage or publication.all_tables or of_schema:
+            return None
+        for entry in publication.tables:
+            if ".".join(entry.parts) != table:
+                continue
+            if entry.where is None:
+                return None
+            filters.append(entry.where)
+    several = list(dict.fromkeys(filters))
+    return " or ".join(f"({where})" for where in several) if len(several) > 1 else next(iter(several), None)
+
+
 def _filters(pipeline: PipelineFile, fed: Mapping[str, str]) -> dict[str, str]:
     """The publisher's filter of each source table, and each target's own."""
-    published = {
-        ".".join(entry.parts): entry.where
-        for publication in pipeline.source.publications
-        for entry in publication.tables
-        if entry.where is not None
-    }
-    found = {table: published[table] for table in set(fed.values()) & published.keys()}
+    named = {table: _published(pipeline.source.publications, table) for table in set(fed.values())}
+    found = {table: where for table, where in named.items() if where is not None}
     own = {f"target {name}": where for name in fed if (where := pipeline.target.where_of(name)) is not None}
     return dict(sorted((found | own).items()))

@@ -17,11 +17,14 @@ from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
+from waldelta.ledger_rows import Release, now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
 from waldelta.replay import read_span
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.verdicts import read_latest_checks
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -61,6 +64,10 @@ class Gated:
 
     def source(self, columns="id, v", where="true"):
         return sorted(self.database.execute(f"select {columns} from t where {where}"))
+
+    def failed(self):
+        """How many expectations the pages say that the table doesn't meet."""
+        return read_latest_checks(Bookkeeping(self.job.pipeline.target.root), None)["public.t"].failed
 
     def told(self):
         rows = Quarantine(self.job.pipeline.target.root).rows("public.t", 1)
@@ -112,6 +119,13 @@ def test_a_batch_that_was_corrected_passes(gated, database):
     database.execute("update t set v = 1")
     made.run("second")
     assert made.rows() == [(1, 1)]
+    database.execute("insert into t values (2, -2)")
+    made.fails("third")
+    assert made.failed() == 1
+    # Nothing is left to judge, nor to check.
+    database.execute("delete from t where id = 2")
+    assert not made.run("fourth").changed
+    assert (made.rows(), made.failed()) == ([(1, 1)], 0)
 
 
 def test_released_changes_pass_once(gated, database):
@@ -121,6 +135,13 @@ def test_released_changes_pass_once(gated, database):
     sync(made.spark, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
+    # What was released may end where the next commit begins.
+    identity = made.job.slot_identity()
+    begin = max(DeltaTable(made.job.change_log(identity).uri).to_pyarrow_table()["commit_lsn"].drop_null().to_pylist())
+    made.job.ledger.append(
+        Release(now(), "adjacent", "public.t", 1, identity.incarnation, identity.timeline, begin, "ann")
+    )
+    made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
     assert (told["by"], told["reason"]) == ("ann", "known")
     database.execute("insert into t values (2, -2)")
@@ -403,20 +424,47 @@ def test_read_again_or_discarded(gated, database):
     )
     database.execute("update t set v = -3 where id = 3")
     made.run("third")
+    assert made.failed() == 1
     run_retry(made.spark, replace(made.job, run_id="retry"), ["public.t"], "ann")
     assert made.rows() == made.source()
-    assert list_quarantined(made.job) == []
+    assert (list_quarantined(made.job), made.failed()) == ([], 0)
+
+
+def test_what_keeps_no_row_out_is_met(gated, database):
+    """Each expectation until the last of its rows is gone or decided on, though nothing of the target changes by that."""
+    made = gated()
+    made.own(RULE.format("quarantine"), STOP.replace("stop", "quarantine"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1), (2, -2), (3, 99)")
+    made.run("first")
+    ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
+    assert (sorted(ids), made.failed()) == (["1", "2", "3"], 2)
+    discard_quarantined(made.job, [ids["1"]], by="ann")
+    assert made.failed() == 2
+    discard_quarantined(made.job, [ids["3"]], by="ann")
+    assert made.failed() == 1
+    database.execute("delete from t where id = 2")
+    assert not made.run("second").changed
+    assert (made.rows(), made.failed()) == ([], 0)
 
 
 def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
-    """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row."""
+    """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row; until they are gone."""
     monkeypatch.setattr("spark_jobs.gate.MOST_SET_ASIDE", 3)
     made = gated()
     made.own(RULE.format("quarantine"))
     sync(made.spark, made.job)
+    database.execute("insert into t values (9, -9)")
+    made.run("first")
+    told = made.told()
     database.execute("insert into t select g, -g from generate_series(1, 4) g")
-    assert "no more than 3 at once" in made.fails().error["message"]
-    assert (made.rows(), made.told()) == ([], [])
+    assert "no more than 3 at once" in made.fails("second").error["message"]
+    assert (made.rows(), made.told()) == ([], told)
+    discard_quarantined(made.job, tables=["public.t"], by="ann")
+    assert made.failed() == 1
+    database.execute("delete from t where id < 9")
+    made.run("third")
+    assert (made.rows(), made.failed()) == ([], 0)
 
 
 def test_a_stop_judges_what_is_left(gated, database):

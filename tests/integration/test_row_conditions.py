@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyspark.sql import functions as F
 
@@ -12,6 +14,7 @@ from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_c
 from tests.integration.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.lake import target_uri
 from waldelta.ledger_rows import ColumnState
+from waldelta.own_suites import OwnExpectation
 
 pytestmark = pytest.mark.spark
 
@@ -31,6 +34,8 @@ EXPECTATIONS = [
     ("expect_column_values_to_be_in_set", {"column": "origin", "value_set": ["JFK", "LGA"]}),
     ("expect_column_values_to_be_in_set", {"column": "id", "value_set": [1, 2, 3]}),
     ("expect_column_values_to_not_be_in_set", {"column": "origin", "value_set": ["", "LGA"]}),
+    ("expect_column_values_to_be_in_set", {"column": "origin", "value_set": ["JFK", None]}),
+    ("expect_column_values_to_not_be_in_set", {"column": "origin", "value_set": ["LGA", None]}),
     ("expect_column_values_to_match_regex", {"column": "origin", "regex": "^[A-Z]{3}$"}),
     ("expect_column_values_to_not_match_regex", {"column": "origin", "regex": "x"}),
     ("expect_column_value_lengths_to_be_between", {"column": "origin", "min_value": 1, "max_value": 3}),
@@ -56,7 +61,7 @@ OTHERS = [
 
 
 def own_file(expectations):
-    lines = [f"  - {{type: {kind}, kwargs: {kwargs}, severity: warning}}" for kind, kwargs in expectations]
+    lines = [f"  - {{type: {kind}, kwargs: {json.dumps(kwargs)}, severity: warning}}" for kind, kwargs in expectations]
     return "expectations:\n" + "\n".join(lines)
 
 
@@ -81,11 +86,17 @@ def test_they_count_what_great_expectations_counts(spark, lake):
             frame.agg(F.count(F.when(condition.unexpected, 1))).first()
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
     for (kind, kwargs), outcome in zip(EXPECTATIONS, found, strict=True):
-        condition = row_condition(kind, kwargs)
+        condition = row_condition(kind, OwnExpectation(type=kind, kwargs=kwargs).kwargs)
         assert condition is not None, kind
         row = frame.agg(F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))).first()
         success = not row[0] or row[1] - row[0] >= condition.mostly * row[1]
         assert (row[0], success) == (outcome.unexpected_count, outcome.success), (kind, kwargs)
+    nulls = [
+        o.unexpected_count
+        for (_, kwargs), o in zip(EXPECTATIONS, found, strict=True)
+        if None in kwargs.get("value_set", ())
+    ]
+    assert nulls == [3, 1]
     known = {"".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_") for kind, _ in EXPECTATIONS}
     assert known == set(ROW_KINDS)
 

@@ -66,6 +66,25 @@ def test_no_two_are_called_alike(tmp_path, items, expected):
     assert [item.meaning for item in planned] == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("[a, null]", ["a"]),
+        ("[a, ~, b, null]", ["a", "b"]),
+        ("[null]", []),
+        ("!!set {a, null}", ["a"]),
+        ("[a, 'null']", ["a", "null"]),
+        ("{$PARAMETER: labels}", {"$PARAMETER": "labels"}),
+        ("null", None),
+    ],
+)
+def test_a_null_is_no_value_of_a_set(tmp_path, given, expected):
+    """Whoever judges by the file, before the merge or after it, gets the same set."""
+    (tmp_path / "t.yml").write_text(f"expectations: [{{type: x, kwargs: {{column: a, value_set: {given}}}}}]")
+    (item,) = read_own_suites(tmp_path, ["public.t"]).by_table["public.t"].suite.expectations
+    assert item.kwargs == {"column": "a", "value_set": expected}
+
+
 def test_no_folder_no_suites(tmp_path):
     """A pipeline without own suites has no folder for them."""
     assert read_own_suites(None, ["public.t"]).by_table == {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from operator import itemgetter
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -12,15 +14,16 @@ from spark_jobs.unfold import Truncation, Unfolding, unfold
 from tests.seeds import chosen_seed
 from waldelta.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
 
+TS = pa.timestamp("us", tz="UTC")
 SHAPE = EventShape(2, (0,), (1,))
 SCHEMA = event_schema(SHAPE, [pa.int64(), pa.string()]).append(pa.field("xid", pa.int64()))
 
 
-def event(place, op, commit, old=None, new=None, value=None):
+def event(place, op, commit, old=None, new=None, value=None, at=None):
     """One change; an update without a value leaves a large one as it is."""
     unchanged = op == UPDATE and value is None
-    return {"ord": place, "op": op, "o0": old, "c0": new, "c1": value, "u1": unchanged, "lsn": commit, "commit_ts": commit,
-            "xid": commit}  # fmt: skip
+    return {"ord": place, "op": op, "o0": old, "c0": new, "c1": value, "u1": unchanged, "lsn": commit,
+            "commit_ts": commit if at is None else at, "xid": commit}  # fmt: skip
 
 
 class Table:
@@ -35,8 +38,10 @@ class Table:
         """Some statements; what is between them is no state."""
         before = dict(self.rows)
         emptied = False
+        # The clock may have been set back.
+        at = commit - rng.choice([0, 0, 4])
         for _ in range(rng.randint(1, 4)):
-            emptied |= self._statement(commit, rng)
+            emptied |= self._statement(commit, at, rng)
         for key in before.keys() | self.rows.keys():
             touched = emptied or any(e["lsn"] == commit and key in (e["o0"], e["c0"]) for e in self.events)
             if touched and key in before:
@@ -45,26 +50,26 @@ class Table:
             if touched and key in self.rows:
                 self.states.setdefault(key, []).append((commit, self.rows[key]))
 
-    def _statement(self, commit, rng):
+    def _statement(self, commit, at, rng):
         self.place += 1
         key, other, value = rng.randint(1, 5), rng.randint(1, 5), f"v{self.place}"
         if rng.random() < 0.08:
             self.rows.clear()
-            self.truncates.append(Truncation(self.place, commit, commit, commit))
+            self.truncates.append(Truncation(self.place, commit, at, commit))
             return True
         if key not in self.rows:
             self.rows[key] = value
-            self.events.append(event(self.place, INSERT, commit, None, key, value))
+            self.events.append(event(self.place, INSERT, commit, None, key, value, at))
         elif rng.random() < 0.3:
             del self.rows[key]
-            self.events.append(event(self.place, DELETE, commit, key))
+            self.events.append(event(self.place, DELETE, commit, key, at=at))
         elif other in self.rows and other != key:
             return False
         else:
             sent = value if rng.random() < 0.5 else None
             held = self.rows.pop(key)
             self.rows[other] = sent or held
-            self.events.append(event(self.place, UPDATE, commit, key, other, sent))
+            self.events.append(event(self.place, UPDATE, commit, key, other, sent, at))
         return False
 
     @property
@@ -93,6 +98,15 @@ def applied(target, rows, truncates):
     return [*target, *new]
 
 
+def follow_each_other_in_time(rows):
+    """No state ends before it began, nor begins before the one ended that its key had in this range."""
+    ends = {}
+    states = [row for row in rows if row["action"] in ("insert", "update")]
+    for row in sorted(states, key=itemgetter("lsn")):
+        assert ends.get(row["c0"], row["commit_ts"]) <= row["commit_ts"] <= (row["to_ts"] or row["commit_ts"])
+        ends[row["c0"]] = row["to_ts"]
+
+
 def unfolded(table, unfolding, since=0):
     events = pa.Table.from_pylist(table.events[since:], SCHEMA)
     return unfold(events, SHAPE, unfolding).to_pylist()
@@ -113,6 +127,7 @@ def test_a_history_has_every_state_that_a_transaction_left(ranges):
             truncates = tuple(table.truncates[emptied:])
             rows = unfolded(table, Unfolding(HISTORY, 0, truncates), since)
             target = applied(target, rows, truncates)
+            follow_each_other_in_time(rows)
         assert sorted(map(tuple, target), key=repr) == table.all_states, (f"WALDELTA_SEED={seed}", n, table.events)
 
 
@@ -172,6 +187,26 @@ CASES = {
         [event(2, UPDATE, 10, 9, 9, "x")], Unfolding(HISTORY, 0, (Truncation(1, 9, 9, 9),)), [("skip", 10)],
     ),
 }  # fmt: skip
+
+
+SET_BACK = {
+    "by a later change": ([event(1, INSERT, 10, None, 9, "x", 1000), event(2, DELETE, 20, 9, at=900)], (), [(1000, 1000)]),
+    "by a TRUNCATE": ([event(1, INSERT, 10, None, 9, "x", 1000)], (Truncation(2, 20, 900, 20),), [(1000, 1000)]),
+    "by what comes behind one": (
+        [event(1, INSERT, 10, None, 9, "x", 900), event(3, INSERT, 30, None, 9, "y", 950)],
+        (Truncation(2, 20, 1000, 20),),
+        [(900, 1000), (1000, None)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SET_BACK)
+def test_no_state_ends_before_it_began(name):
+    """Whatever the clock of the source does, whoever asks by time finds states that follow each other."""
+    events, truncates, expected = SET_BACK[name]
+    rows = unfolded(SimpleNamespace(events=events), Unfolding(HISTORY, 0, truncates))
+    told = sorted((row["lsn"], row["commit_ts"], row["to_ts"]) for row in rows if row["action"] == "insert")
+    assert [tuple(moment and pa.scalar(moment, TS).value for moment in row[1:]) for row in told] == expected
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -84,6 +84,38 @@ def test_a_run_s_datasets_and_facets(provider):
     assert facet.filters == {"target public.log": "id > 0"}
 
 
+def published(name="p", where=None, table="public.flights", **more):
+    entry = {"name": table} | ({"where": where} if where else {})
+    return {"name": name} | (more or {"tables": [entry]})
+
+
+PUBLISHED = [
+    ("its filter", [published(where="a")], "a"),
+    ("of its table alone", [published(where="a", table="public.other")], None),
+    ("of several, whatever one lets pass", [published(where="a"), published("q", "b")], "(a) or (b)"),
+    ("the same in both", [published(where="a"), published("q", "a")], "a"),
+    ("all rows, which one of them lets pass", [published(where="a"), published("q")], None),
+    ("all rows of all tables", [published(where="a"), published("q", all_tables=True, accept_future_tables=True)], None),
+    ("all rows of its schema", [published(where="a"), published("q", schemas=["public"], accept_future_tables=True)], None),
+    ("beside another schema", [published(where="a"), published("q", schemas=["pub"], accept_future_tables=True)], "a"),
+    ("nobody knows of one that is read as it is", [published(where="a"), published("q", manage=False)], None),
+    ("nor of its own one there", [{**published(where="a"), "manage": False}], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "publications, expected", [case[1:] for case in PUBLISHED], ids=[case[0] for case in PUBLISHED]
+)
+def test_the_filter_that_is_in_force(provider, publications, expected):
+    """As PostgreSQL joins those of the publications that a slot reads together."""
+    from waldelta_airflow.lineage import lineage
+
+    source = {"conn_id": "c", "slot": "shop", "publications": publications}
+    found = lineage(pipeline_file("file:///lake", "shop", source=source), DOCUMENT, ("db", None, "app"))
+    filters = found.run_facets["waldelta_replication"].filters
+    assert filters.get("public.flights") == expected
+
+
 def test_the_provider_gets_it_of_the_report_s_task(provider, write_pipeline, make_context, job):
     """By the extractor that its listener picks for the operator, once the task is done; the source's place is its connection's."""
     from airflow.providers.openlineage.extractors.base import DefaultExtractor
