@@ -38,7 +38,15 @@ from tests import pgoutput_encoder as encoder
 
 
 def measured(workload, contender, seconds, *, backlog="", baseline=False, changes=1000, source_cpu=1.0, notes=None):
-    rounds = [Round(s, {"source": source_cpu, "jvm": s}, {"jvm": 900.0, "reader": 90.0}, notes or {}) for s in seconds]
+    rounds = [
+        Round(
+            s,
+            {"source": source_cpu, "jvm": s},
+            {"jvm": 900.0, "reader": 90.0, "workers": 300.0, "client": 200.0},
+            notes or {},
+        )
+        for s in seconds
+    ]
     return Measurement(workload, backlog, contender, changes, rounds, baseline)
 
 
