@@ -157,29 +157,32 @@ def test_a_stage_that_isnt_there_is_refused(job):
         consume(None, job, ["aply"])
 
 
-UNCHANGED = {
-    "a replay": ("replay", TableResult(version=3), True),
-    "a resync that found it equal": ("resync", TableResult(unchanged=5, version=3), True),
-    "a run with a change of a row that isn't there": ("consume", TableResult(skipped=1), True),
-    "a run with a row that is set aside": ("consume", TableResult(quarantined=1), True),
-    "a run without a change of it": ("consume", TableResult(version=3), False),
-    "a run that changed it, and checks it": ("consume", TableResult(deleted=1, skipped=1), False),
+CHANGED = TableResult(deleted=1, skipped=1)
+# What runs did, whether they check what they changed, and whether it is told without a check.
+UNCHECKED = {
+    "a replay": ("replay", TableResult(version=3), False, True),
+    "a resync that found it equal": ("resync", TableResult(unchanged=5, version=3), False, True),
+    "a run with a change of a row that isn't there": ("consume", TableResult(skipped=1), False, True),
+    "a run with a row that is set aside": ("consume", TableResult(quarantined=1), False, True),
+    "a run without a change of it": ("consume", TableResult(version=3), False, False),
+    "a run that changed it, and checks nothing": ("consume", CHANGED, False, True),
+    "a run that changed it, and checks it": ("consume", CHANGED, True, False),
 }
 
 
-@pytest.mark.parametrize("verb, done, is_told", UNCHANGED.values(), ids=UNCHANGED)
-def test_rows_that_lack_values_are_told_anew_of_a_target_that_was_not_changed(job, verb, done, is_told):
-    """It isn't checked; and what an earlier check has told of rows that have left quarantine since would stay."""
+@pytest.mark.parametrize("verb, done, checks, is_told", UNCHECKED.values(), ids=UNCHECKED)
+def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
+    job, monkeypatch, verb, done, checks, is_told
+):
+    """What an earlier check has told of rows that have left quarantine since would stay."""
     root, kind = job.pipeline.target.root, ALL_VALUES_KNOWN
     job.ledger.append(TableState(now(), "s", "public.a", 2, "synced"))
     before = ExpectationResult(now(), "c", "public.a", kind, "m", "warning", "pipeline", False, None, None, 1)
     append_expectation_results(root, [before])
-    unchecked = job.pipeline.model_copy(update={"quality": job.pipeline.quality.model_copy(update={"enabled": False})})
-    check_stage(
-        None,
-        replace(job, pipeline=unchecked),
-        RunResult(verb, "run", tables={"public.a": done}),
-        StageResult("running", 0.0),
-    )
+    quality = job.pipeline.quality.model_copy(update={"enabled": checks})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
+    if checks:
+        monkeypatch.setattr("spark_jobs.flow._check", lambda *_: None)
+    check_stage(None, job, RunResult(verb, "run", tables={"public.a": done}), StageResult("running", 0.0))
     told = [(row.run_id, row.success) for row in read_expectation_results(root)]
     assert told == [("c", False), *([("run", True)] if is_told else [])]
