@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MOST_NET_BYTES = 512 << 20
 # A task reads at least so many of the target's rows, and half as many as there are net changes, whose keys it reads too.
 ROWS_PER_TASK = 250_000
+# Or so many bytes of its files, as they are stored.
+BYTES_PER_TASK = 64 << 20
 _TOLD = pa.schema([
     ("removed", pa.string()), ("removed_size", pa.int64()), ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
     ("updated", pa.int64()), ("deleted", pa.int64()), ("inserted", pa.int64()), ("matched", pa.binary()), ("is_possible", pa.bool_()),
@@ -53,7 +55,7 @@ class _File:
     """A data file of a target; ``least`` and ``most`` bound its first key column when that is an integer."""
 
     path: str
-    size: int
+    bytes: int
     rows: int
     least: int | None
     most: int | None
@@ -160,13 +162,13 @@ class _Merge:
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []
-        self.removed: list[tuple[str, int]] = [(file.path, file.size) for file in held] if emptied else []
+        self.removed: list[tuple[str, int]] = [(file.path, file.bytes) for file in held] if emptied else []
         self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
 
     def rewrite(self) -> bool:
         """Write the files anew that hold a row of the net changes; False when one of them can't be by Arrow."""
         target, net, count = self._target, self._net, len(self._keys)
-        parts = shares(self._touched(), max(ROWS_PER_TASK, count // 2))
+        parts = shares(self._touched(), max(ROWS_PER_TASK, count // 2), BYTES_PER_TASK)
         told = self._run(len(parts), _TOLD, lambda number: _rewrite(target, net, count, parts[number]))
         for row in told:
             if row["matched"] is not None:
@@ -250,7 +252,7 @@ def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.T
             new.write(merged.rows())
             counts = merged.counts
             updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
-        return _told(removed=file.path, removed_size=file.size, updated=updated, deleted=deleted, **new.close())
+        return _told(removed=file.path, removed_size=file.bytes, updated=updated, deleted=deleted, **new.close())
 
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:

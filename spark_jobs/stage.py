@@ -22,7 +22,7 @@ from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.net_files import NetFiles, rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
-from spark_jobs.stage_tasks import Counted, added_up, count, stage_in_tasks, tasks_of
+from spark_jobs.stage_tasks import Counted, added_up, count, is_spelt_freely, stage_in_tasks, tasks_of
 from waldelta.change_log import ChangeLog
 from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
@@ -129,8 +129,12 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
 
 
 def _alike(text: Column, kind: TargetType) -> Column:
-    """What is equal for equal values, as like_equal_floats()."""
-    return text.cast("string").cast(kind.spark) + F.lit(0.0) if pa.types.is_floating(kind.arrow) else text
+    """What is equal for equal values, as like_equal_numbers()."""
+    if not is_spelt_freely(kind):
+        return text
+    # What can't be read has no place among them, and is told when it is decoded for good.
+    value = text.cast("string").try_cast(kind.spark)
+    return value + F.lit(0.0) if pa.types.is_floating(kind.arrow) else value
 
 
 def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 # One task collapses about this many rows, or this many bytes of them; more mean more tasks. It holds them all, three times over.
 ROWS_PER_TASK = 500_000
 BYTES_PER_TASK = 128 << 20
-# And decodes at least so many: a file for each bucket is written by each.
+# And decodes at least so many rows or bytes: a file for each bucket is written by each.
 ROWS_PER_DECODE = 250_000
+BYTES_PER_DECODE = 64 << 20
 # What the tasks that collapse tell, and those that decode into buckets.
 COUNTS = pa.schema(
     [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
@@ -60,7 +61,7 @@ class Counted:
 def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Counted:
     """Write the net changes as Parquet into ``folder``."""
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
-    dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE)
+    dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
     buckets = tasks_of(plan)
     decode_plan, options = plan.decode, change_log.storage_options
     base, _, net = folder.rpartition("/")
@@ -144,14 +145,21 @@ def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
     texts = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
     kinds = [plan.types[i] for i in plan.shape.identity]
     return [
-        like_equal_floats(text, kind) if pa.types.is_floating(kind.arrow) else text
+        like_equal_numbers(text, kind) if is_spelt_freely(kind) else text
         for text, kind in zip(texts, kinds, strict=True)
     ]
 
 
-def like_equal_floats(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedArray:
-    """Texts of floats, or of numeric held as such, alike for equal values: -0 is 0, and 1.0 is 1.00."""
-    parts = (pc.add(kind.from_text(part)[0], pa.scalar(0.0, kind.arrow)) for part in texts.chunks)
+def is_spelt_freely(kind: TargetType) -> bool:
+    """Whether equal values may have several texts: of floats -0 is 0, of numeric 1.0 is 1.00."""
+    return bool(pa.types.is_floating(kind.arrow) or pa.types.is_decimal(kind.arrow))
+
+
+def like_equal_numbers(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedArray:
+    """Texts of numbers, alike for equal values."""
+    parts = [kind.from_text(part)[0] for part in texts.chunks]
+    if pa.types.is_floating(kind.arrow):
+        parts = [pc.add(part, pa.scalar(0.0, kind.arrow)) for part in parts]
     return pa.chunked_array([part.cast(pa.string()).cast(pa.binary()) for part in parts], pa.binary())
 
 

@@ -24,24 +24,27 @@ Run = Callable[[int, pa.Schema, Task], list[Any]]
 _FAILED = pa.field("_wd_failed", pa.string())
 
 
-class _HasRows(Protocol):
+class _HasSize(Protocol):
     @property
     def rows(self) -> int: ...
 
+    @property
+    def bytes(self) -> int: ...
 
-R = TypeVar("R", bound=_HasRows)
+
+R = TypeVar("R", bound=_HasSize)
 
 
-def shares(pieces: Iterable[R], rows: int) -> list[list[R]]:
-    """Pieces in their order, as many together as make a task of at least so many rows."""
+def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
+    """Pieces in their order, as many together as make a task of at least so many rows, or so many bytes."""
     found: list[list[R]] = []
-    taken = rows
+    taken, weighs = rows, 0
     for piece in pieces:
-        if taken >= rows:
+        if taken >= rows or weighs >= size:
             found.append([])
-            taken = 0
+            taken = weighs = 0
         found[-1].append(piece)
-        taken += piece.rows
+        taken, weighs = taken + piece.rows, weighs + piece.bytes
     return found
 
 

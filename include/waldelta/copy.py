@@ -338,7 +338,8 @@ def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: Tab
 def _holders(conninfo: str) -> str:
     """Who keeps tables locked against readers, where that can be asked, in the error's one line."""
     with suppress(WaldeltaError, psycopg.Error), connect(conninfo, "waldelta copy locks") as connection:
-        return f" by {'; '.join(lock_holders(connection, BARRED, waiting=True).replace('  - ', '').splitlines())}"
+        holders = lock_holders(connection, BARRED, waiting=True).replace("  - ", "").splitlines()
+        return f" (locks against readers in this database now: {'; '.join(holders)})"
     return ""
 
 

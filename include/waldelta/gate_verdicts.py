@@ -32,7 +32,8 @@ def tell_passed(job: Job, table: str) -> None:
     """Enter as met what stopped a table whose changes have left its gate nothing to judge, and keeps no row out of it."""
     with _told_later([table]):
         unmet = _unmet(job, [table])
-        _enter(job, [row for row in unmet if row not in _keeping(job, unmet)[1]])
+        _, still = _keeping(job, unmet)
+        _enter(job, [row for row in unmet if row not in still])
 
 
 def tell_let_in(job: Job, tables: Collection[str]) -> None:

@@ -113,6 +113,9 @@ class SetupPlan:
             for statement in self.statements:
                 lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
             lines.append("commit;")
+            if self.create_slot and self.read_from is not None:
+                # The same file is for the standby, too, which can't write what the primary has.
+                lines = ["select not pg_is_in_recovery() as on_primary \\gset", "\\if :on_primary", *lines, "\\endif"]
         if self.create_slot:
             flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
             create = f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -85,7 +86,12 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     assert not any("standby" in text for text in plan.warnings), plan.warnings
     # Run on the primary as it stands, by whoever reads no comments, it makes no slot that nobody would read.
     assert "on the standby of connection 'test_standby'" in plan.as_sql()
-    ask(primary, plan.as_sql().partition("commit;")[2])
+    of_primary, _, of_standby = plan.as_sql().partition("\\endif\n")
+    ask(primary, of_standby)
+    # On the standby what is the primary's is passed over.
+    psql = [str(standby.bin / "psql"), "-X", "-d", standby.conninfo()]
+    done = subprocess.run(psql, input=f"{of_primary}\\endif", capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (ask(primary, SLOTS), ask(standby, SLOTS)) == ([(0,)], [(1,)])
     ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')")
     pause(standby)

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.buckets import buckets_of
-from spark_jobs.stage_tasks import like_equal_floats
-from waldelta.types.number import Number, NumericAsDouble
+from spark_jobs.stage_tasks import like_equal_numbers
+from waldelta.types.number import Number, NumericAsDouble, scaled_decimal
 
 
 def column(*values: str | None) -> pa.ChunkedArray:
@@ -44,11 +44,12 @@ def test_keys_that_are_alike_differ(one, other):
         (Number("double", pa.float64(), "float8"), ("0", "-0"), ("NaN", "5e-324", "Infinity", "-1.5", None)),
         (Number("float", pa.float32(), "float4"), ("-0", "0"), ("1e-45", "1.5", None)),
         (NumericAsDouble(), ("1.0", "1.00"), ("1.01", "0.5", "NaN", None)),
+        (scaled_decimal(10), ("1.0", "1.00"), ("1.01", "-1", None)),
     ],
 )
-def test_equal_floats_are_alike(kind, equal, others):
+def test_equal_numbers_are_alike(kind, equal, others):
     """However they are written; others aren't."""
-    first, second, *rest = like_equal_floats(column(*equal, *others), kind).to_pylist()
+    first, second, *rest = like_equal_numbers(column(*equal, *others), kind).to_pylist()
     assert first == second
     assert len({first, *rest}) == 1 + len(others)
 
