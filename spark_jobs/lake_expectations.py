@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import asdict
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from great_expectations.compatibility import pydantic
 from great_expectations.core.metric_domain_types import MetricDomainTypes
 from great_expectations.core.metric_function_types import MetricPartialFunctionTypes
 from great_expectations.execution_engine import ExecutionEngine, SparkDFExecutionEngine
+from great_expectations.expectations.core import ExpectColumnQuantileValuesToBeBetween
 from great_expectations.expectations.expectation import BatchExpectation, render_suite_parameter_string
 from great_expectations.expectations.metrics.metric_provider import metric_partial, metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
@@ -24,6 +26,7 @@ from spark_jobs.table_profile import Measured, profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
@@ -310,6 +313,27 @@ class ExpectTargetColumnsToMatch(_TargetExpectation):
         held = {column["name"]: column["type"].simpleString() for column in metrics["table.column_types"]}
         differences = column_differences(self.columns, held)
         return {"success": not differences, "result": {"observed_value": "; ".join(differences) or "as recorded"}}
+
+
+def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same with Python's booleans for NumPy's, at which a checkpoint that writes the answer breaks off."""
+
+    @wraps(validate)
+    def answer(self: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        found = validate(self, *given, **named)
+        details = found["result"]["details"]
+        details["success_details"] = [bool(one) for one in details["success_details"]]
+        return {**found, "success": bool(found["success"])}
+
+    return answer
+
+
+# Seen in Great Expectations 1.24; a class of ours in its place would be registered with a warning in each run's log.
+setattr(  # noqa: B010 - mypy refuses the assignment
+    ExpectColumnQuantileValuesToBeBetween,
+    "_validate",
+    _answering_in_json(ExpectColumnQuantileValuesToBeBetween._validate),  # noqa: SLF001
+)
 
 
 def _sentence(

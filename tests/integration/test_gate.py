@@ -274,6 +274,7 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
 WHOLE = [
     ("one of the table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}", "not met"),
     ("one with lists in a list", "{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v, value_pairs_set: [[1, 1]]}, gate: stop}", "1 rows"),
+    ("one of quantiles", "{type: expect_column_quantile_values_to_be_between, kwargs: {column: v, quantile_ranges: {quantiles: [0.0, 1.0], value_ranges: [[0, null], [null, 9]]}}, gate: stop}", "not met"),
     ("a share of rows", "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly: 0.9}, gate: stop}", "1 rows"),
     ("one that can't be evaluated", "{type: expect_column_values_to_match_regex, kwargs: {column: gone, regex: x}, gate: stop}", "can't be evaluated"),
     ("a condition in Spark SQL", "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive}, gate: stop}", "1 rows"),
