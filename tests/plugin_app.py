@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import uvicorn
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -20,3 +25,18 @@ def plugin_app(role: str | None, username: str = "somebody") -> FastAPI:
     app = create_app()
     app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role)
     return app
+
+
+@contextmanager
+def serve(app: FastAPI) -> Iterator[str]:
+    """Its address, while it is served by a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            thread.join(0.05)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -6,19 +6,17 @@ import argparse
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-import uvicorn
 from selenium.webdriver.remote.webdriver import WebDriver
 
 from tests.browser import CUT, open_browser, prefer
 from tests.pictures.lakes import run_id, write_lake
 from tests.pictures.story import AT, NOT_SET_UP, TALES
-from tests.plugin_app import plugin_app
+from tests.plugin_app import plugin_app, serve
 from waldelta.pipeline_file import load_pipeline_file
 
 # What Airflow leaves to a page in a window of 1,440 pixels.
@@ -62,23 +60,15 @@ def served(folder: Path) -> Iterator[str]:
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     from waldelta_airflow.views import pages, reconciliation, render
 
-    server = uvicorn.Server(uvicorn.Config(plugin_app("admin", "admin"), port=0, log_level="warning"))
     known = {tale.name: tale.schedule() for tale in TALES}
     with (
         patch.object(pages, "read_schedules", lambda names: {name: known[name] for name in names if name in known}),
         patch.object(pages, "now", lambda: AT),
         patch.object(reconciliation, "now", lambda: AT),
         patch.object(render, "now", lambda: AT),
+        serve(plugin_app("admin", "admin")) as base,
     ):
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            while not server.started and thread.is_alive():
-                thread.join(0.05)
-            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+        yield base
 
 
 def take(browser: WebDriver, address: str, path: Path, width: int, height: int) -> None:
