@@ -223,7 +223,7 @@ class TestSnapshotLost:
         options = {"options": "-c idle_in_transaction_session_timeout=10s", "application_name": "vacuum-like"}
         with database.connect(**options) as locked:
             locked.execute("lock table t1 in access exclusive mode")
-            with pytest.raises(TableBusy, match=r"can't be copied now: .* \(vacuum-like\) on public\.t1; it") as told:
+            with pytest.raises(TableBusy, match=r"can't be copied now: .* \(vacuum-like\) on public\.t1\); it") as told:
                 list(read_choices(table.conninfo, table.copy, [choice], "test")) if whole else table.rows()
         assert told.value.retryable
         assert "\n" not in str(told.value)
