@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,3 +31,8 @@ def names(found: Sequence[str]) -> str:
     """
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return f"{', '.join(found[:_MOST_NAMED])}{more}"
+
+
+def worst_first(found: Iterable[Attention]) -> tuple[Attention, ...]:
+    """Problems before warnings, each in the order in which they were found."""
+    return tuple(sorted(found, key=lambda item: item.severity != "failed"))

@@ -11,7 +11,7 @@ from waldelta.gap import describe, open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
 from waldelta.reconcile.reconciliations import Reconciliation
-from waldelta.review.attention import Attention, names
+from waldelta.review.attention import Attention, names, worst_first
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import Compared, of_compared, read_compared
 from waldelta.review.freshness import (
@@ -129,7 +129,7 @@ def read_glance(
         tables=tuple(tables),
         gaps=tuple(gaps),
         compared=compared,
-        attention=tuple(sorted(attention, key=lambda item: item.severity != "failed")),
+        attention=worst_first(attention),
     )
 
 

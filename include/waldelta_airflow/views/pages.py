@@ -19,7 +19,7 @@ from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
-from waldelta.review.attention import Attention
+from waldelta.review.attention import Attention, worst_first
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta.review.freshness import fed_tables, read_changed, read_states
 from waldelta.review.glance import REACH, Glance, read_glance
@@ -112,7 +112,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         name,
         glance,
         schedule,
-        (*_of_schedule(pipeline, glance, schedule, at), *glance.attention),
+        worst_first((*_of_schedule(pipeline, glance, schedule, at), *glance.attention)),
         spark=spark,
         worst=worst,
     )
@@ -167,7 +167,7 @@ def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: i
         pipeline=pipeline,
         glance=glance,
         schedule=schedule,
-        attention=(*_of_schedule(pipeline, glance, schedule, at), *glance.attention),
+        attention=worst_first((*_of_schedule(pipeline, glance, schedule, at), *glance.attention)),
         plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
         hours=hours,
         choices=HOURS,
