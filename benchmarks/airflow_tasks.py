@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _measure(stack: Stack, rows: int, changes: int, rounds: int) -> list[dict[str, float]]:
     found = []
     with stack.client() as airflow, psycopg.connect(stack.source_conninfo("bench_source"), autocommit=True) as source:
-        for statement in (ORDERS.create, ORDERS.fill.format(rows=rows), "analyze orders"):
+        for statement in ORDERS.statements(rows):
             source.execute(statement.encode())
         setup, sync, cdc = (f"bench_{kind}" for kind in ("setup", "initial_sync", "cdc"))
         airflow.wait_for_dags((setup, sync, cdc))

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
     os.environ[_CONNECTION] = server.uri()
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
-        for statement in (ORDERS.create, ORDERS.fill.format(rows=rows), "analyze orders"):
+        for statement in ORDERS.statements(rows):
             connection.execute(statement.encode())
     publication = {"name": "bench_pub", "tables": [{"name": "public.orders"}]}
     document = {

@@ -18,6 +18,10 @@ class Source:
     tables: tuple[str, ...]
     via_root: bool = False
 
+    def statements(self, rows: int) -> tuple[str, ...]:
+        """What makes and fills it."""
+        return self.create, self.fill.format(rows=rows), "analyze"
+
 
 _COLUMNS = (
     "id bigint primary key, customer_id int, status text, amount numeric(12,2), note text, updated_at timestamptz"

@@ -171,11 +171,8 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     with run.planning:
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
             behind = all(watermark <= upto for watermark in watermarks.values())
-            cuts = [
-                cut
-                for state in _to_be_fed(states, applied)
-                for cut in _apply_step(run, state, upto, watermarks, untold, applied)
-            ]
+            fed = [_apply_step(run, state, upto, watermarks, untold, applied) for state in _to_be_fed(states, applied)]
+            cuts = [cut for cut in fed if cut is not None]
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))
     return applied
@@ -183,8 +180,8 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
 
 def _apply_step(
     run: _Run, state: TableState, upto: int, watermarks: dict[str, int], untold: dict[str, TargetCut], applied: Applied
-) -> list[TargetCut]:
-    """Bring one target up to a batch; nothing is told of one that fails."""
+) -> TargetCut | None:
+    """Bring one target up to a batch; None of one that fails."""
     name = state.table_name
     with _isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))
@@ -193,8 +190,8 @@ def _apply_step(
         watermarks[name] = max(watermarks[name], upto)
         # What was committed beside the run, before the cut says up to where all is told.
         _look(run, state, cut.version, applied)
-        return [cut]
-    return []
+        return cut
+    return None
 
 
 def _planned(job: Job, change_log: ChangeLog, sizes: Mapping[int, int]) -> list[int]:

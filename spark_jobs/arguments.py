@@ -26,8 +26,9 @@ def _moment(text: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-# Airflow's tasks give these to every verb.
 _Options = dict[str, dict[str, Any]]
+
+# Airflow's tasks give these to every verb.
 _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "--run-id": {"help": "name of the run; Airflow's dag run id"},

@@ -156,8 +156,8 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
                 raise QualityFailed(
                     f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
                     "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the "
-                    "data, which the next run judges again (as far as one step of apply reaches: docs/pipeline-file.md), or let what has landed pass: quarantine --release --tables "
-                    f"{gate.table}"
+                    "data, which the next run judges again (as far as one step of apply reaches: docs/pipeline-file.md), or let "
+                    f"what has landed pass: quarantine --release --tables {gate.table}"
                 )
     finally:
         _record(job, gate, verdicts)

@@ -14,7 +14,7 @@ from waldelta.visibility import Snapshot
 # Up to this much is read into the driver and decoded there; Spark's tasks take what is more.
 SMALL_ROWS = 100_000
 SMALL_BYTES = 32 << 20
-# Above this it is worth to read all of it to learn which tables its bytes are of.
+# Above what one task collapses (stage_tasks) it is worth to read all of it to learn which tables its bytes are of.
 COUNTED_BYTES = 128 << 20
 
 

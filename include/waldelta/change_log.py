@@ -286,12 +286,12 @@ class ChangeLog:
 
     def bytes_at_most(self, stream: Stream) -> int:
         """What the row messages of a range of batches are at most, before compression, from the footers of its files."""
-        return sum(piece.bytes for piece in self.pieces(covering(stream.segments) & pc.field("kind").isin(ROW_KINDS)))
+        return sum(piece.bytes for piece in self.pieces(_rows_in(stream.segments)))
 
     def bytes_by_relation(self, stream: Stream) -> dict[int, int]:
         """What the row messages of a range of batches are in bytes; reads them all, a few at once."""
         found: dict[int, int] = {}
-        for part in self._scan(covering(stream.segments) & pc.field("kind").isin(ROW_KINDS), ["relation_id", "data"]):
+        for part in self._scan(_rows_in(stream.segments), ["relation_id", "data"]):
             sizes = pa.table({"relation_id": part["relation_id"], "bytes": pc.binary_length(part["data"])})
             for row in sizes.group_by("relation_id").aggregate([("bytes", "sum")]).to_pylist():
                 found[row["relation_id"]] = found.get(row["relation_id"], 0) + row["bytes_sum"]
@@ -301,7 +301,7 @@ class ChangeLog:
         """All row messages of a range of batches that count; None when they are more than ``most_bytes`` in memory."""
         parts: list[pa.RecordBatch] = []
         taken = 0
-        for part in self._scan(covering(stream.segments) & pc.field("kind").isin(ROW_KINDS), ROW_SCHEMA.names):
+        for part in self._scan(_rows_in(stream.segments), ROW_SCHEMA.names):
             taken += part.nbytes
             if taken > most_bytes:
                 return None
@@ -317,12 +317,10 @@ class ChangeLog:
         found: list[Piece] = []
         if table is None:
             return found
-        dataset = table.to_pyarrow_dataset()
-        for fragment in dataset.get_fragments(chosen):
-            batch = int(ds.get_partition_keys(fragment.partition_expression)["batch"])
-            for part in fragment.split_by_row_group(chosen, dataset.schema):
-                (group,) = part.row_groups
-                found.append(Piece(fragment.path, batch, group.id, group.num_rows, group.total_byte_size))
+        for part in by_row_group(table.to_pyarrow_dataset(), chosen).get_fragments():
+            batch = int(ds.get_partition_keys(part.partition_expression)["batch"])
+            (group,) = part.row_groups
+            found.append(Piece(part.path, batch, group.id, group.num_rows, group.total_byte_size))
         return found
 
     def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -448,12 +446,12 @@ def covering(segments: Segments) -> pc.Expression:
 
 def row_messages(segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> pc.Expression:
     """Row messages of these relations in a range of batches that a copy from ``snapshot`` may lack."""
-    return (
-        covering(segments)
-        & pc.field("relation_id").isin(list(relation_ids))
-        & (pc.field("xid8") >= snapshot.xmin)
-        & pc.field("kind").isin(ROW_KINDS)
-    )
+    return _rows_in(segments) & pc.field("relation_id").isin(list(relation_ids)) & (pc.field("xid8") >= snapshot.xmin)
+
+
+def _rows_in(segments: Segments) -> pc.Expression:
+    """Row messages of any relation in a range of batches."""
+    return covering(segments) & pc.field("kind").isin(ROW_KINDS)
 
 
 def _range(after_batch: int, upto_batch: int) -> pc.Expression:

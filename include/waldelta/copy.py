@@ -35,7 +35,7 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.fault import fault_point
-from waldelta.patience import BARRED, lock_holders
+from waldelta.patience import BARRED, named_holders
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk
@@ -338,8 +338,7 @@ def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: Tab
 def _holders(conninfo: str) -> str:
     """Who keeps tables locked against readers, where that can be asked, in the error's one line."""
     with suppress(WaldeltaError, psycopg.Error), connect(conninfo, "waldelta copy locks") as connection:
-        holders = lock_holders(connection, BARRED, waiting=True).replace("  - ", "").splitlines()
-        return f" (locks against readers in this database now: {'; '.join(holders)})"
+        return f" (locks against readers in this database now: {'; '.join(named_holders(connection, BARRED, waiting=True))})"
     return ""
 
 

@@ -26,11 +26,12 @@ log = logging.getLogger(__name__)
 
 # How the meanings of their results begin.
 STOP, QUARANTINE = "gate stop: ", "gate quarantine: "
+_HELD_BACK = "what no gate holds back any more"
 
 
 def tell_passed(job: Job, table: str) -> None:
     """Enter as met what stopped a table whose changes have left its gate nothing to judge, and keeps no row out of it."""
-    with _told_later([table]):
+    with told_later(_HELD_BACK, [table]):
         unmet = _unmet(job, [table])
         _, still = _keeping(job, unmet)
         _enter(job, [row for row in unmet if row not in still])
@@ -41,7 +42,7 @@ def tell_let_in(job: Job, tables: Collection[str]) -> None:
 
     What stops a table still does: so may ``gate: quarantine`` (too many rows, or it can't be evaluated).
     """
-    with _told_later(tables):
+    with told_later(_HELD_BACK, tables):
         once, still = _keeping(job, _unmet(job, tables))
         _enter(job, [row for row in once if row not in still])
 
@@ -86,9 +87,9 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
 
 
 @contextmanager
-def _told_later(tables: Collection[str]) -> Iterator[None]:
+def told_later(what: str, tables: Collection[str]) -> Iterator[None]:
     """The work itself is done: where this can't be entered, a warning in the log says so, and the tables' next check tells."""
     try:
         yield
     except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
-        log.warning("what no gate holds back any more isn't told of %s: %s", ", ".join(sorted(tables)), err)
+        log.warning("%s isn't told of %s before the next check: %s", what, ", ".join(sorted(tables)), err)

@@ -89,10 +89,15 @@ def read_barred(connection: Connection) -> Barred:
 
 def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:
     """Sessions that hold such locks on tables, or wait for one and so hold up readers as well, a line each."""
+    return "\n".join(f"  - {holder}" for holder in named_holders(connection, modes, waiting=waiting))
+
+
+def named_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> list[str]:
+    """The same, one by one."""
     # Within a transaction, who is there is who was there at its first look.
     connection.execute("select pg_stat_clear_snapshot()")
     holders = connection.execute(_LOCK_HOLDERS, {"modes": list(modes), "waiting": waiting}).fetchall()
-    return "\n".join(f"  - {who} on {table}" for who, table in holders) or "  - (they have ended just now)"
+    return [f"{who} on {table}" for who, table in holders] or ["(they have ended just now)"]
 
 
 _LOCKED = """

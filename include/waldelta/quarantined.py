@@ -11,10 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-
-from waldelta.errors import ConfigError, StateError, WaldeltaError
+from waldelta.errors import ConfigError, StateError
 from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
@@ -23,7 +20,7 @@ from waldelta.expectation_results import (
     told_last,
     told_unknown,
 )
-from waldelta.gate_verdicts import tell_let_in
+from waldelta.gate_verdicts import tell_let_in, told_later
 from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
@@ -101,10 +98,8 @@ def tell_anew(job: Job, tables: Collection[str]) -> None:
 
     The work is done by then: where it can't be entered, a warning in the log says so, and the tables' next check tells.
     """
-    try:
+    with told_later("what lacks values now", tables):
         _tell_unknown(job, tables)
-    except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
-        log.warning("what lacks values now isn't told of %s before the next check: %s", ", ".join(sorted(tables)), err)
     tell_let_in(job, tables)
 
 

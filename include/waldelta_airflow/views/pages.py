@@ -112,7 +112,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         name,
         glance,
         schedule,
-        worst_first((*_of_schedule(pipeline, glance, schedule, at), *glance.attention)),
+        _attention(pipeline, glance, schedule, at),
         spark=spark,
         worst=worst,
     )
@@ -121,6 +121,12 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
 def _looked(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
     """When a run last found nothing to do; that a standby has nothing tells less: it may have been behind."""
     return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
+
+
+def _attention(
+    pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
+) -> tuple[Attention, ...]:
+    return worst_first((*_of_schedule(pipeline, glance, schedule, at), *glance.attention))
 
 
 def _of_schedule(
@@ -167,7 +173,7 @@ def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: i
         pipeline=pipeline,
         glance=glance,
         schedule=schedule,
-        attention=worst_first((*_of_schedule(pipeline, glance, schedule, at), *glance.attention)),
+        attention=_attention(pipeline, glance, schedule, at),
         plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
         hours=hours,
         choices=HOURS,
