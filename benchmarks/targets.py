@@ -50,7 +50,14 @@ TARGETS = (
     Target("20 such tables, checked", "tables-20/tasks: check", 12),
     Target("a small batch checked, for each of many tables", "tables-*/tasks: check, per table", 0.6),
     Target("20 such tables, applied (no Airflow)", "tables-20/tasks: applied", 12, 6),
-    Target("cost per change, 5,000,000 against 500,000", "growth: 5,000,000 ÷ 500,000, per change", 1.15, least=0.85),
+    # What a run costs whatever it brings has limits of its own (small, idle). It makes few changes dearer each, never many.
+    Target(
+        "cost per change, 5,000,000 against 500,000, beyond what a run of 10,000 costs",
+        "growth beyond 10,000: 5,000,000 ÷ 500,000, per change",
+        1.15,
+        least=0.85,
+    ),
+    Target("the same of whole runs", "growth: 5,000,000 ÷ 500,000, per change", 1.15),
     Target("idle run (no Airflow)", "idle/idle: seconds", 3, 1.5),
     Target("memory of the reader (MB)", "reader's memory", 500),
     # Of what Python's workers do besides: a bucket of 128 MB, three times over, and as much for the merge.
