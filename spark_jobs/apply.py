@@ -34,6 +34,7 @@ from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.rewrites import check_mode, check_rewrite
+from spark_jobs.split import splitting
 from spark_jobs.stage import Staged, check_whole, stage
 from spark_jobs.staging import staged_in
 from spark_jobs.steps import plan_steps, told_steps
@@ -64,6 +65,7 @@ from waldelta.repair import Repair
 from waldelta.shared_connection import SharedConnection
 from waldelta.standing import Due, Standing, due, read_published, record_removed
 from waldelta.standing import states as due_states
+from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
 from waldelta.targets import Feed, Target
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
@@ -160,18 +162,26 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    stretches, watch = Stretches(change_log, sizes), Watch(job, last_cut(job))
+    watch = Watch(job, last_cut(job))
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     gates, planning = read_gates(job, states), SharedConnection(job, "apply")
-    run = _Run(spark, job, held, stretches, present, watch, gates, quarantine, planning)
-    for state in _to_be_fed(states, applied):
-        _look(run, state, held.versions[state.table_name], applied)
-    untold = mended | _unreported(run, states, applied)
-    ends = _planned(job, change_log, sizes)
-    with run.planning:
+
+    def waiting(stream: Stream) -> list[int]:
+        late = [state for state in _to_be_fed(states, applied) if watermarks[state.table_name] <= stream.segments.after]
+        return [oid for state in late for oid in state.relation_ids]
+
+    with splitting(spark, job, change_log, waiting) as split, planning:
+        stretches = Stretches(change_log, sizes, split)
+        run = _Run(spark, job, held, stretches, present, watch, gates, quarantine, planning)
+        for state in _to_be_fed(states, applied):
+            _look(run, state, held.versions[state.table_name], applied)
+        untold = mended | _unreported(run, states, applied)
+        ends = _planned(job, change_log, sizes)
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
             behind = all(watermark <= upto for watermark in watermarks.values())
-            fed = [_apply_step(run, state, upto, watermarks, untold, applied) for state in _to_be_fed(states, applied)]
+            # Those with the same batches before them one after the other: they read them together.
+            in_turn = sorted(_to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
+            fed = [_apply_step(run, state, upto, watermarks, untold, applied) for state in in_turn]
             cuts = [cut for cut in fed if cut is not None]
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan
-from waldelta.change_log import ROW_KINDS, ChangeLog
+from waldelta.change_log import ChangeLog
+from waldelta.row_messages import ROW_KINDS
 from waldelta.transactions import Segments
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from spark_jobs.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
 from spark_jobs.unfold import XID, Unfolding, unfold, unfolded_fields
 from spark_jobs.versions import RelationVersion
 from waldelta.arrow_columns import one_array
-from waldelta.change_log import commits, place_columns
 from waldelta.copy import RAW_TYPE, raw_map
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
+from waldelta.stream import commits, place_columns
 from waldelta.target_mode import CHANGELOG
 from waldelta.transactions import SEQ_BITS, Segments
 from waldelta.type_map import TargetType, unheld_key

@@ -19,15 +19,16 @@ from spark_jobs.stretch import Stretch
 from spark_jobs.unfold import Truncation, Unfolding
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
-from waldelta.change_log import Stream, Volume, commits
 from waldelta.column_names import RELID
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, check_key, other_type, plan_evolution, plan_ignoring, unchanged
 from waldelta.ledger_rows import TableState
-from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation
+from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pipeline_file import SchemaPolicy
 from waldelta.present import PresentTable
+from waldelta.row_messages import RowMessages, Volume
+from waldelta.stream import Stream, commits
 from waldelta.target_filter import filter_of
 from waldelta.target_mode import MIRROR
 from waldelta.type_catalog import INT8, PgType, read_types
@@ -58,6 +59,8 @@ class TargetPlan:
     may_move: bool
     # What has to happen to the target's columns first; None: nothing.
     evolution: Evolution | None
+    # Its row messages apart from others'; None: they lie in the change log alone.
+    split: RowMessages | None = None
 
     @property
     def is_emptied(self) -> bool:
@@ -103,7 +106,7 @@ def plan_target(
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
         state, stretch.batches, volume, decode, bool(truncated_at), stretch.rows_of(state), may_move,
-        evolution if evolution.changes(state) else None,
+        evolution if evolution.changes(state) else None, stretch.split,
     )  # fmt: skip
 
 
@@ -292,10 +295,9 @@ def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> t
 
 def _check_not_recreated(stream: Stream, state: TableState) -> None:
     """A table dropped and created again has another oid, so its changes would pass by unseen."""
-    for row, place in stream.of_kind("R"):
+    for relation, place in stream.relations:
         if place < 0:
             continue
-        relation = read_relation(row["data"], streamed=row["streamed_xid"] is not None)
         same_name = str(TableId(relation.schema, relation.name)) == (state.fed_by or state.table_name)
         if (
             same_name

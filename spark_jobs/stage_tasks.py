@@ -28,9 +28,9 @@ from spark_jobs.net_files import rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import run_tasks, shares
-from waldelta.change_log import ChangeLog, Piece, Volume, row_messages
 from waldelta.errors import StagedLost
 from waldelta.lake import rooted
+from waldelta.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.types.target import TargetType
 
 if TYPE_CHECKING:
@@ -58,17 +58,17 @@ class Counted:
     incomplete: bool
 
 
-def stage_in_tasks(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Counted:
-    """Write the net changes as Parquet into ``folder``."""
+def stage_in_tasks(spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str) -> Counted:
+    """Write the net changes as Parquet into ``folder``; ``messages`` has at least what the plan is about."""
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
-    dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
+    dealt = shares(messages.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
     buckets = tasks_of(plan)
-    decode_plan, options = plan.decode, change_log.storage_options
+    decode_plan, options = plan.decode, messages.storage_options
     base, _, net = folder.rpartition("/")
     events = f"{net}-events"
 
     def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-        return decode_all(change_log.read(share, chosen, CHANGE_COLUMNS), decode_plan)
+        return decode_all(messages.read(share, chosen, CHANGE_COLUMNS), decode_plan)
 
     def divide(number: int) -> pa.Table:
         # Of this attempt alone: an earlier one, taken for lost, may still be writing.

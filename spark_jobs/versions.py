@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.change_log import Stream
 from waldelta.pgoutput.relation import Relation, read_relation
+from waldelta.stream import Stream
 from waldelta.transactions import Bools, Ints, order_of
 
 _END = int(np.iinfo(np.int64).max)

@@ -71,3 +71,10 @@ def where_decoded(request, monkeypatch):
     if request.param == "tasks":
         monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
     return request.param
+
+
+@pytest.fixture
+def split_by_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even few messages of few tables are written anew by table before they are read, half of them by tasks."""
+    monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 60)
+    monkeypatch.setattr("spark_jobs.split.WORTH_IT", 1)

@@ -22,7 +22,7 @@ OPTIONS = {
     "protocol 1": {},
     "streamed, binary": {"streaming": "on", "binary": True},
 }
-# Of these tasks merge even what few changes there are.
+# Of these tasks merge even what few changes there are, which were written anew by table.
 MERGED_BY_TASKS = "streamed, binary"
 RUNS = 2
 
@@ -33,6 +33,7 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
     seed = chosen_seed()
     if name == MERGED_BY_TASKS:
         request.getfixturevalue("merged_by_tasks")
+        request.getfixturevalue("split_by_table")
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES)

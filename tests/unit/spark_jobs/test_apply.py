@@ -14,9 +14,9 @@ from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
 from spark_jobs.stage_tasks import tasks_for
 from spark_jobs.steps import plan_steps, told_steps
-from waldelta.change_log import Volume
 from waldelta.errors import LockHeld
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
+from waldelta.row_messages import Volume
 
 
 def cut(batch: int, **generations: int) -> BatchCut:

@@ -11,10 +11,12 @@ from spark_jobs.collapse import EventShape
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode
 from spark_jobs.versions import read_versions
 from tests import pgoutput_encoder as enc
-from waldelta.change_log import ROW_KINDS, Stream, landmarks
+from waldelta.change_log import landmarks
 from waldelta.errors import DecodeError
 from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.row_messages import ROW_KINDS
+from waldelta.stream import Stream
 from waldelta.tally import COLUMNS, PreparedRows, Tally, Transactions
 from waldelta.transactions import resolve
 from waldelta.type_catalog import PgType

@@ -1,0 +1,67 @@
+"""Stream: a range of landed batches in commit order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.pgoutput.relation import Relation, read_relation
+from waldelta.transactions import Ints, Segments
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A range of batches in commit order; ``timeline`` are its relation, type, truncate and control messages.
+
+    The timeline also has those of earlier batches in which a transaction was prepared that the range commits.
+    """
+
+    timeline: pa.Table
+    segments: Segments
+
+    @cached_property
+    def places(self) -> Ints:
+        """The place in commit order of each message of the timeline, -1 for those that don't count."""
+        return self.segments.places(*place_columns(self.timeline))
+
+    def of_kind(self, kind: str) -> list[tuple[dict[str, Any], int]]:
+        """Messages of one kind, each with its place in commit order."""
+        chosen = pc.equal(self.timeline["kind"], kind)
+        rows = self.timeline.filter(chosen).to_pylist()
+        return list(zip(rows, self.places[chosen.to_numpy()].tolist(), strict=True))
+
+    def has_truncates(self) -> bool:
+        """Whether any TRUNCATE in the range counts."""
+        return any(place >= 0 for _, place in self.of_kind("T"))
+
+    @cached_property
+    def relations(self) -> list[tuple[Relation, int]]:
+        """What the Relation messages say, each with its place in commit order; read once for all targets."""
+        return [
+            (read_relation(row["data"], streamed=row["streamed_xid"] is not None), place)
+            for row, place in self.of_kind("R")
+        ]
+
+
+def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
+    """Batch, number, and the xid in front (-1: none) of messages."""
+    batch, seq = (np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq"))
+    streamed = pc.fill_null(rows["streamed_xid"], -1).to_numpy(zero_copy_only=False)
+    return batch, seq, np.asarray(streamed, np.int64)
+
+
+def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
+    """Commit position and time; those of streamed and prepared transactions were unknown when they were landed."""
+    lsn, at = changes["commit_lsn"], changes["commit_ts"]
+    if segments.is_plain:
+        return lsn, at
+    stretch = segments.find(*place_columns(changes))
+    own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)
+    own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
+    times = pa.array(segments.commit_ts_us(stretch, own_at)).cast(at.type)
+    return pa.array(segments.commit_lsn(stretch, own_lsn)), times
