@@ -64,6 +64,6 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
     assert all(result.tables[f"public.{table}"].changed for table in TABLES)
     for table in TABLES:
         found = spark.read.format("delta").load(uri_of(job, f"public.{table}")).select("id", "v").collect()
-        expected = database.execute(f"select id, v from {table}").fetchall()
+        expected = database.execute(f"select id, v from {table}")
         assert sorted(map(tuple, found)) == sorted(map(tuple, expected)), table
     assert list((local_path(job.pipeline.target.root) / "_waldelta" / "staging").glob("*")) == []
