@@ -20,17 +20,13 @@ MEMORY = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two measurements of ours, by name, or (``per_change``) their costs per change.
-
-    ``beyond`` names a third: of either are counted the seconds and changes that it has more than that one.
-    """
+    """Two measurements of ours, by name, or (``per_change``) their costs per change."""
 
     name: str
     of: str
     to: str
     per_change: bool = False
     source_cpu: bool = False
-    beyond: str = ""
 
 
 COMPARISONS = (
@@ -41,8 +37,6 @@ COMPARISONS = (
     Comparison("random keys: 50m ÷ 1m", "backlog-50m-random/warm", "backlog-1m-random/warm"),
     Comparison("random keys: 10m ÷ 1m", "backlog-10m-random/warm", "backlog-1m-random/warm"),
     Comparison("growth: 5,000,000 ÷ 500,000, per change", "growth/5,000,000/warm", "growth/500,000/warm", per_change=True),
-    Comparison("growth beyond 10,000: 5,000,000 ÷ 500,000, per change", "growth/5,000,000/warm", "growth/500,000/warm", per_change=True,
-               beyond="growth/10,000/warm"),
     Comparison("tables: 200 ÷ 20, per change", "tables-200/tasks", "tables-20/tasks", per_change=True),
     Comparison("where: target's filter ÷ none", "where/warm, target's filter", "where/warm"),
     Comparison("where: publication's filter ÷ none", "where/warm, publication's filter", "where/warm"),
@@ -111,14 +105,8 @@ def _among_ours(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
         if of is None or to is None:
             continue
         read = _SOURCE_CPU if comparison.source_cpu else _SECONDS
-        (these, those), changes = (_figures(of, read), _figures(to, read)), (of.changes, to.changes)
-        if comparison.beyond:
-            base = by_name.get(comparison.beyond)
-            if base is None:
-                continue
-            these, those = _beyond(these, _figures(base, read)), _beyond(those, _figures(base, read))
-            changes = (of.changes - base.changes, to.changes - base.changes)
-        yield ratio(comparison.name, these, those, changes if comparison.per_change else (1, 1))
+        changes = (of.changes, to.changes) if comparison.per_change else (1, 1)
+        yield ratio(comparison.name, _figures(of, read), _figures(to, read), changes)
 
 
 def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
@@ -139,11 +127,6 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
         peaks = [max(peak) for one in ours if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])]
         if peaks:
             yield Score(name, "MB", [max(peaks)])
-
-
-def _beyond(figures: list[float], base: list[float]) -> list[float]:
-    """What each round has more than the base beside it."""
-    return [figure - least for figure, least in zip(figures, base, strict=True)]
 
 
 def _unchecked(one: Round) -> float:
