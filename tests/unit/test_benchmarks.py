@@ -86,6 +86,21 @@ def test_baselines_are_no_multiples_of_each_other():
     assert len(names) == len(set(names))
 
 
+def test_what_different_runs_measured_is_compared_beside_their_own_drains():
+    """A machine twice as slow in one of the runs makes nothing twice as dear; without a drain there is nothing to say."""
+    drain = measured("backlog-50m-clustered", RECVLOGICAL, [20, 40], baseline=True)
+    runs = [
+        measured("backlog-1m-clustered", RECVLOGICAL, [10, 10], baseline=True),
+        measured("backlog-1m-clustered", "warm", [15, 20]),
+        measured("backlog-50m-clustered", "warm", [36, 60]),
+    ]
+    found = {score.name: score for score in scores([*runs, drain])}
+    compared = found["clustered keys: 50m ÷ 1m"]
+    assert compared.rounds == pytest.approx([1.8 / 1.5, 1.5 / 2])
+    assert compared.against == [15, 20]
+    assert "clustered keys: 50m ÷ 1m" not in {score.name for score in scores(runs)}
+
+
 @pytest.mark.parametrize(("of", "to"), [([], [1.0]), ([1.0], []), ([1.0], [0.0])])
 def test_nothing_to_divide_is_no_ratio(of, to):
     assert ratio("r", of, to) is None
