@@ -427,7 +427,7 @@ def test_workloads_and_their_statements():
     for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
         workload.source.fill.format(rows=1)
         for backlog in workload.backlogs:
-            backlog.statement.format(changes=100, transactions=0, rows=1, first=1, among=1)
+            backlog.statement.format(changes=100, transactions=0, newest="")
 
 
 @pytest.mark.parametrize(
