@@ -93,6 +93,7 @@ DOCUMENTS = Source(
 # suffice. Drawn from the table, not reckoned, so that no row is hit that an earlier backlog deleted. No slot sees a temporary table.
 _DRAWN = """
     perform set_config('work_mem', '512MB', true);
+    drop table if exists drawn;
     create temp table drawn as
         select row_number() over () as n, id
           from (select id from (select id from orders {{newest}}) as among order by {scattered} limit {{changes}} / 2) as chosen;
@@ -213,6 +214,7 @@ declare
     t int;
     first bigint;
 begin
+    drop table if exists drawn;
     create temp table drawn(number int, n bigint, id bigint, primary key (number, n));
     for t in 1..{tables} loop
         execute format('select max(id) from orders_%s', t) into first;

@@ -21,6 +21,7 @@ from benchmarks.place import RAW_SLOT, place
 from benchmarks.scores import scores
 from benchmarks.sources import (
     DOCUMENTS,
+    MIXED,
     ONE_TRANSACTION,
     ORDERS,
     TINY,
@@ -106,6 +107,19 @@ def test_mixed_backlogs_touch_rows_that_were_there_before(postgres, source, rows
             elif source is ORDERS and rows > 1000:
                 tenths = [{key * 10 // max(before)[1] for _, key in keys} for keys in (deleted, changed)]
                 assert all(set(range(10)) <= found for found in tenths)  # all over the table
+
+
+@pytest.mark.parametrize(("source", "statement"), [(ORDERS, MIXED), (many(2), busy(2))], ids=["one", "many"])
+def test_backlogs_can_be_written_over_one_connection(postgres, source, statement):
+    """As benchmarks.airflow_tasks does."""
+    with (
+        Stack(postgres) as stack,
+        place(stack, source, "mixed", 1000) as there,
+        psycopg.connect(there.conninfo, autocommit=True) as connection,
+    ):
+        for _ in range(2):
+            connection.execute(statement.format(changes=100, transactions=0, newest="").encode())
+        assert drained(there)["D"] == 20
 
 
 def test_what_neighbours_write_is_nothing_for_us(postgres):
