@@ -67,7 +67,7 @@ def _measure(stack: Stack, rows: int, changes: int, rounds: int) -> list[dict[st
             airflow.unpause(dag_id)
             _tell(str(_seconds(airflow.run_to_end(dag_id, timeout_s=_TIMEOUT_S))))
         airflow.unpause(cdc)
-        backlog = MIXED.format(changes=changes, transactions=changes // 100 - 1, rows=rows, first=1, among=rows)
+        backlog = MIXED.format(changes=changes, transactions=changes // 100 - 1, newest="")
         for _ in range(1 + rounds):
             source.execute(backlog.encode())
             found.append(_seconds(airflow.run_to_end(cdc, timeout_s=_TIMEOUT_S)))

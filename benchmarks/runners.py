@@ -91,7 +91,7 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
             for backlog in workload.backlogs:
                 part = WARM_UP if number == WARM_UP_ROUND and workload.scalable else 1
                 changes = scaled(backlog.changes, scale * part)
-                _write(there, replace(backlog, changes=changes), rows)
+                write_backlog(there, replace(backlog, changes=changes))
                 # In turn, so that nobody always finds what another has warmed up.
                 for contender in contenders[:: -1 if number % 2 else 1]:
                     if contender.name not in ONCE or number <= 0:
@@ -121,11 +121,12 @@ def _taking_part(there: Place, workload: Changes | Sync) -> Iterator[list[Conten
         yield contenders
 
 
-def _write(there: Place, backlog: Backlog, rows: int) -> None:
-    # Of the same number of rows in a small table and a large one, which can be compared only then.
-    among = min(max(backlog.changes // 20, 1), rows) if backlog.clustered else rows
+def write_backlog(there: Place, backlog: Backlog) -> None:
+    """Write it to the source."""
     statement = backlog.statement.format(
-        changes=backlog.changes, transactions=backlog.changes // 100 - 1, rows=rows, first=rows - among + 1, among=among
+        changes=backlog.changes,
+        transactions=backlog.changes // 100 - 1,
+        newest=sources.newest(backlog.changes) if backlog.clustered else "",
     )
     there.sql(statement)
 
@@ -166,10 +167,20 @@ def _idle(stack: Stack, workload: Idle, plan: Plan) -> list[Measurement]:
         ours.prepare()
         ours.name = IDLE
         ours.job("consume")
+        there.sql(NEIGHBOURS)
         for number in plan.numbers():
+            write_unpublished(there)
             found.add(number, "", ours, 0, stack.measure(lambda: _look(ours), list))
         ours.close()
     return found.measurements()
+
+
+NEIGHBOURS = "create table neighbours(id bigint, note text)"
+
+
+def write_unpublished(there: Place) -> None:
+    """WAL of a table that isn't published, some 16 MB of it: what a look at a slot has to go past in a database with neighbours."""
+    there.sql("insert into neighbours select g, repeat(md5(g::text), 30) from generate_series(1, 16000) g")
 
 
 def _look(ours: Waldelta) -> None:

@@ -1,7 +1,9 @@
 """What the workloads are made of: the tables of a source, and the statements that write backlogs to them.
 
 Statements are templates of ``str.format``: ``rows`` are the table's rows before, ``changes`` those of the backlog,
-``transactions`` how many of 100 changes that makes, less one.
+``transactions`` how many of 100 changes that makes, less one, ``newest`` which rows alone it may touch, if not all.
+
+Mixed backlogs update and delete rows that were there before (``_DRAWN``), and a row that they delete they don't update.
 """
 
 from __future__ import annotations
@@ -36,6 +38,12 @@ ORDERS = Source(
 # Every update brings its whole old row, so that a filter in Spark may be on any column.
 FULL_ORDERS = Source(f"{ORDERS.create}; alter table orders replica identity full", ORDERS.fill, ORDERS.tables)
 
+UUID_ORDERS = Source(
+    ORDERS.create.replace("id bigint", "id uuid"),
+    f"insert into orders select md5(g::text)::uuid, {_VALUES} from generate_series(1, {{rows}}) g",
+    ORDERS.tables,
+)
+
 
 def partitioned(leaves: int) -> Source:
     """The same table in so many hash partitions, published as one."""
@@ -47,11 +55,14 @@ def partitioned(leaves: int) -> Source:
     return Source(create, ORDERS.fill, ORDERS.tables, via_root=True)
 
 
-def many(tables: int) -> Source:
-    """So many small tables, orders_1 and so on."""
+def many(tables: int, large: int = 0) -> Source:
+    """So many small tables, orders_1 and so on; the first ones may be ``large``, then all others have 1,000 rows."""
     names = tuple(f"public.orders_{n}" for n in range(1, tables + 1))
     create = ";".join(f"create table {name}({_COLUMNS})" for name in names)
-    fill = ";".join(f"insert into {name} select g, {_VALUES} from generate_series(1, {{rows}}) g" for name in names)
+    fill = ";".join(
+        f"insert into {name} select g, {_VALUES} from generate_series(1, {1000 if large and n >= large else '{rows}'}) g"
+        for n, name in enumerate(names)
+    )
     return Source(create, fill, names)
 
 
@@ -77,17 +88,42 @@ DOCUMENTS = Source(
 )
 
 
-def _mixed(insert: str, update: str, commit: str, table: str = "orders") -> str:
-    """Half inserts, 40% updates, 10% deletes, a hundred at a time."""
+# Rows that a backlog is to touch, from those that are there: half as many as it has changes, or all if there are fewer, in no order.
+# The first, a tenth of the changes, are deleted; the others updated, in groups of 40, again from the first group on if these don't
+# suffice. Drawn from the table, not reckoned, so that no row is hit that an earlier backlog deleted. No slot sees a temporary table.
+_DRAWN = """
+    perform set_config('work_mem', '512MB', true);
+    drop table if exists drawn;
+    create temp table drawn as
+        select row_number() over () as n, id
+          from (select id from (select id from orders {{newest}}) as among order by {scattered} limit {{changes}} / 2) as chosen;
+    alter table drawn add primary key (n);
+    groups := ((select count(*) from drawn) - {{changes}} / 10) / 40;
+    commit;
+    analyze drawn;"""
+_SCATTERED = "hashint8extended(id, base)"
+
+
+def newest(changes: int) -> str:
+    """What ``newest`` is of a backlog of so many changes that touches the newest rows alone: as many as it touches."""
+    return f"order by id desc limit {changes // 2}"
+
+
+def _mixed(
+    insert: str, update: str, commit: str, base: str = "max(id)", key: str = "base + {}", scattered: str = _SCATTERED
+) -> str:
+    """Half inserts, 40% updates, 10% deletes, a hundred at a time; ``key`` is that of the new row of a number."""
     return f"""
 do $$
-declare base bigint := (select max(id) from {table});
-begin
+declare
+    base bigint := (select {base} from orders);
+    groups bigint;
+begin{_DRAWN.format(scattered=scattered)}
     for i in 0..{{transactions}} loop
-        insert into {table} select base + i * 50 + g, {insert} from generate_series(1, 50) g;
-        update {table} set {update} where id in
-            (select {{first}} + ((i * 40 + g) * 7919::bigint) % {{among}} from generate_series(1, 40) g);
-        delete from {table} where id between base + i * 50 + 1 and base + i * 50 + 10;
+        insert into orders select {key.format("i * 50 + g")}, {insert} from generate_series(1, 50) g;
+        update orders set {update} where id in
+            (select id from drawn where n between {{changes}} / 10 + i % groups * 40 + 1 and {{changes}} / 10 + i % groups * 40 + 40);
+        delete from orders where id in (select id from drawn where n between i * 10 + 1 and i * 10 + 10);
         {commit}
     end loop;
 end $$"""
@@ -97,6 +133,10 @@ _PAID = "status = 'paid', amount = amount + 1"
 MIXED = _mixed(_VALUES, _PAID, "commit;")
 ONE_TRANSACTION = _mixed(_VALUES, _PAID, "")
 WIDE_MIXED = _mixed(", ".join(_WIDE_VALUES[kind] for _, kind in _WIDE), "c1 = 'paid', c4 = c4 + 1", "commit;")
+# Keys without any order, old and new: where the others are 1, 2, 3. With each backlog there are more rows, so none comes twice.
+UUID_MIXED = _mixed(
+    _VALUES, _PAID, "commit;", "count(*)", "md5(base || ' ' || {})::uuid", "uuid_hash_extended(id, base)"
+)
 INSERTS = f"""
 do $$
 declare base bigint := (select max(id) from orders);
@@ -118,12 +158,17 @@ end $$"""
 # Each change a transaction of its own.
 TINY = f"""
 do $$
-declare base bigint := (select max(id) from orders);
-begin
-    for g in base + 1 .. base + {{changes}} loop
-        if g % 10 < 5 then insert into orders values (g, {_VALUES});
-        elsif g % 10 < 9 then update orders set {_PAID} where id = 1 + (g * 7919::bigint) % {{rows}};
-        else delete from orders where id = g - 5;
+declare
+    base bigint := (select max(id) from orders);
+    groups bigint;
+    updated bigint := 0;
+begin{_DRAWN.format(scattered=_SCATTERED)}
+    for g in 1..{{changes}} loop
+        if g % 10 < 5 then insert into orders values (base + g, {_VALUES});
+        elsif g % 10 < 9 then
+            update orders set {_PAID} where id = (select id from drawn where n = {{changes}} / 10 + updated % (groups * 40) + 1);
+            updated := updated + 1;
+        else delete from orders where id = (select id from drawn where n = (g + 1) / 10);
         end if;
         commit;
     end loop;
@@ -155,3 +200,43 @@ def each_of(source: Source, changes: int) -> str:
         for table in source.tables
     )
     return ";".join(statements)
+
+
+def busy(tables: int) -> str:
+    """Mixed changes of so many tables, a hundred at a time of the next table each, so that their transactions take turns."""
+    return f"""
+do $$
+declare
+    transactions bigint := {{transactions}} / {tables} + 1;
+    base bigint[];
+    groups bigint[];
+    deleted bigint := transactions * 10;
+    t int;
+    first bigint;
+begin
+    drop table if exists drawn;
+    create temp table drawn(number int, n bigint, id bigint, primary key (number, n));
+    for t in 1..{tables} loop
+        execute format('select max(id) from orders_%s', t) into first;
+        base[t] := first;
+        execute replace('insert into drawn select $1, row_number() over (), id from
+            (select id from orders_@ order by hashint8extended(id, $2) limit $3) as chosen', '@', t::text)
+            using t, base[t], transactions * 50;
+        groups[t] := ((select count(*) from drawn where number = t) - deleted) / 40;
+    end loop;
+    commit;
+    analyze drawn;
+    for i in 0..{{transactions}} loop
+        t := i % {tables} + 1;
+        execute replace($sql$insert into orders_@ select $1 + g, {_VALUES} from generate_series(1, 50) g$sql$, '@', t::text)
+            using base[t] + i / {tables} * 50;
+        -- Of the rows drawn.
+        first := deleted + i / {tables} % groups[t] * 40;
+        execute replace($sql$update orders_@ set {_PAID} where id in
+            (select id from drawn where number = $1 and n between $2 + 1 and $2 + 40)$sql$, '@', t::text) using t, first;
+        first := i / {tables} * 10;
+        execute replace($sql$delete from orders_@ where id in
+            (select id from drawn where number = $1 and n between $2 + 1 and $2 + 10)$sql$, '@', t::text) using t, first;
+        commit;
+    end loop;
+end $$"""

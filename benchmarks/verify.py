@@ -16,6 +16,7 @@ _TEXTS = {
     "bigint": ("{}::text", "{}::text"),
     "integer": ("{}::text", "{}::text"),
     "text": ("{}", "{}"),
+    "uuid": ("{}::text", "{}"),
     "numeric": ("{}::text", "{}::text"),
     "timestamp with time zone": ("(extract(epoch from {}) * 1000000)::bigint::text", "epoch_us({})::text"),
 }

@@ -23,7 +23,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Backlog:
-    """Changes that are written before each round; ``clustered``: updates touch the newest of the first rows alone."""
+    """Changes that are written before each round; ``clustered``: updates and deletes touch the newest rows alone."""
 
     changes: int
     statement: str = sources.MIXED
@@ -106,7 +106,7 @@ def _backlog(millions: int, *, clustered: bool, contenders: tuple[str, ...], def
     keys = "clustered" if clustered else "random"
     return Changes(
         f"backlog-{millions}m-{keys}",
-        f"1,000,000 changes into a table of {millions},000,000 rows; rows updated {'are the newest' if clustered else 'lie all over'}",
+        f"1,000,000 changes into a table of {millions},000,000 rows; rows updated and deleted {'are the newest' if clustered else 'lie all over'}",
         millions * MILLION,
         (Backlog(MILLION, clustered=clustered),),
         contenders,
@@ -148,7 +148,11 @@ WORKLOADS: tuple[Workload, ...] = (
     Changes("acknowledge", "500,000 changes, by way of moving the slot", MILLION, (Backlog(500_000),), (PEEK, RECVLOGICAL, WARM),
             variants=tuple(Variant(way, options={"acknowledge": way}) for way in ("get", "peek", "advance"))),
     Changes("growth", "cost per change: 5,000,000 against 500,000 changes", MILLION,
-            (Backlog(10_000, name="10,000"), Backlog(500_000, name="500,000"), Backlog(5 * MILLION, name="5,000,000"))),
+            (Backlog(500_000, name="500,000"), Backlog(5 * MILLION, name="5,000,000"))),
+    Changes("uuid-keys", "1,000,000 changes all over 1,000,000 rows whose key is a uuid without any order", MILLION,
+            (Backlog(MILLION, sources.UUID_MIXED),), source=sources.UUID_ORDERS),
+    Changes("tables-busy", "1,000,000 changes of 200 tables in turn, ten of 200,000 rows, the others of 1,000", 200_000,
+            (Backlog(MILLION, sources.busy(200)),), source=sources.many(200, large=10)),
     Idle("idle", "a run that finds nothing to do", default=True),
     Decode("decode", "decoding and casting in memory, one core", MILLION),
     Drift("drift", "another filter of the publication, beside a new copy", 4 * MILLION, 10_000),

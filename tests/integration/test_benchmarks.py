@@ -17,11 +17,24 @@ from benchmarks import results, runners
 from benchmarks.__main__ import main
 from benchmarks.baselines import Naive
 from benchmarks.ours import Waldelta
-from benchmarks.place import place
+from benchmarks.place import RAW_SLOT, place
 from benchmarks.scores import scores
-from benchmarks.sources import DOCUMENTS, ORDERS, WIDE, partitioned
+from benchmarks.sources import (
+    DOCUMENTS,
+    MIXED,
+    ONE_TRANSACTION,
+    ORDERS,
+    TINY,
+    UUID_MIXED,
+    UUID_ORDERS,
+    WIDE,
+    WIDE_MIXED,
+    busy,
+    many,
+    partitioned,
+)
 from benchmarks.stack import Stack
-from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WARM, WORKLOADS, Changes, Variant, chosen
+from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WARM, WORKLOADS, Backlog, Changes, Variant, chosen
 
 pytestmark = pytest.mark.pg
 
@@ -42,6 +55,82 @@ def test_baselines_beside_each_other(postgres):
     assert "source" in measured[0].rounds[0].cpu_s
     assert "subscriber" in measured[2].rounds[0].cpu_s
     assert "backlog-1m-clustered/native subscriber ÷ pg_recvlogical" in {score.name for score in scores(measured)}
+
+
+def drained(there):
+    """How many messages of each kind came through the slot."""
+    return dict(
+        there.sql(f"""
+            select chr(get_byte(data, 0)), count(*)::int
+              from pg_logical_slot_get_binary_changes('{RAW_SLOT}', null, null, 'proto_version', '1', 'publication_names', 'bench')
+             group by 1""")
+    )
+
+
+def rows_of(there):
+    """Where each row is, which an update changes."""
+    tables = ((name, there.sql(f"select id, tableoid::text || ctid::text from {name}")) for name in there.source.tables)
+    return {(name, key): at for name, found in tables for key, at in found}
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "backlog", "transactions"),
+    [
+        (ORDERS, 5000, Backlog(1000), 10),
+        (ORDERS, 5000, Backlog(1000, clustered=True), 10),
+        (ORDERS, 100, Backlog(500), 5),  # too few rows at first: some are updated again and again
+        (ORDERS, 5000, Backlog(1000, ONE_TRANSACTION), 1),
+        (ORDERS, 5000, Backlog(1000, TINY), 1000),
+        (WIDE, 5000, Backlog(1000, WIDE_MIXED), 10),
+        (UUID_ORDERS, 5000, Backlog(1000, UUID_MIXED), 10),
+        (partitioned(3), 5000, Backlog(1000), 10),
+        (many(3, large=1), 5000, Backlog(1000, busy(3)), 10),
+    ],
+    ids=["random", "clustered", "few-rows", "one-transaction", "tiny", "wide", "uuid", "partitions", "busy"],
+)
+def test_mixed_backlogs_touch_rows_that_were_there_before(postgres, source, rows, backlog, transactions):
+    """One after the other: half inserts, 40% updates, 10% deletes of older rows, and none is updated and deleted."""
+    with Stack(postgres) as stack, place(stack, source, "mixed", rows) as there:
+        for _ in range(3):
+            before = rows_of(there)
+            runners.write_backlog(there, backlog)
+            after = rows_of(there)
+            came = drained(there)
+            counts = backlog.changes // 2, backlog.changes * 4 // 10, backlog.changes // 10
+            assert (came["I"], came["U"], came["D"], came["B"]) == (*counts, transactions)
+            deleted = before.keys() - after.keys()
+            changed = {key for key in before.keys() & after.keys() if before[key] != after[key]}
+            updated = (min(backlog.changes // 2, len(before)) - counts[2]) // 40 * 40
+            assert (len(after.keys() - before.keys()), len(changed), len(deleted)) == (counts[0], updated, counts[2])
+            if backlog.clustered:
+                assert deleted | changed == set(sorted(before)[-500:])
+            elif source is ORDERS and rows > 1000:
+                tenths = [{key * 10 // max(before)[1] for _, key in keys} for keys in (deleted, changed)]
+                assert all(set(range(10)) <= found for found in tenths)  # all over the table
+
+
+@pytest.mark.parametrize(("source", "statement"), [(ORDERS, MIXED), (many(2), busy(2))], ids=["one", "many"])
+def test_backlogs_can_be_written_over_one_connection(postgres, source, statement):
+    """As benchmarks.airflow_tasks does."""
+    with (
+        Stack(postgres) as stack,
+        place(stack, source, "mixed", 1000) as there,
+        psycopg.connect(there.conninfo, autocommit=True) as connection,
+    ):
+        for _ in range(2):
+            connection.execute(statement.format(changes=100, transactions=0, newest="").encode())
+        assert drained(there)["D"] == 20
+
+
+def test_what_neighbours_write_is_nothing_for_us(postgres):
+    """Some 16 MB of WAL before each look, of which nothing comes."""
+    with Stack(postgres) as stack, place(stack, ORDERS, "neighbours", 10) as there:
+        there.sql(runners.NEIGHBOURS)
+        before = there.flushed()
+        runners.write_unpublished(there)
+        ((written,),) = there.sql(f"select pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '{before}')::bigint")
+        assert 16e6 < written < 20e6
+        assert drained(there) == {}
 
 
 def as_arrow(rows):
