@@ -103,7 +103,7 @@ bench: setup ## how fast it is, beside what the parts allow: ARGS="--list", "--o
 	@$(RUN) $(PYTHON) -m benchmarks $(ARGS)
 
 .PHONY: bench-check
-bench-check: setup ## what of the last make bench failed or is worse than the stored reference; ARGS=--accept stores the last
+bench-check: setup ## what of the last make bench failed or is worse than the stored reference; ARGS=--partial after a part of the workloads, --accept stores the last
 	@$(PYTHON) -m benchmarks.check $(ARGS)
 
 ##@ Odds and ends

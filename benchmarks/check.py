@@ -3,7 +3,8 @@
 A ratio is worse beyond the measured noise, where it can be guarded: what it is a multiple of lasts, and the reference's rounds agree.
 Anything that has a target is worse once it misses a must, measured before or not; of a must that the reference itself misses it is
 told, unless it is missed by more. Shares grow when all else gets faster, and other seconds and megabytes are the machine's affair.
-What the last run didn't measure is told, and excused.
+What the last run didn't measure is told, and excused; but for workloads of which something must be reached (targets.py), unless
+``--partial`` says that they were left out on purpose.
 
 ``--accept`` stores the last result in the reference, and its picture, with the day, the commit and the versions it is of; what is in it of workloads
 that weren't measured stays, with its own. Scores are those of all that it holds then. What can't be guarded by it, since its rounds lie
@@ -14,19 +15,21 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.plot import draw
 from benchmarks.results import LAST, REFERENCE, Result, Score, read, write
-from benchmarks.scores import scores
-from benchmarks.targets import target_of
-from benchmarks.workloads import BASELINES
+from benchmarks.scores import COMPARISONS, scores
+from benchmarks.targets import TARGETS, target_of
+from benchmarks.workloads import BASELINES, IDLE, WORKLOADS
 
 # A few rounds show less noise than there is; rounds that lie further apart guard nothing.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.25
@@ -185,10 +188,34 @@ def too_noisy(reference: Result) -> list[Score]:
     return [one.before for one in itself if one.before and one.unguarded and not one.too_short]
 
 
+def judged_workloads() -> list[str]:
+    """The names of all workloads of which something must be reached: measurements that targets judge, or comparisons of them."""
+    names = {name for target in TARGETS for name in _judged_by(target.scores)}
+    return [one.name for one in WORKLOADS if one.name in names]
+
+
+def _judged_by(pattern: str) -> list[str]:
+    compared = [one for one in COMPARISONS if fnmatchcase(one.name, pattern)]
+    where, _, who = re.split(" ÷|:|,", pattern)[0].partition("/")
+    measured = [
+        one.name for one in WORKLOADS if fnmatchcase(one.name, where) and who in getattr(one, "contenders", [IDLE])
+    ]
+    return [name.split("/")[0] for one in compared for name in (one.of, one.to)] + measured
+
+
+def left_out(last: Result) -> list[str]:
+    """Workloads of which something must be reached that weren't measured; those that failed are told as failed."""
+    tried = {one.workload for one in last.measurements} | last.failed.keys()
+    return [name for name in judged_workloads() if name not in tried]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when nothing got worse or failed, 1 when something did, 2 when there is nothing to compare."""
+    """0 when nothing got worse, failed or was left out, 1 when something did, 2 when there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)
     parser.add_argument("--accept", action="store_true", help="store the last result as the reference")
+    parser.add_argument(
+        "--partial", action="store_true", help="excuse that workloads with a limit (targets.py) weren't measured"
+    )
     options = parser.parse_args(arguments)
     if not LAST.exists():
         sys.stderr.write("nothing was measured yet: run make bench\n")
@@ -216,7 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     found = findings(reference, last)
     _print(found)
-    return int(bool(last.failed) or any(finding.verdict in FAILING for finding in found))
+    if missing := left_out(last):
+        told = f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {', '.join(missing)}"
+        Console(stderr=True).print(told, style="bold red", soft_wrap=True)
+    excused = options.partial or not missing
+    return int(bool(last.failed) or not excused or any(finding.verdict in FAILING for finding in found))
 
 
 def _print(found: Sequence[Finding]) -> None:

@@ -10,7 +10,7 @@ from benchmarks.resources import ROLES
 from benchmarks.results import Measurement, Result, Round
 from benchmarks.scores import ratio, raw_baseline
 from benchmarks.targets import TARGETS, target_of
-from benchmarks.workloads import NAIVE, NATIVE
+from benchmarks.workloads import NAIVE, NATIVE, PEEK
 
 STYLES = {"aim": "green", "must": "yellow", "missed": "red"}
 WIDTH = 190
@@ -22,7 +22,7 @@ NO_AIRFLOW = (
 def measured_table(result: Result) -> Table:
     """One row for each contender: seconds, multiples of the baselines, CPU and memory by role, targets."""
     table = Table(title=f"scale {result.scale:g}, medians of {result.rounds} rounds (least–most)")
-    numbers = ("seconds", "× raw", "× native", "× naive")
+    numbers = ("seconds", "× raw", "× peek", "× native", "× naive")
     for heading in ("workload", "", *numbers, "CPU s", "peak MB", "target"):
         table.add_column(heading, justify="right" if heading in numbers else "left")
     previous = ("", "")
@@ -95,7 +95,7 @@ def _multiples(one: Measurement, measurements: Sequence[Measurement]) -> list[st
     beside = {
         m.contender: m for m in measurements if m.baseline and (m.workload, m.backlog) == (one.workload, one.backlog)
     }
-    return [_multiple(one, other) for other in (raw, beside.get(NATIVE), beside.get(NAIVE))]
+    return [_multiple(one, other) for other in (raw, beside.get(PEEK), beside.get(NATIVE), beside.get(NAIVE))]
 
 
 def _multiple(one: Measurement, other: Measurement | None) -> str:

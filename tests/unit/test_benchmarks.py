@@ -286,25 +286,31 @@ def test_accepted_measurements_say_where_they_are_from():
 
 
 def test_check_command(tmp_path, monkeypatch, capsys):
-    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse, or a workload failed."""
+    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse, or a workload failed,
+    or one with limits wasn't measured, unless that is meant."""
     monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
     monkeypatch.setattr(check, "REFERENCE", tmp_path / "reference.json")
     assert check.main([]) == 2
     write(RESULT, tmp_path / "last.json")
     assert check.main([]) == 2
     assert check.main(["--accept"]) == 0
+    capsys.readouterr()
+    assert check.main([]) == 1
+    left_out = "backlog-1m-clustered, backlog-50m-clustered, sync, one-transaction, tables-20, tables-200"
+    assert f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {left_out}\n" in capsys.readouterr().err
+    assert check.main(["--accept"]) == 0
     noisy = (
         "not guarded until it is measured again: backlog-1m-random/warm ÷ pg_recvlogical, rounds of 3.00, 5.00, 3.00"
     )
     assert noisy in capsys.readouterr().out
-    assert check.main([]) == 0
+    assert check.main(["--partial"]) == 0
     assert "not guarded; its rounds lie up to 67% off their median" in capsys.readouterr().out
     worse = [measured("backlog-1m-random", "warm", [60, 60, 60]), *BACKLOG[:3]]
     write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
-    assert check.main([]) == 1
+    assert check.main(["--partial"]) == 1
     assert "worse" in capsys.readouterr().out
     write(replace(RESULT, failed={"sync": "RuntimeError: no space"}), tmp_path / "last.json")
-    assert check.main([]) == 1
+    assert check.main(["--partial"]) == 1
     assert "sync failed: RuntimeError: no space" in capsys.readouterr().err
 
 
@@ -340,7 +346,7 @@ def test_tables():
     lines = out.getvalue().splitlines()
     warm = next(line for line in lines if " warm " in line)
     assert all(
-        part in warm for part in ("10.00 (6.00–12.00)", "3.00", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
+        part in warm for part in ("10.00 (6.00–12.00)", "3.00", "6.00 ", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
     )
     (small,) = (line for line in lines if "10,000 changes" in line)
     assert all(part in small for part in ("apply job, warm (no Airflow)", "3.00 s", "aim"))
@@ -411,6 +417,15 @@ def test_every_comparison_is_of_measured_things():
 def test_every_target_judges_a_score(target):
     """What runs leave behind is enough to compute one."""
     assert any(target_of(score.name) is target for score in scores(ALL))
+
+
+def test_workloads_that_targets_judge():
+    """A result without one of these has nothing to hold against a limit."""
+    judged = check.judged_workloads()
+    found = {one.name.split("/")[0] for one in scores(ALL) if "/" in one.name and target_of(one.name)}
+    assert found < set(judged)
+    assert {"growth", "one-transaction", "backlog-50m-clustered"} == set(judged) - found
+    assert "tables-busy" not in judged
 
 
 def test_a_check_is_told_from_the_task_that_reports_too():
