@@ -167,18 +167,23 @@ def _decode_version(
     streamed: bool,
 ) -> pa.Table:
     relation, positions = described
-    kinds = zip(plan.wire_names, plan.types, strict=True)
+    identity = plan.shape.identity
+    # By these rows are told apart before they are typed, and some may have come as text.
+    exact = [isinstance(kind, Text) or i in identity for i, kind in enumerate(plan.types)]
+    kinds = zip(plan.wire_names, exact, strict=True)
     wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
 
     def to_text(k: int, values: pa.Array) -> pa.Array:
         if k not in wire:  # a column that the target doesn't have any more: nobody asks for its values
             return pa.nulls(len(values), pa.binary())
-        name, kind = wire[k]
-        return text_of(values, name, is_exact=isinstance(kind, Text))
+        name, is_exact = wire[k]
+        return text_of(values, name, is_exact=is_exact)
 
-    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text)
+    # One batch is one call of the slot's; the next one's format may be another.
+    batch = changes["batch"].to_numpy()
+    may_mix = bool((batch != batch[0]).any())
+    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text, may_mix=may_mix)
     columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
-    identity = plan.shape.identity
     if not plan.shape.key:
         _check_whole_rows(rows)
     for k, i in enumerate(identity):

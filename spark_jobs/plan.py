@@ -262,15 +262,16 @@ def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> Non
 def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0) -> dict[int, int]:
     """The place of the last TRUNCATE of each of this target's relations that its copy doesn't reflect.
 
-    Only of transactions (xid8) from ``since_xid`` on.
+    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing: prepared and not decided yet,
+    rolled back, or of a batch before the range, which is in the timeline for another's sake.
     """
     found: dict[int, int] = {}
     for row, place in stream.of_kind("T"):
-        if row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
+        if place < 0 or row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
             continue
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
         for oid in set(truncated.relation_ids) & set(state.relation_ids):
-            found[oid] = max(place, found.get(oid, -1))
+            found[oid] = max(place, found.get(oid, place))
     return found
 
 

@@ -256,6 +256,43 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
     assert_same(spark, job, database)
 
 
+def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
+    """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only prepared counts once."""
+    job = make_job(database, lake, PREPARED)
+    database.execute(rows(1, 5))
+    database.execute(rows(1, 5, "u"))
+    sync(spark, job)
+    gids = {step: f"{step} {database.name}" for step in ("drop", "other", "keep")}
+
+    def prepare(step, change):
+        with database.connect() as a:
+            a.execute(change)
+            a.execute(f"prepare transaction '{gids[step]}'")
+            a.commit()
+
+    prepare("drop", "truncate u")
+    run(spark, job)
+    held = spark.read.format("delta").load(uri_of(job, "public.u")).count()
+    assert held == 5
+    database.execute(f"rollback prepared '{gids['drop']}'")
+    run(spark, job)
+    assert_same(spark, job, database)
+    prepare("other", rows(11, 15))
+    database.execute("truncate u")
+    run(spark, job)
+    database.execute(rows(21, 25, "u"))
+    run(spark, job)
+    database.execute(f"commit prepared '{gids['other']}'")
+    run(spark, job)
+    assert_same(spark, job, database)
+    prepare("keep", "truncate u")
+    run(spark, job)
+    database.execute(f"commit prepared '{gids['keep']}'")
+    database.execute(rows(31, 35, "u"))
+    run(spark, job)
+    assert_same(spark, job, database)
+
+
 @pytest.mark.soak
 def test_any_mixture(spark, database, lake):
     """Random transactions of several sessions, with savepoints and two-phase commits, run after run.

@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 
 import spark_jobs.messages as messages_module
+from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.messages import write_messages
@@ -252,6 +253,29 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
     for name, texts in found[False].items():
         assert (name, found[True][name]) == (name, texts)
     assert sum("infinity" in (text or "") for text in found[True]["raw"]) >= 1
+
+
+def test_batches_of_both_formats_are_applied_together(spark, database, lake):
+    """Whatever waited while the option was switched; equal rows are equal in either format."""
+    database.execute("create table t(id int primary key, v text); create table u(f float8, at timestamp, e real[])")
+    database.execute("alter table u replica identity full")
+    value = "(1e15 / 3, timestamp '2000-01-01 10:00', '{0.1,1e-7}')"
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
+    sync(spark, job)
+    for binary, statement in (
+        (False, f"insert into t values (1, 'a'), (2, 'b'); insert into u values {value}, {value}"),
+        (True, f"update t set v = 'c' where id = 1; insert into u values {value}"),
+        (False, "delete from t where id = 2; delete from u where ctid = '(0,1)'"),
+        (True, "insert into t values (3, null); delete from u where ctid = '(0,2)'"),
+    ):
+        database.execute(statement)
+        drain(spark, replace(job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, {"binary": binary})))
+    assert apply(spark, job).failures == {}
+    found = [spark.read.format("delta").load(uri_of(job, table)).collect() for table in TABLES]
+    assert sorted((row.id, row.v) for row in found[0]) == database.execute("select * from t order by id")
+    assert [(row.f, row.at, row.e) for row in found[1]] == [
+        (f, at, pytest.approx(e)) for f, at, e in database.execute("select * from u")
+    ]
 
 
 def test_types_without_a_binary_reader_are_refused_at_setup(database, lake):

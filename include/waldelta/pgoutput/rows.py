@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
+import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, copy_out, u1, u2, u4
@@ -30,7 +31,8 @@ class Columns(Sequence[ArrowArray]):
 
     Null where the value is NULL, unchanged, or the message has no such tuple; ``unchanged(k)`` and ``present`` tell
     these apart. An item is copied out when it is asked for, once. A column that came in binary format is turned into
-    text by ``to_text``, given its number and bytes, and refused without one; ``values(k)`` gives the bytes.
+    text by ``to_text``, given its number and bytes, and refused without one; ``values(k)`` gives the bytes. With ``may_mix``
+    some of its values may have come as text and others not.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Columns(Sequence[ArrowArray]):
         present: Mask,
         places: tuple[Bytes, Positions, Positions],
         to_text: ToText | None = None,
+        *,
+        may_mix: bool = False,
     ) -> None:
-        self.present, self._to_text = present, to_text
+        self.present, self._to_text, self._may_mix = present, to_text, may_mix
         kinds, starts, ends = places
         self._messages, self._kinds, self._starts, self._ends = messages, kinds, starts, ends
         self._values: dict[int, ArrowArray] = {}
@@ -59,15 +63,20 @@ class Columns(Sequence[ArrowArray]):
         if not -len(self) <= k < len(self):
             raise IndexError(k)
         k %= len(self)
-        if self.format(k) == "b":
-            if self._to_text is not None:
-                if k not in self._texts:
-                    self._texts[k] = self._to_text(k, self.values(k))
-                return self._texts[k]
-            raise DecodeError(
-                "row", f"column {k}", 0, "sent in binary format, text wanted: set options.binary to false"
-            )
-        return self.values(k)
+        if k not in self._texts:
+            self._texts[k] = self._text(k)
+        return self._texts[k]
+
+    def _text(self, k: int) -> ArrowArray:
+        kinds = self._kinds[k]
+        if self._may_mix and self._to_text is not None and (kinds == _BINARY).any() and (kinds == _TEXT).any():
+            texts = self._copied(k, kinds == _TEXT)
+            return pc.coalesce(self._to_text(k, self._copied(k, kinds == _BINARY)).cast(texts.type), texts)
+        if self.format(k) != "b":
+            return self.values(k)
+        if self._to_text is not None:
+            return self._to_text(k, self.values(k))
+        raise DecodeError("row", f"column {k}", 0, "sent in binary format, text wanted: set options.binary to false")
 
     def __iter__(self) -> Iterator[ArrowArray]:
         return (self[k] for k in range(len(self)))
@@ -87,9 +96,11 @@ class Columns(Sequence[ArrowArray]):
         """A column's bytes, whatever their format."""
         if k not in self._values:
             kind = self._kinds[k]
-            valid = (kind == _TEXT) | (kind == _BINARY)
-            self._values[k] = copy_out(self._messages, self._starts[k], self._ends[k], valid)
+            self._values[k] = self._copied(k, (kind == _TEXT) | (kind == _BINARY))
         return self._values[k]
+
+    def _copied(self, k: int, valid: Mask) -> ArrowArray:
+        return copy_out(self._messages, self._starts[k], self._ends[k], valid)
 
 
 @dataclass(frozen=True)
@@ -113,17 +124,21 @@ class Rows:
         return [self.new.unchanged(k) for k in range(len(self.new))]
 
 
-def decode_rows(data: ArrowArray, column_count: int, *, streamed: bool = False, to_text: ToText | None = None) -> Rows:
+def decode_rows(
+    data: ArrowArray, column_count: int, *, streamed: bool = False, to_text: ToText | None = None, may_mix: bool = False
+) -> Rows:
     """Decode the Insert, Update and Delete messages of one relation version, in one pass.
 
     ``column_count`` is the Relation's. ``streamed`` says that the messages lie between Stream Start and Stop, where an
-    xid follows the first byte; ``to_text`` reads values in binary format. Raises DecodeError for the first message that is not exactly such a row.
+    xid follows the first byte; ``to_text`` reads values in binary format; ``may_mix`` says that the messages are of several calls, each with its
+    own format. Raises DecodeError for the first message that is not exactly such a row.
     """
     messages = Messages(data)
     walk = _Walk(messages, column_count, streamed)
     for first in range(0, len(messages), _BLOCK_ROWS):
         walk.block(slice(first, min(first + _BLOCK_ROWS, len(messages))))
-    return Rows(walk.op, walk.old_kind, walk.new.columns(messages, to_text), walk.old.columns(messages, to_text))
+    new, old = (places.columns(messages, to_text, may_mix=may_mix) for places in (walk.new, walk.old))
+    return Rows(walk.op, walk.old_kind, new, old)
 
 
 class _Places:
@@ -148,11 +163,11 @@ class _Places:
             self.starts = np.tile(self.filler, (self.shape[0], 1))
             self.ends = self.starts.copy()
 
-    def columns(self, messages: Messages, to_text: ToText | None) -> Columns:
+    def columns(self, messages: Messages, to_text: ToText | None, *, may_mix: bool) -> Columns:
         if self.kinds.shape != self.shape:  # no message has such a tuple
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
-        return Columns(messages, self.present, (self.kinds, self.starts, self.ends), to_text)
+        return Columns(messages, self.present, (self.kinds, self.starts, self.ends), to_text, may_mix=may_mix)
 
 
 class _Walk:

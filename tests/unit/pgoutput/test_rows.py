@@ -106,6 +106,21 @@ def test_mixed_formats_are_refused():
         rows.new.format(0)
 
 
+def test_formats_of_several_calls():
+    """Each call of the slot had its own; a column whose values came in both is text all the same."""
+    given = enc.messages(
+        enc.insert(OID, [Binary(b"1"), "x"]), enc.update(OID, ["2", None], old=["3", "y"]), enc.insert(OID, [None, "z"])
+    )
+    rows = decode_rows(
+        given,
+        2,
+        to_text=lambda _, values: pa.array([v and v * 2 for v in values.to_pylist()], pa.binary()),
+        may_mix=True,
+    )
+    assert [column.to_pylist() for column in rows.new] == [[b"11", b"2", None], [b"x", None, b"z"]]
+    assert [column.to_pylist() for column in rows.old] == [[None, b"3", None], [None, b"y", None]]
+
+
 def test_streamed_rows_have_an_xid_in_front():
     """Between Stream Start and Stop an xid follows the first byte."""
     data = enc.messages(enc.insert(OID, ["1"], xid=77), enc.delete(OID, key=["2"], xid=78))
