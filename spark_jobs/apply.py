@@ -68,6 +68,7 @@ from waldelta.standing import states as due_states
 from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
 from waldelta.targets import Feed, Target
+from waldelta.unpublished import unpublished
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Applied:
     """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
 
     ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
-    targets meanwhile, ``removed`` those that left since, ``foreign`` those that others wrote to.
+    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Applied:
     warnings: list[str] = field(default_factory=list)
     published: dict[str, Feed] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    unpublished: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
 
     @property
@@ -139,6 +141,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
         standings, mended = end_killed_repairs(spark, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
+        applied.unpublished = unpublished(connection, job.pipeline.source)
         there, feeds = read_present(connection, states), applied.published
         found = [of_partition(state, there[state.table_name], feeds.get(state.table_name)) for state in states]
         states = [state for state, _ in found]

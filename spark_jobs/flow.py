@@ -43,6 +43,7 @@ from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
 from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
+from waldelta.unpublished import not_published
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -118,7 +119,10 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 f"{name}: {table.verbatim} rows have values that their types can't hold; metadata_columns is off, so they are null: "
                 "name such columns under types.text"
             )
-    result.warnings += [f"{name} {_LEFT}" for name in applied.removed]
+    result.warnings += [f"{name} {_LEFT}" for name in applied.removed if name not in applied.unpublished]
+    result.unpublished = applied.unpublished
+    if result.unpublished:
+        result.warnings.append(not_published(result.unpublished))
     failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
     result.not_applied = sorted({*failures, *result.not_applied})
     changed = sum(table.changed for table in result.tables.values())

@@ -131,6 +131,7 @@ class RunResult:
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
     needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
+    unpublished: list[str] = field(default_factory=list)  # tables of the pipeline file that their publication lacks
     foreign_commits: list[str] = field(default_factory=list)  # targets that others were found to have written to
     passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)

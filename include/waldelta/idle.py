@@ -39,6 +39,7 @@ from waldelta.slot_health import critical, slot_warnings, tell
 from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
+from waldelta.unpublished import not_published, unpublished
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied
 
@@ -181,6 +182,8 @@ def _work_left(
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
+    if lacking := unpublished(connection, job.pipeline.source):
+        log.warning("%s", not_published(lacking))
     fed = [with_leaves(state, published) for state in states(standings, Due.FEED)]
     if behind := _behind(job, identity, change_log, fed):
         return f"landed changes wait for {', '.join(behind)}"

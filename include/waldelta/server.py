@@ -70,6 +70,12 @@ class ServerPosition:
         return lsn.value // self.wal_segment_size
 
 
+def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
+    """Which cluster it is; a standby's is its primary's."""
+    ((identifier,),) = connection.execute("select system_identifier::text from pg_control_system()").fetchall()
+    return str(identifier)
+
+
 def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
     """The oldest transaction (xid8) that is still running: those below it have ended, and whoever reads the slot sees them.
 

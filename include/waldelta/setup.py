@@ -41,6 +41,7 @@ from waldelta.publication import (
 )
 from waldelta.setup_slot import (
     beyond,
+    check_same_server,
     copy_that_stays,
     end_life,
     ensure_slot,
@@ -258,12 +259,13 @@ def teardown(conn: Connection, job: Job) -> list[str]:
     """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
 
     A slot that existed before, publications without this pipeline's mark and the lake stay. A slot that stays holds WAL,
-    so the last line says why it does and how to drop it.
+    so the last line says why it does and how to drop it. Raises SourceChanged on another server than the slot's.
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
     with slot_lock(job), job.connect_slot("teardown", conn) as slot_conn:
         moves = slot_life(job)
+        check_same_server(slot_conn, moves)
         ours = [p for p in read_publications(conn).values() if _is_ours(job, p)]
         if not_owned := [p.name for p in ours if not p.owned]:
             raise PrivilegeMissing(

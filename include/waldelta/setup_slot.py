@@ -11,13 +11,14 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.consume import kept_copy
-from waldelta.errors import SlotForeign, TransactionsStillOpen, WaldeltaError
+from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.finding import Finding, problem, size, warning
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import Source
+from waldelta.server import read_system_identifier
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
 from waldelta.standby import slot_position, snapshots_logged, wait_replayed
 
@@ -51,6 +52,23 @@ def beyond(job: Job, slot: SlotState) -> Lsn | None:
     lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
     furthest = Lsn(job.ledger.furthest_lsn(slot.name, lives[-1].incarnation)) if lives else slot.confirmed_flush_lsn
     return furthest if slot.confirmed_flush_lsn > furthest else None
+
+
+def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
+    """Raises SourceChanged when the connection leads to another server than the one where the slot lives.
+
+    One of its name there is another deployment's, with publications that this pipeline's file fits as well, and wherever it stands:
+    positions of two servers can't be compared.
+    """
+    if not moves or moves[-1].event == "dropped":
+        return
+    life, found = moves[-1], read_system_identifier(conn)
+    if life.system_identifier != found:
+        raise SourceChanged(
+            f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now leads to system {found}; nothing "
+            "was dropped: point the connection back; if that server is gone for good, run resync first, which moves the pipeline "
+            "here, or drop by hand what nobody here needs"
+        )
 
 
 def end_life(conn: Connection, job: Job) -> bool:

@@ -19,6 +19,7 @@ from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings
 from waldelta.standing import Standing, held_generations, read_published, read_standings
+from waldelta.unpublished import unpublished
 
 
 def read_status(job: Job) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def read_status(job: Job) -> dict[str, Any]:
             slot = read_slot(slot_connection, slot_name)
             elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)
+        listed_in_vain = unpublished(connection, job.pipeline.source)
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     lacking = quarantine.open_counts(held_generations(job.ledger))
@@ -38,6 +40,7 @@ def read_status(job: Job) -> dict[str, Any]:
         "pipeline": job.pipeline.pipeline,
         "slot": _slot(job, slot, server, elsewhere),
         "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
+        "unpublished": listed_in_vain,
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
         "last_cut": _cut(job),
         "last_run": None if run is None else {

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+import tempfile
 import uuid
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from demo.embedded_postgres import EmbeddedPostgres
 from waldelta import setup, setup_slot
 from waldelta.connection import connect
 from waldelta.errors import (
@@ -21,6 +24,7 @@ from waldelta.errors import (
     LockHeld,
     PreflightFailed,
     PrivilegeMissing,
+    SourceChanged,
     TableBusy,
     TransactionsStillOpen,
 )
@@ -280,6 +284,31 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
     assert events(lake) == ["creating", "created", "dropped"]
     apply_setup(conn, job)
     assert events(lake)[-1] == "created"
+
+
+def test_teardown_leaves_what_another_server_has(database, conn, lake, tables):
+    """A slot of that name there is read by somebody else, wherever it stands, and ours would go on holding WAL, unheard of."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    for _ in range(3):  # so that its position doesn't tell that it is another one
+        database.execute("create table w (); drop table w; select pg_switch_wal()")
+    apply_setup(conn, job)
+    slot = job.pipeline.source.slot
+    folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
+    server = EmbeddedPostgres(folder, version=database.server.version, settings={"fsync": "off"}).start()
+    try:
+        with connect(server.conninfo(), "test") as elsewhere:
+            elsewhere.execute("create table public.flights (id int, origin text, delay int, primary key (id, origin))")
+            other = job_for(server.conninfo(), f"{lake}_there", {"name": "p", "tables": [FLIGHTS]}, slot=slot)
+            apply_setup(elsewhere, other)
+            assert read_slot(elsewhere, slot).confirmed_flush_lsn < read_slot(conn, slot).confirmed_flush_lsn
+            with pytest.raises(SourceChanged, match="nothing was dropped: point the connection back"):
+                teardown(elsewhere, replace(job, conninfo=server.conninfo()))
+            assert read_slot(elsewhere, slot) is not None
+            assert set(read_publications(elsewhere)) == {"p"}
+    finally:
+        server.delete()
+    assert events(lake) == ["creating", "created"]
+    assert teardown(conn, job) == [f"slot {slot}", "publication p"]
 
 
 def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, tables):

@@ -119,6 +119,8 @@ TOLD_BY_RUNS = [
     ("nothing", {}, None),
     ("a table without a copy", {"never_copied": ["public.x"]}, ("warning", "public.x: published, but never copied")),
     ("unless that has begun since", {"never_copied": ["public.late"]}, None),
+    ("a listed table that its publication lacks", {"unpublished": ["public.x"]}, ("failed", "public.x: in the pipeline file, but not")),
+    ("unless it was set up since", {"unpublished": ["public.late"]}, None),
     ("a suite of no table", {"unused_suites": ["/e/x.yml fits no table"]}, ("warning", "expectations that judge nothing: /e/x.yml")),
     ("a slot in danger", {"slot_critical": ["slot 's' is lost in 2 hours"]}, ("failed", "when the latest run began, slot 's' is lost")),
 ]  # fmt: skip
@@ -154,6 +156,17 @@ def test_what_was_found_holds_while_nothing_changes(book):
     book.ledger.append(replace(run("night", minutes(5000)), verb="maintain"))
     glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
     assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
+
+
+def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
+    """No run need have followed; what the file no longer lists left on purpose."""
+    for name in ("public.a", "public.z"):
+        book.ledger.append(TableState(minutes(0), "sync", name, 1, "synced"))
+        book.ledger.append(TableState(minutes(1), "look", name, 1, "removed"))
+    (told,) = read_glance(pipeline(book.root), book, minutes(2), 24).attention
+    assert (told.severity, told.text.partition(":")[0]) == ("failed", "public.a")
+    book.ledger.append(TableState(minutes(3), "sync", "public.a", 2, "synced"))
+    assert "publication" not in str(read_glance(pipeline(book.root), book, minutes(4), 24).attention)
 
 
 def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):

@@ -111,7 +111,7 @@ def read_glance(
         *_attention(pipeline, results, (latest, looked), tables, gaps),
         *(_unchecked(tables) if pipeline.quality.enabled and not _is_under_way(runs, now) else ()),
         *of_compared(compared),
-        *of_runs(results, landing, states, compared),
+        *of_runs(results, landing, states, compared, pipeline.source),
         *_failed_otherwise(lake, results, now),
     ]
     upto = brought_up_to(landing)

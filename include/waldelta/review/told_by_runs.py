@@ -7,30 +7,45 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.ledger_rows import ForeignCommit
+from waldelta.pipeline_file import Source
 from waldelta.review.attention import Attention, names
 from waldelta.review.compared import Compared
 from waldelta.review.freshness import CopyState
 from waldelta.review.history import RunLine
 from waldelta.review.results import Results
 from waldelta.standing import REMOVED
+from waldelta.unpublished import listed
 
 # Runs that are looked through for one that came so far: when none of them did, that is what is told.
 _MOST_RESULTS = 5
 
 
 def of_runs(
-    results: Results, landing: Sequence[RunLine], states: Sequence[CopyState], compared: Compared
+    results: Results, landing: Sequence[RunLine], states: Sequence[CopyState], compared: Compared, source: Source
 ) -> Iterator[Attention]:
     """From the targets' states and the latest results; ``landing`` are the runs that land changes, newest first."""
     yield from _of_others(states, compared)
-    if (found := _newest_with(results, landing, "apply")) is None:
+    run, result = _newest_with(results, landing, "apply") or (None, {})
+    touched = {state.table_name for state in states if run and state.at > run.at - timedelta(seconds=run.seconds)}
+    yield from _of_unpublished(
+        states, source, [name for name in result.get("unpublished") or () if name not in touched]
+    )
+    if run is None:
         return
-    run, result = found
-    touched = {state.table_name for state in states if state.at > run.at - timedelta(seconds=run.seconds)}
     if never := [name for name in result.get("never_copied") or () if name not in touched]:
         yield Attention("warning", f"{names(never)}: published, but never copied: run the initial sync")
     if unused := [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]:
         yield Attention("warning", f"expectations that judge nothing: {names(unused)}", ("run", run.verb, run.run_id))
+
+
+def _of_unpublished(states: Sequence[CopyState], source: Source, told: Sequence[str]) -> Iterator[Attention]:
+    """What the file lists and a look found to have left, which no run need have followed, or what a run has told."""
+    known = {str(table) for _, table in listed(source)}
+    if lacking := {*told, *(s.table_name for s in states if s.status == REMOVED and s.table_name in known)}:
+        found = names(sorted(lacking))
+        yield Attention(
+            "failed", f"{found}: in the pipeline file, but not in its publication: what changes there is sent to nobody"
+        )
 
 
 def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Attention]:
