@@ -168,7 +168,9 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     result = consume(spark, job)
     assert (result.needs_sync, result.never_copied) == ([], [])
     (told,) = result.warnings
-    assert told.startswith("in the pipeline file, but not in its publication: public.t; what changes there is sent to nobody")
+    assert told.startswith(
+        "in the pipeline file, but not in its publication: public.t; what changes there is sent to nobody"
+    )
     assert status(job) == ("removed", 1)
     insert(database, 2)
     assert consume(spark, job).warnings == [told]
