@@ -346,7 +346,8 @@ def test_tables():
     lines = out.getvalue().splitlines()
     warm = next(line for line in lines if " warm " in line)
     assert all(
-        part in warm for part in ("10.00 (6.00–12.00)", "3.00", "6.00 ", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
+        part in warm
+        for part in ("10.00 (6.00–12.00)", "3.00", "6.00 ", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
     )
     (small,) = (line for line in lines if "10,000 changes" in line)
     assert all(part in small for part in ("apply job, warm (no Airflow)", "3.00 s", "aim"))
