@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import REFERENCE, read
+from benchmarks.results import REFERENCE, Score, read
+from benchmarks.targets import target_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 REFERENCED = re.compile(r"<!-- (.+?) -->")
@@ -77,6 +78,34 @@ def test_what_the_page_refers_to_is_in_the_reference():
         one for one in referred if not any(name.startswith((f"{one}/", f"{one}:", f"{one} ")) for name in names)
     } == set()
     assert len(referred) > 3
+
+
+def _tells(row: str, score: Score) -> bool:
+    """Whether a row says that a score is missed: by the word, its workload's marker and the figure."""
+    prefixes = tuple(f"{name}{end}" for found in REFERENCED.findall(row) for name in found.split(", ") for end in "/: ")
+    return "missed" in row and score.name.startswith(prefixes) and f" {score.median:.2f}" in row
+
+
+def test_which_row_tells_a_missed_limit():
+    growth = Score("growth: 5 ÷ 1", "×", [0.66])
+    assert _tells("| growth | 0.66x, missed <!-- growth --> |", growth)
+    assert not any(
+        _tells(row, growth)
+        for row in (
+            "| growth | 0.66x <!-- growth --> |",
+            "| growth | 0.67x, missed <!-- growth --> |",
+            "| growth | 0.66x, missed <!-- sync --> |",
+        )
+    )
+
+
+def test_limits_that_the_reference_misses_are_told():
+    """Each in a row of its own, and none is told that the reference keeps."""
+    judged = [(score, target) for score in read(REFERENCE).scores if (target := target_of(score.name))]
+    missed = [score for score, target in judged if target.verdict(score.median) == "missed"]
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "missed" in line]
+    assert {score.name for score in missed if not any(_tells(row, score) for row in rows)} == set()
+    assert {row for row in rows if not any(_tells(row, score) for score in missed)} == set()
 
 
 def test_the_most_memory_is_that_of_the_reference():
