@@ -29,7 +29,7 @@ from waldelta.membership import (
     was_away,
 )
 from waldelta.standing import SYNCED
-from waldelta.targets import read_targets
+from waldelta.targets import read_unbarred
 from waldelta.watermark import check_same_copy
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,9 @@ def is_renewed(held: list[str], was: frozenset[Membership], now_are: frozenset[M
 
 def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[Membership]]:
     try:
-        return {str(target.id): target.table.entries for target in read_targets(connection, job.pipeline, sizes=False)}
+        # Of a table that somebody keeps locked nothing is recorded: the next run looks for itself.
+        _, targets, _ = read_unbarred(connection, job.pipeline, sizes=False)
+        return {str(target.id): target.table.entries for target in targets if not target.is_unread}
     except SourceError as err:  # publications that can't be read together, which setup is there to mend
         log.info("what publishes the tables can't be read: %s", err)
         return {}

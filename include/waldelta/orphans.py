@@ -16,7 +16,7 @@ from waldelta.consume import name_of_kept
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.finding import size
 from waldelta.locks import advisory_lock, slot_lock_name
-from waldelta.publication import Mark, PublicationState, plan_drop, read_publications
+from waldelta.publication import Mark, PublicationState, plan_drop, read_marked
 from waldelta.setup import run_statements
 from waldelta.slot import PLUGIN, SlotState, drop_slot, read_slot
 
@@ -25,7 +25,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A slot that no pipeline file names, and the publications whose marks name it.
+    """A slot that no pipeline file names, and the publications whose marks name it (without what they publish).
 
     ``pipeline`` is whose file made them; None for a slot that no mark names, which may be anybody's.
     """
@@ -61,7 +61,7 @@ def find_orphans(conn: Connection, named: Collection[str], slot_conn: Connection
     its own, and the primary's publications. What PostgreSQL keeps there of the primary's slots isn't among them.
     """
     kept = {name_of_kept(name) for name in named}
-    marks = [(p, mark) for p in read_publications(conn).values() if (mark := Mark.parse(p.comment)) is not None]
+    marks = [(p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None]
     found: list[Orphan] = []
     for server in _servers(conn, slot_conn):
         names = [name for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall() if name not in kept.union(named)]

@@ -142,6 +142,13 @@ def plan_drop(name: str, reason: str) -> Statement:
     return Statement(sql.SQL("drop publication {}").format(sql.Identifier(name)), reason)
 
 
+def read_marked(conn: Connection) -> dict[str, PublicationState]:
+    """All publications of the database, without what they publish: filters are read under their tables' locks."""
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), {"names": [], "every": True}).fetchall()
+    return {row.name: _state(row, []) for row in rows}
+
+
 def read_publications(conn: Connection, names: Sequence[str] | None = None) -> dict[str, PublicationState]:
     """The publications of these names that exist, or all of the database's."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import psycopg
 import tenacity
@@ -23,7 +24,7 @@ from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.locks import AdvisoryLock, slot_lock
-from waldelta.patience import lock_holders
+from waldelta.patience import BARRED, limited, lock_holders
 from waldelta.peek import end_old_backends
 from waldelta.pipeline_file import Publication
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
@@ -35,6 +36,7 @@ from waldelta.publication import (
     Statement,
     plan_drop,
     plan_publications,
+    read_marked,
     read_publications,
     try_publications,
     wanted_publication,
@@ -64,6 +66,7 @@ from waldelta.younger import judge_younger
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[Any]
+_Found = TypeVar("_Found")
 
 LOCK_ATTEMPTS = 4
 STOP_ON_ERROR = "\\set ON_ERROR_STOP on"
@@ -161,17 +164,21 @@ def _on_one_line(text: str) -> str:
 
 
 def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False) -> SetupPlan:
-    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked.
+    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked, or
+    TableBusy when a table of the publications stays locked against readers.
 
     ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that there is will be replaced.
     """
-    with job.connect_slot("check", conn) as slot_conn:
-        return _plan_setup(conn, slot_conn, job, translate, renew=renew)
+    with job.connect_slot("check", conn) as slot_conn, limited(conn, "lock_timeout", LOCK_TIMEOUT_MS / 1000):
+        # Sizes and filters are read under their tables' locks, and whoever carries the plan out keeps runs from landing meanwhile.
+        plan = partial(_plan_setup, conn, slot_conn, job, translate, renew=renew)
+        return _with_lock_retry(conn, plan, partial(lock_holders, conn, BARRED, waiting=True))
 
 
 def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool) -> SetupPlan:
     pipeline = job.pipeline
-    actual, held = read_publications(conn), read_slot(slot_conn, pipeline.source.slot)
+    actual = read_marked(conn) | read_publications(conn, pipeline.source.publication_names)
+    held = read_slot(slot_conn, pipeline.source.slot)
     slot = None if renew else held
     facts = read_facts(conn, pipeline, actual, slot, slot_conn)
     if renew and held is not None:
@@ -266,7 +273,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
     with slot_lock(job), job.connect_slot("teardown", conn) as slot_conn:
         moves = slot_life(job)
         check_same_server(slot_conn, moves)
-        ours = [p for p in read_publications(conn).values() if _is_ours(job, p)]
+        ours = [p for p in read_marked(conn).values() if _is_ours(job, p)]
         if not_owned := [p.name for p in ours if not p.owned]:
             raise PrivilegeMissing(
                 f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped: let its owner run "
@@ -327,7 +334,9 @@ def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tup
     return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [problem(text) for text in problems]
 
 
-def _with_lock_retry(conn: Connection, action: Any) -> Any:
+def _with_lock_retry(
+    conn: Connection, action: Callable[[], _Found], read_holders: Callable[[], str] | None = None
+) -> _Found:
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(psycopg.errors.LockNotAvailable),
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=10),
@@ -337,9 +346,10 @@ def _with_lock_retry(conn: Connection, action: Any) -> Any:
     try:
         return attempts(action)
     except psycopg.errors.LockNotAvailable as err:
+        holders = read_holders() if read_holders is not None else lock_holders(conn, _IN_THE_WAY)
         raise TableBusy(
             f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms; "
-            f"nothing was changed. Locks that stand in the way:\n{lock_holders(conn, _IN_THE_WAY)}\nwait until they end, and run setup again"
+            f"nothing was changed. Locks that stand in the way:\n{holders}\nwait until they end, and run setup again"
         ) from err
 
 

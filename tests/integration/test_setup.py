@@ -31,6 +31,7 @@ from waldelta.errors import (
 from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.locks import slot_lock
+from waldelta.orphans import find_orphans
 from waldelta.pipeline_file import PipelineFile
 from waldelta.publication import Statement, read_publications
 from waldelta.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
@@ -418,6 +419,38 @@ def test_locked_table(database, conn, lake, tables, monkeypatch):
             with pytest.raises(TableBusy, match=r"vacuum-like\) on public.planes"):
                 apply_setup(conn, job)
         assert state(database) == before
+
+
+def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch):
+    """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what nobody asked for isn't read."""
+    monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
+    database.execute("create publication theirs for table planes where (tail > 'A')")
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}]})
+    apply_setup(conn, job)
+    wider = {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}], "publish": ["insert"]}
+    changed = job_for(database.conninfo, lake, wider, slot=job.pipeline.source.slot)
+
+    @contextmanager
+    def locked(table):
+        with database.connect(application_name="vacuum-like") as other, other.transaction():
+            other.execute(f"lock table {table} in access exclusive mode")
+            yield
+
+    conn.execute("set statement_timeout = '20s'")  # else this test would wait, too
+    before = state(database)
+    for table in ("flights", "airlines"):
+        with locked(table):
+            for verb in (plan_setup, apply_setup):
+                with pytest.raises(TableBusy, match=rf"vacuum-like\) on public.{table}"):
+                    verb(conn, changed)
+    assert state(database) == before
+    with locked("planes"):
+        assert plan_setup(conn, job).is_empty
+        apply_setup(conn, changed)
+        assert find_orphans(conn, [job.pipeline.source.slot]) == []
+    with locked("flights"):
+        assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
