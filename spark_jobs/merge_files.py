@@ -25,7 +25,7 @@ from spark_jobs.collapse import Ints, net_changes
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
-from spark_jobs.net_files import NetFiles, batches, gathered
+from spark_jobs.net_files import NetFiles, batches, gathered, packed, unpacked
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
@@ -172,7 +172,7 @@ class _Merge:
         told = self._run(len(parts), _TOLD, lambda number: _rewrite(target, net, count, parts[number]))
         for row in told:
             if row["matched"] is not None:
-                self._matched |= np.unpackbits(np.frombuffer(row["matched"], np.uint8), count=count).astype(np.bool_)
+                self._matched[unpacked(row["matched"], count)] = True
             if row["removed"] is not None:
                 self.removed.append((row["removed"], row["removed_size"]))
             self._tell(row)
@@ -230,7 +230,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
         return pa.Table.from_pylist([_told(is_possible=False)], _TOLD)
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
-    told = [_told(matched=np.packbits(matched).tobytes())]
+    told = [_told(matched=packed(matched))]
     for file, of_file in zip(share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True):
         if (of_file >= 0).any():
             told.append(_rewrite_file(target, files, file, changes, of_file))
