@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 
 from spark_jobs.collapse import Ints, net_changes
+from spark_jobs.file_bounds import may_hold
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
-from spark_jobs.net_files import NetFiles, batches, gathered
+from spark_jobs.net_files import NetFiles, batches, gathered, packed, unpacked
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
@@ -52,13 +54,11 @@ _TOLD = pa.schema([
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A data file of a target; ``least`` and ``most`` bound its first key column when that is an integer."""
+    """A data file of a target."""
 
     path: str
     bytes: int
     rows: int
-    least: int | None
-    most: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,38 +131,31 @@ def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, ta
         uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written, new_prefix()
     )
     net = NetFiles.of(folder, job.storage_options)
-    held = _files(table, written)
+    told = files_of(table)
     is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path of more than a name is of a partitioned table, or of a clone's.
-    if not is_whole or any("/" in file.path or "%" in file.path for file in held):
+    if not is_whole or any("/" in path or "%" in path for path in told["path"].to_pylist()):
         return None
-    return _Merge(run, target, net, held, emptied=plan.is_emptied)
+    return _Merge(run, target, net, told, emptied=plan.is_emptied)
 
 
-def _files(table: DeltaTable, written: Written) -> list[_File]:
-    """The target's files as of its version."""
-    told = files_of(table)
-    rows = told["num_records"].fill_null(ROWS_PER_FILE).to_pylist()
-    count = len(told)
-    bounds = [[None] * count, [None] * count]
-    if written.shape.key:
-        for bound, prefix in zip((0, 1), ("min", "max"), strict=True):
-            name = f"{prefix}.{written.key_names[0]}"
-            if name in told.schema.names and pa.types.is_integer(told.schema.field(name).type):
-                bounds[bound] = told[name].to_pylist()
-    columns = (told["path"].to_pylist(), told["size_bytes"].to_pylist(), rows, *bounds)
-    return [_File(*values) for values in zip(*columns, strict=True)]
+def _files(told: pa.Table) -> list[_File]:
+    """The target's files, by what its log tells of them."""
+    rows = told["num_records"].fill_null(ROWS_PER_FILE)
+    columns = (told["path"], told["size_bytes"], rows)
+    return [_File(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)]
 
 
 class _Merge:
     """One merge under way: the files that are removed and added, and how many rows of which kind that makes."""
 
-    def __init__(self, run: Run, target: _Target, net: NetFiles, held: Sequence[_File], *, emptied: bool) -> None:
-        self._run, self._target, self._net, self._held, self._emptied = run, target, net, held, emptied
+    def __init__(self, run: Run, target: _Target, net: NetFiles, told: pa.Table, *, emptied: bool) -> None:
+        self._run, self._target, self._net, self._told, self._emptied = run, target, net, told, emptied
+        self._held = _files(told)
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []
-        self.removed: list[tuple[str, int]] = [(file.path, file.bytes) for file in held] if emptied else []
+        self.removed: list[tuple[str, int]] = [(file.path, file.bytes) for file in self._held] if emptied else []
         self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
 
     def rewrite(self) -> bool:
@@ -172,7 +165,7 @@ class _Merge:
         told = self._run(len(parts), _TOLD, lambda number: _rewrite(target, net, count, parts[number]))
         for row in told:
             if row["matched"] is not None:
-                self._matched |= np.unpackbits(np.frombuffer(row["matched"], np.uint8), count=count).astype(np.bool_)
+                self._matched[unpacked(row["matched"], count)] = True
             if row["removed"] is not None:
                 self.removed.append((row["removed"], row["removed_size"]))
             self._tell(row)
@@ -206,17 +199,8 @@ class _Merge:
         written = self._target.written
         if self._emptied or not written.shape.key:
             return []
-        first = self._keys[written.bases[0]].drop_null()
-        if not pa.types.is_integer(first.type):
-            return list(self._held)
-        keys = np.sort(np.asarray(first))
-        return [
-            file
-            for file in self._held
-            if file.least is None
-            or file.most is None
-            or np.searchsorted(keys, file.least) < np.searchsorted(keys, file.most, side="right")
-        ]
+        chosen = may_hold(self._told, written.key_names, [self._keys[base] for base in written.bases])
+        return list(compress(self._held, chosen))
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:
@@ -230,7 +214,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
         return pa.Table.from_pylist([_told(is_possible=False)], _TOLD)
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
-    told = [_told(matched=np.packbits(matched).tobytes())]
+    told = [_told(matched=packed(matched))]
     for file, of_file in zip(share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True):
         if (of_file >= 0).any():
             told.append(_rewrite_file(target, files, file, changes, of_file))

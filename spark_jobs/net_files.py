@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector
 
-from spark_jobs.collapse import Bools
+from spark_jobs.collapse import Bools, Ints
 from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, rooted
 
 # Read in small pieces: what repeats itself is a thousandth in a file of what it is in memory.
@@ -64,6 +64,19 @@ class NetFiles:
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
         return ds.dataset(list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout)
+
+
+def packed(chosen: Bools) -> bytes:
+    """Which are chosen, as bits or as numbers, whichever are fewer bytes (unpacked)."""
+    places, bits = np.flatnonzero(chosen).astype("<u4"), np.packbits(chosen)
+    return (places if places.nbytes < bits.nbytes else bits).tobytes()
+
+
+def unpacked(told: bytes, count: int) -> Ints:
+    """The places of the chosen among so many."""
+    if len(told) < -(-count // 8):
+        return np.frombuffer(told, "<u4").astype(np.int64)
+    return np.flatnonzero(np.unpackbits(np.frombuffer(told, np.uint8), count=count))
 
 
 def rows_at_once(rows: pa.Table) -> int:

@@ -1,8 +1,8 @@
 """Delta's statistics of a data file, gathered part by part while it is written.
 
 Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclude what they look for; a column without bounds is
-never skipped by. So what a reader might compare in another way has none: floats (NaN), decimals (delta-rs reads them as
-doubles), long texts (Spark compares prefixes).
+never skipped by. So what a reader might compare in another way has none: floats (NaN), and decimals but whole ones of as many
+digits as doubles have (delta-rs reads them so). Long texts are cut as Spark cuts them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import pyarrow.compute as pc
 # As many columns as Spark keeps bounds of, unless a table says otherwise.
 MOST_COLUMNS = 32
 _LONGEST_TEXT = 32
+# So many digits a double holds as they are.
+DOUBLE_DIGITS = 15
+_LAST_ASCII, _LAST = "\x7f", "\U0010ffff"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Years that every reader's calendar has: 0001 and 9999.
 _LEAST_DAY, _MOST_DAY = -719_162, 2_932_896
@@ -53,12 +56,14 @@ class FileStatistics:
     def text(self) -> str:
         """As an ``add`` action has them."""
         told = [name for name in self._least if _has_bounds(self._types[name], self._least[name], self._most[name])]
-        return json.dumps({
+        statistics = {
             "numRecords": self.rows,
             "minValues": {name: _least_text(self._types[name], self._least[name]) for name in told},
             "maxValues": {name: _most_text(self._types[name], self._most[name]) for name in told},
             "nullCount": self._nulls,
-        })  # fmt: skip
+        }
+        # Of an escaped character beyond 16 bits delta-rs (arrow-json) loses one, and then skips what it looks for.
+        return json.dumps(statistics, ensure_ascii=False)
 
 
 def bounded_columns(schema: pa.Schema) -> list[str]:
@@ -71,6 +76,8 @@ def _comparable(column: Any) -> Any:
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_string(kind):
         return column
+    if pa.types.is_decimal(kind) and kind.scale == 0 and kind.precision <= DOUBLE_DIGITS:
+        return column.cast(pa.int64())
     if pa.types.is_date32(kind):
         return column.cast(pa.int32())
     if pa.types.is_timestamp(kind) and kind.unit == "us":
@@ -80,7 +87,7 @@ def _comparable(column: Any) -> Any:
 
 def _has_bounds(kind: pa.DataType, least: Any, most: Any) -> bool:
     if pa.types.is_string(kind):
-        return max(len(least), len(most)) <= _LONGEST_TEXT
+        return bool(most[_LONGEST_TEXT : _LONGEST_TEXT + 1] != _LAST)
     if pa.types.is_date(kind):
         return bool(least >= _LEAST_DAY and most <= _MOST_DAY)
     if pa.types.is_timestamp(kind):
@@ -89,10 +96,15 @@ def _has_bounds(kind: pa.DataType, least: Any, most: Any) -> bool:
 
 
 def _least_text(kind: pa.DataType, value: Any) -> Any:
+    if pa.types.is_string(kind):
+        return value[:_LONGEST_TEXT]
     return _told(kind, value - value % 1000 if pa.types.is_timestamp(kind) else value)
 
 
 def _most_text(kind: pa.DataType, value: Any) -> Any:
+    if pa.types.is_string(kind):
+        cut = value[_LONGEST_TEXT : _LONGEST_TEXT + 1]
+        return value[:_LONGEST_TEXT] + (cut and (_LAST_ASCII if cut < _LAST_ASCII else _LAST))
     # Delta's timestamps here are whole milliseconds; readers that don't add one would skip what lies within the last.
     return _told(kind, value + -value % 1000 if pa.types.is_timestamp(kind) else value)
 

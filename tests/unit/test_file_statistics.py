@@ -17,7 +17,10 @@ UTC_US, PLAIN_US = pa.timestamp("us", "UTC"), pa.timestamp("us")
 CASES = {
     "integers": (pa.int32(), [3, None, -7], (-7, 3)),
     "texts by their bytes": (pa.string(), ["ä", "z", ""], ("", "ä")),
-    "a long text": (pa.string(), ["a", LONG], None),
+    "long texts, cut as Spark cuts them": (pa.string(), [LONG, "b" * 40], ("b" * 32, "x" * 32 + "\x7f")),
+    "a long text that goes on beyond ASCII": (pa.string(), [LONG[:32] + "\x7f"], ("x" * 32, "x" * 32 + "\U0010ffff")),
+    "a long text that nothing ends": (pa.string(), [LONG[:32] + "\U0010ffff!"], None),
+    "a text of 32 characters of several bytes": (pa.string(), ["ä" * 32], ("ä" * 32, "ä" * 32)),
     "dates": (pa.date32(), [date(2024, 2, 29), date(1, 1, 1)], ("0001-01-01", "2024-02-29")),
     "a date of no calendar": (pa.date32(), [-719_163, 0], None),
     "moments, the last one rounded up": (
@@ -28,7 +31,9 @@ CASES = {
     ),
     "a moment that rounds up beyond 9999": (PLAIN_US, [253_402_300_799_999_999], None),
     "floats, which may be NaN": (pa.float64(), [1.0], None),
-    "decimals": (pa.decimal128(10, 2), [Decimal("1.5")], None),
+    "decimals, whose doubles are others": (pa.decimal128(10, 2), [Decimal("1.5")], None),
+    "whole decimals": (pa.decimal128(15, 0), [Decimal(-7), Decimal(10**15 - 1)], (-7, 10**15 - 1)),
+    "whole decimals beyond doubles": (pa.decimal128(16, 0), [Decimal(1)], None),
     "truth": (pa.bool_(), [True], None),
     "nulls alone": (pa.int64(), [None], None),
 }  # fmt: skip
@@ -53,6 +58,13 @@ def test_bounds(case):
     least, most = ({}, {}) if bounds is None else ({"c": bounds[0]}, {"c": bounds[1]})
     assert (told["numRecords"], told["minValues"], told["maxValues"]) == (len(values) + 2, least, most)
     assert told["nullCount"] == {"c": values.count(None) + 1 + (values[0] is None)}
+
+
+def test_characters_are_not_escaped():
+    """Of escaped ones beyond 16 bits delta-rs loses a bit, and skips files that hold what it looks for."""
+    made = FileStatistics(["c"])
+    made.add(pa.table({"c": ["\U00020000"]}))
+    assert made.text().count("\U00020000") == 2
 
 
 def test_of_which_columns():

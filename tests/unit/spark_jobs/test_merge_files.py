@@ -7,7 +7,9 @@ import random
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
@@ -17,6 +19,7 @@ from spark_jobs import net_files
 from spark_jobs.collapse import EventShape
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_files import merge_files
+from spark_jobs.net_files import packed, unpacked
 from spark_jobs.target_commit import read_commit
 from tests.unit.spark_jobs.test_merge_here import (
     NAMES,
@@ -118,7 +121,42 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
-    assert {(file.least, file.most) for file in opened} == {(1, 9), (10, 19)}
+    assert {file.path for file in opened} == before - {path_of(job, 20)}
+
+
+def path_of(job, least) -> str:
+    """The file whose least id this is."""
+    told = pa.table(table(job).get_add_actions(flatten=True))
+    (path,) = told.filter(pc.field("min.Id") == least)["path"].to_pylist()
+    return path
+
+
+def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
+    """However many files are read, each of which may hold any of them."""
+    monkeypatch.setattr(module, "BYTES_PER_TASK", 1)
+    write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(40)))
+    told = []
+
+    def run(*given):
+        told.append(one_by_one(*given))
+        return told[-1]
+
+    changes = [("U", n, n, "c", "C") for n in range(500)]
+    assert merged(job, changes, run=run) is not None
+    matched = [len(row["matched"]) for row in told[0] if row["matched"] is not None]
+    assert (len(matched), sum(matched)) == (40, 4 * 40)
+    assert sum(values == ("c", "C") for values in held(job).values()) == 40
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 64, 1000])
+def test_which_changes_are_told_in_the_fewest_bytes(count):
+    """As bits or as numbers."""
+    for chosen in {0, 1, count // 40, count // 8, count}:
+        which = np.zeros(count, np.bool_)
+        which[random.sample(range(count), min(chosen, count))] = True
+        told = packed(which)
+        assert len(told) <= min(-(-count // 8), 4 * int(which.sum()))
+        assert unpacked(told, count).tolist() == np.flatnonzero(which).tolist()
 
 
 def test_new_rows_alone_leave_all_files(job):
