@@ -55,7 +55,7 @@ from waldelta.job import Job
 from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
-from waldelta.locks import target_lock
+from waldelta.locks import LockSessions, target_lock
 from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
 from waldelta.quarantine import Quarantine
@@ -68,6 +68,7 @@ from waldelta.standing import states as due_states
 from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
 from waldelta.targets import Feed, Target
+from waldelta.type_catalog import KnownTypes
 from waldelta.unpublished import unpublished
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
@@ -120,7 +121,8 @@ class _Run:
     watch: Watch
     gates: dict[str, TableGate]
     quarantine: Quarantine
-    planning: SharedConnection
+    locks: LockSessions
+    types: KnownTypes
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -167,15 +169,16 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
     watch = Watch(job, last_cut(job))
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    gates, planning = read_gates(job, states), SharedConnection(job, "apply")
+    planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
+    gates, types = read_gates(job, states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:
         late = [state for state in _to_be_fed(states, applied) if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
-    with splitting(spark, job, change_log, waiting) as split, planning:
+    with splitting(spark, job, change_log, waiting) as split, planning, locks:
         stretches = Stretches(change_log, sizes, split)
-        run = _Run(spark, job, held, stretches, present, watch, gates, quarantine, planning)
+        run = _Run(spark, job, held, stretches, present, watch, gates, quarantine, locks, types)
         for state in _to_be_fed(states, applied):
             _look(run, state, held.versions[state.table_name], applied)
         untold = mended | _unreported(run, states, applied)
@@ -318,7 +321,7 @@ def _members(cut: BatchCut) -> set[tuple[str, int]]:
 
 def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
     began = time.monotonic()
-    with target_lock(run.job, state.table_name) as lock:
+    with target_lock(run.job, state.table_name, run.locks) as lock:
         present = check_same_copy(run.job, state)
         # Another run may have applied some of it since the watermarks were read.
         after = max(batches[0], run.held.of(present))
@@ -348,10 +351,9 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     job = run.job
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
-    with run.planning.use() as connection:
-        target, stretch = job.pipeline.target, run.stretches.between(*batches)
-        policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
-        plan = plan_target(connection, stretch, state, run.present[state.table_name], policy, options)
+    target, stretch = job.pipeline.target, run.stretches.between(*batches)
+    policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+    plan = plan_target(run.types, stretch, state, run.present[state.table_name], policy, options)
     if not plan.volume.rows and not plan.truncated:
         return read_untouched(job, state)
     looked = run.watch.looked_upto(state)

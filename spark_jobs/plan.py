@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,13 +29,15 @@ from waldelta.row_messages import RowMessages, Volume
 from waldelta.stream import Stream, commits
 from waldelta.target_filter import filter_of
 from waldelta.target_mode import MIRROR
-from waldelta.type_catalog import INT8, PgType, read_types
+from waldelta.type_catalog import INT8, PgType
 from waldelta.type_map import TargetType, column_types
 from waldelta.type_options import TypeOptions
 from waldelta.types.number import NumericAsDouble
 from waldelta.types.wire_format import wire_name
 from waldelta.visibility import Snapshot
 
+# Describes types given as (oid, typmod), as type_catalog.read_types does.
+ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]
 # Values of these types have no TOAST table, so they are always sent.
 _FIXED_SIZE = frozenset(
     {"boolean", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "timestamp_ntz"}
@@ -74,7 +74,7 @@ class TargetPlan:
 
 
 def plan_target(
-    connection: psycopg.Connection[Any],
+    read_types: ReadTypes,
     stretch: Stretch,
     state: TableState,
     present: PresentTable,
@@ -95,9 +95,9 @@ def plan_target(
         _check_not_recreated(stream, state)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
     relations = [as_fed(version.relation, state) for version in versions]
-    evolution = _evolution(connection, state, relations, present, (policy, options))
+    evolution = _evolution(read_types, state, relations, present, (policy, options))
     truncated_at = last_truncates(stream, state, snapshot)
-    decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
+    decode = plan_decode(read_types, stretch, state, (versions, evolution), policy, options)
     if state.kept_as == MIRROR:
         decode = replace(decode, truncated_at=truncated_at)
     else:  # rows of before a TRUNCATE are part of what the target tells
@@ -111,7 +111,7 @@ def plan_target(
 
 
 def plan_decode(
-    connection: psycopg.Connection[Any],
+    read_types: ReadTypes,
     stretch: Stretch,
     state: TableState,
     found: tuple[Sequence[RelationVersion], Evolution],
@@ -125,7 +125,7 @@ def plan_decode(
     versions, evolution = found
     columns = [column.state for column in evolution.columns]
     names = tuple(column.name for column in columns)
-    types = _types(connection, state, {(column.type_oid, column.typmod) for column in columns})
+    types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
     targets = _target_types(evolution, types, options)
     _check_chosen_types(state, evolution, targets, policy)
     check_columns(state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore")
@@ -177,7 +177,7 @@ def bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[Relat
 
 
 def _evolution(
-    connection: psycopg.Connection[Any],
+    read_types: ReadTypes,
     state: TableState,
     relations: Sequence[Relation],
     present: PresentTable,
@@ -191,7 +191,7 @@ def _evolution(
     if policy == "ignore":
         check_key(state, present)
         return plan_ignoring(state, relations)
-    types = _types(connection, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
+    types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
         check_key(state, present)
         evolution = plan_evolution(state, relations, present, types, options)
@@ -311,11 +311,9 @@ def _check_not_recreated(stream: Stream, state: TableState) -> None:
             )
 
 
-def _types(
-    connection: psycopg.Connection[Any], state: TableState, pairs: set[tuple[int, int]]
-) -> dict[tuple[int, int], PgType]:
+def _types(read_types: ReadTypes, state: TableState, pairs: set[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
     try:
-        return read_types(connection, pairs)
+        return read_types(pairs)
     except KeyError as err:
         raise SchemaChanged(
             f"{state.table_name}: a column's type was dropped on the source: sync this table again"

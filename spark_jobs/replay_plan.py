@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -26,6 +27,7 @@ from waldelta.present import PresentTable
 from waldelta.replay import doubtful_leaves, may_lack_rows, place_columns_by_history, place_columns_by_name
 from waldelta.rewrite import unsent_changes
 from waldelta.standing import SYNCED
+from waldelta.type_catalog import read_types
 from waldelta.visibility import Snapshot
 
 
@@ -68,7 +70,7 @@ def plan_replay(
         _check_leaves(stretch, state, history)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
     evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
-    decode = plan_decode(connection, stretch, state, (versions, evolution), policy, options)
+    decode = plan_decode(partial(read_types, connection), stretch, state, (versions, evolution), policy, options)
     untold = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
     toastable = tuple(sorted({*decode.shape.toastable, *(untold - set(decode.shape.key))}))
     truncated_at = last_truncates(stream, state, snapshot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from waldelta.job import Job
 from waldelta.lake import write_parquet
 from waldelta.ledger_rows import TableState
 from waldelta.present import read_present
+from waldelta.type_catalog import read_types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +42,7 @@ def stage_changed(spark: SparkSession, job: Job, state: TableState, batches: tup
     with job.connect("repair") as connection:
         present = read_present(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
-        plan: TargetPlan = plan_target(connection, stretch, state, present, policy, options)
+        plan: TargetPlan = plan_target(partial(read_types, connection), stretch, state, present, policy, options)
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered meanwhile")
     return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0

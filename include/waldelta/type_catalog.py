@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,6 +56,22 @@ def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple
         for r in fetch(conn, _TYPE_NAMES, {"oids": [o for o, _ in every], "typmods": [t for _, t in every]})
     }
     return {pair: _type(rows, names, pair) for pair in wanted}
+
+
+class KnownTypes:
+    """The same for one asker after the other: each type is asked for once, and ``connected`` gives the connection for that."""
+
+    def __init__(self, connected: Callable[[], AbstractContextManager[Connection]]) -> None:
+        self._connected = connected
+        self._known: dict[tuple[int, int], PgType] = {}
+
+    def __call__(self, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
+        """Describe types as ``read_types`` does, as they were when first asked for."""
+        wanted = set(types)
+        if unknown := wanted - self._known.keys():
+            with self._connected() as connection:
+                self._known |= read_types(connection, unknown)
+        return {pair: self._known[pair] for pair in wanted}
 
 
 def fetch(conn: Connection, query: str, params: dict[str, Any]) -> list[Any]:

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+import tenacity
 
 from tests.integration.test_setup import job_for
 from waldelta.catalog import TableId
 from waldelta.connection import connect
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
-from waldelta.locks import slot_lock, slot_lock_name, target_lock, target_lock_name
+from waldelta.locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
 from waldelta.slot import check_health, create_slot, drop_slot, read_slot
 
 pytestmark = pytest.mark.pg
@@ -69,6 +70,52 @@ def test_a_lost_connection_is_noticed(database, job):
         database.execute("select pg_terminate_backend(%s, 5000)", (held.pid,))
         with pytest.raises(LockHeld, match="was lost"):
             held.check()
+
+
+def test_one_session_holds_one_lock_after_the_other(database, job):
+    """Each is told by its name; never two at once, as the session would be given again what it holds; a lost one is replaced."""
+    met = []
+    with LockSessions(job.conninfo) as sessions:
+
+        def held(table):
+            with target_lock(job, table, sessions) as lock:
+                lock.check()
+                met.append(lock.pid)
+                told = rf"'target .* {table}' is held .* pid {lock.pid} \(waldelta lock {table}\)"
+                for others in (sessions, None):
+                    with pytest.raises(LockHeld, match=told), target_lock(job, table, others):
+                        pass
+            with target_lock(job, table):
+                pass
+            return lock
+
+        first = held("public.t")
+        with pytest.raises(LockHeld, match="no longer held"):
+            first.check()
+        held("public.u")
+        with pytest.raises(ZeroDivisionError), target_lock(job, "public.v", sessions):
+            raise ZeroDivisionError
+        # What was refused its lock has left a session behind, too.
+        kept = set(met)
+        for pid in _lock_sessions(database):
+            database.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+        held("public.u")
+        assert met[-1] not in kept
+        with target_lock(job, "public.t", sessions) as lock:
+            database.execute("select pg_terminate_backend(%s, 5000)", (lock.pid,))
+            with pytest.raises(LockHeld, match="was lost"):
+                lock.check()
+        held("public.t")
+        assert len(_lock_sessions(database)) <= 2
+    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True)
+    for attempt in wait:
+        with attempt:
+            assert _lock_sessions(database) == []
+
+
+def _lock_sessions(database):
+    of_ours = "select pid from pg_stat_activity where datname = current_database() and application_name like 'waldelta lock%%'"
+    return [pid for (pid,) in database.execute(of_ours)]
 
 
 def test_lock_ends_with_a_killed_process(job):

@@ -1,0 +1,38 @@
+"""What executors on other machines are sent can do without the checkout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import spark_jobs
+import waldelta
+from tests.installed import python_without_ours
+from waldelta_airflow.spark_submit import shipped_packages
+
+# Prints where each of our modules was found.
+IMPORTS = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps({name: m.__file__ for name, m in sys.modules.items() if name.partition(".")[0] in ("waldelta", "spark_jobs")}))
+"""
+
+
+def test_every_module_is_found_in_the_zip(tmp_path):
+    """Whichever a task imports, at once or within a function."""
+    archive, names = shipped_packages(), [name for package in (waldelta, spark_jobs) for name in _modules(package)]
+    assert {"waldelta.peek", "waldelta.pgoutput.relation", "spark_jobs.stage_tasks"} <= set(names)
+    found = subprocess.run([python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names], cwd=tmp_path,
+                           env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=False)  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    files = json.loads(found.stdout)
+    assert {name: file for name, file in files.items() if not file.startswith(f"{archive}/")} == {}
+    assert set(names) <= files.keys()
+
+
+def _modules(package) -> list[str]:
+    parent = Path(package.__file__).parents[1]
+    paths = [path.relative_to(parent).with_suffix("") for path in sorted((parent / package.__name__).rglob("*.py"))]
+    return [".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__main__"]
