@@ -173,15 +173,16 @@ begin{_DRAWN.format(scattered=_SCATTERED)}
         commit;
     end loop;
 end $$"""
-# Half inserts of a long value, 40% updates that leave it as it is (PostgreSQL doesn't send it then), 10% that change it.
+# Half inserts of a long value, 40% updates that leave it as it is (PostgreSQL doesn't send it then), 10% that change it, both of
+# rows that were there before, in turn.
 LONG_VALUES = f"""
 do $$
 declare base bigint := (select max(id) from documents);
 begin
     for i in 0..{{changes}} / 10 - 1 loop
         insert into documents select base + i * 5 + g, 'title ' || g, {_BODY} from generate_series(1, 5) g;
-        update documents set title = 'read' where id between base + i * 5 + 1 and base + i * 5 + 4;
-        update documents set body = body || 'more' where id = base + i * 5 + 5;
+        update documents set title = 'read' where id in (select 1 + (i * 5 + g) % base from generate_series(0, 3) g);
+        update documents set body = body || 'more' where id = 1 + (i * 5 + 4) % base;
         commit;
     end loop;
 end $$"""

@@ -21,6 +21,7 @@ from benchmarks.place import RAW_SLOT, place
 from benchmarks.scores import scores
 from benchmarks.sources import (
     DOCUMENTS,
+    LONG_VALUES,
     MIXED,
     ONE_TRANSACTION,
     ORDERS,
@@ -107,6 +108,16 @@ def test_mixed_backlogs_touch_rows_that_were_there_before(postgres, source, rows
             elif source is ORDERS and rows > 1000:
                 tenths = [{key * 10 // max(before)[1] for _, key in keys} for keys in (deleted, changed)]
                 assert all(set(range(10)) <= found for found in tenths)  # all over the table
+
+
+def test_long_values_are_of_rows_that_were_there_before(postgres):
+    """So that a merge finds them in the target, most of them unchanged."""
+    with Stack(postgres) as stack, place(stack, DOCUMENTS, "long", 20) as there:
+        before = rows_of(there)
+        runners.write_backlog(there, Backlog(40, LONG_VALUES))
+        came, after = drained(there), rows_of(there)
+        assert (came["I"], came["U"]) == (20, 20)
+        assert {key for key in before if before[key] != after[key]} == before.keys()
 
 
 @pytest.mark.parametrize(("source", "statement"), [(ORDERS, MIXED), (many(2), busy(2))], ids=["one", "many"])
