@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,17 @@ import pyarrow as pa
 import pyspark
 import pytest
 import tenacity
+from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
 from spark_jobs.stage_tasks import COUNTS, DIVIDED
+from tests.installed import OURS, python_without_ours
 from waldelta.pipeline_file import load_pipeline_file
+from waldelta_airflow import settings
+from waldelta_airflow.connections import job_environment
 from waldelta_airflow.operators import WaldeltaJobOperator
+from waldelta_airflow.spark_submit import shipped_packages, spark_submit
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]
 
@@ -40,6 +44,23 @@ TABLE = """
 create table orders (id bigint primary key, note text, amount numeric(12,2));
 insert into orders select n, repeat('x', 60) || n, n / 100.0 from generate_series(1, 150000) n
 """
+# An application whose tasks tell where they found our packages: one for each executor, and long enough that none gets both.
+FOUND = """
+import json, os, sys, time
+from pathlib import Path
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+def found(parts):
+    import spark_jobs, waldelta
+    for part in parts:
+        time.sleep(5)
+        yield pa.RecordBatch.from_pydict({"file": [os.path.abspath(of.__file__) for of in (spark_jobs, waldelta)]})
+
+spark = SparkSession.builder.getOrCreate()
+rows = spark.range(0, 2, 1, 2).mapInArrow(found, "file string").collect()
+Path(sys.argv[1]).write_text(json.dumps([row["file"] for row in rows]))
+"""
 # More than one task collapses: they are decoded into buckets.
 CHANGES = """
 update orders set amount = amount + 1, note = 'updated ' || id where id % 2 = 0;
@@ -50,10 +71,14 @@ insert into orders select n, 'new', 0 from generate_series(150001, 600000) n
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; ``folder`` has the workers' folders and the applications' event logs."""
+    """A running cluster; ``folder`` has the workers' folders and the applications' event logs.
+
+    ``python`` is the executors', which knows none of our packages.
+    """
 
     folder: Path
     port: int
+    python: Path
 
     def executors_with_tasks(self) -> list[set[str]]:
         """Of each application, in their order, which executors ran tasks to their end."""
@@ -89,7 +114,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (folder / "events").mkdir()
     spark = Path(pyspark.__file__).parent / "bin" / "spark-class"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_REMOTE")}
-    environment |= {"SPARK_LOCAL_IP": HERE, "PYSPARK_PYTHON": sys.executable}
+    python = python_without_ours(folder / "python")
+    environment |= {"SPARK_LOCAL_IP": HERE, "PYSPARK_PYTHON": str(python)}
     deploy, started = "org.apache.spark.deploy", []
 
     def start(name: str, kind: str, *arguments: str) -> None:
@@ -109,7 +135,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             work = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker{number}"))
             start(f"worker{number}", "worker.Worker", *work, f"spark://{HERE}:{port}")
         wait(has_said, "Registering worker", 2)
-        yield Cluster(folder, port)
+        yield Cluster(folder, port, python)
     finally:
         for process in started:
             for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
@@ -118,8 +144,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def run(cluster, write_pipeline, database, monkeypatch, make_context, tmp_path):
-    """Runs a verb as a task of Airflow does; what the cluster's connection is, is all that says where."""
+def connection(cluster, monkeypatch, tmp_path) -> str:
+    """What leads to the cluster: an Airflow connection, and what an administrator has set there."""
     defaults = tmp_path / "conf" / "spark-defaults.conf"
     defaults.parent.mkdir()
     settings = {
@@ -130,11 +156,19 @@ def run(cluster, write_pipeline, database, monkeypatch, make_context, tmp_path):
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }  # fmt: skip
     defaults.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
-    connection = {"conn_type": "spark", "host": f"spark://{HERE}", "port": cluster.port}
+    fields = {"conn_type": "spark", "host": f"spark://{HERE}", "port": cluster.port}
     monkeypatch.setenv("SPARK_CONF_DIR", str(defaults.parent))
-    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
-    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(fields))
     monkeypatch.setenv("WALDELTA_DRIVER_MEMORY", "1g")
+    # The driver tells the executors which Python is theirs.
+    monkeypatch.setenv("PYSPARK_PYTHON", str(cluster.python))
+    return "waldelta_spark"
+
+
+@pytest.fixture
+def run(connection, write_pipeline, database, monkeypatch, make_context):
+    """Runs a verb as a task of Airflow does; what the cluster's connection is, is all that says where."""
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
     path = write_pipeline("shop", text=PIPELINE)
 
     def job(verb: str) -> dict:
@@ -166,3 +200,17 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     assert decoding > 1
     assert cluster.tasks_that_told(COUNTS) == [2]
     assert cluster.shipped() == {"worker1", "worker2"}
+
+
+def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkeypatch, tmp_path):
+    """Both packages, on each executor, in its own copy of the zip."""
+    application, told = tmp_path / "found.py", tmp_path / "found.json"
+    application.write_text(FOUND)
+    monkeypatch.setattr(settings, "application", lambda: application)
+    assert spark_submit(BaseHook.get_connection(connection), "found", [str(told)]).run(job_environment({}, {})) == 0
+    places = [Path(file).relative_to(cluster.folder).parts for file in json.loads(told.read_text())]
+    assert {(worker, archive, *rest) for worker, _, _, archive, *rest in places} == {
+        (worker, shipped_packages().name, package, "__init__.py")
+        for worker in ("worker1", "worker2")
+        for package in OURS
+    }
