@@ -38,6 +38,10 @@ SESSION_SETTINGS: dict[str, str] = {
     # connection may be idle for as long as a run works.
     "statement_timeout": "0",
     "idle_session_timeout": "0",
+    # A reader's role is often made read-only, and then couldn't have a filter judged over a temporary table. As a serializable
+    # reader we could make the application's own serializable transactions fail.
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read\\ committed",
 }
 # The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options; with what shows a pooler.
 _FIRST = """

@@ -214,6 +214,17 @@ def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connect
         assert cursor.fetchone() == (1,)
 
 
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+def test_no_default_of_the_databases_changes_a_transaction(any_database, open_connection):
+    """A role that is read-only by default judges filters by a temporary table; a serializable reader can fail the application's writers."""
+    for setting, value in (("default_transaction_read_only", "on"), ("default_transaction_isolation", "serializable")):
+        any_database.execute(f"alter database {any_database.name} set {setting} = '{value}'")
+    shown = "select current_setting('transaction_read_only'), current_setting('transaction_isolation')"
+    with open_connection(any_database.conninfo, "test") as connection, connection.cursor() as cursor:
+        cursor.execute(shown)
+        assert cursor.fetchone() == ("off", "read committed")
+
+
 def test_a_silent_network_ends_a_wait(postgres):
     """Packets that are dropped without a word are noticed in a minute; who knows better says so in the connection."""
     conninfo = postgres.conninfo()
