@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -38,10 +38,16 @@ SESSION_SETTINGS: dict[str, str] = {
     # connection may be idle for as long as a run works.
     "statement_timeout": "0",
     "idle_session_timeout": "0",
+    # A reader's role is often made read-only, and then couldn't have a filter judged over a temporary table. As a serializable
+    # reader we could make the application's own serializable transactions fail.
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read\\ committed",
 }
-# The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options.
-_NO_TRANSACTION_TIMEOUT = """
-select set_config('transaction_timeout', '0', false) where current_setting('transaction_timeout', true) is not null
+# The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options; with what shows a pooler.
+_FIRST = """
+select case when current_setting('transaction_timeout', true) is not null then set_config('transaction_timeout', '0', false) end,
+       current_setting('search_path'),
+       pg_backend_pid()
 """
 # A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot or lock that it holds;
 # one that is in the middle of a statement looks every ten seconds whether somebody still waits for it.
@@ -98,14 +104,18 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
 def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Open an autocommit connection with the pinned session settings.
 
-    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL settings that can't work; each
-    names host, port and database but never the password.
+    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL settings that can't work, and for a
+    connection pooler; each names host, port and database but never the password.
     """
 
     def open_(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
         connection = psycopg.connect(pinned, autocommit=True)
         connection.prepare_threshold = None
-        return _after(connection, lambda: connection.execute(_NO_TRANSACTION_TIMEOUT))
+
+        def first() -> None:
+            _check_whole(conninfo, connection.execute(_FIRST).fetchall(), connection.info.backend_pid)
+
+        return _after(connection, first)
 
     try:
         return _opened(conninfo, application_name, open_, _GIVES_UP_SENDING)
@@ -150,12 +160,12 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
     def open_(pinned: str) -> adbc_driver_postgresql.dbapi.Connection:
         connection = adbc_driver_postgresql.dbapi.connect(pinned, autocommit=True)
 
-        def unlimited() -> None:
+        def first() -> None:
             with connection.cursor() as cursor:
-                cursor.execute(_NO_TRANSACTION_TIMEOUT)
-                cursor.fetch_arrow_table()
+                cursor.execute(_FIRST)
+                _check_whole(conninfo, cursor.fetchall())
 
-        return _after(connection, unlimited)
+        return _after(connection, first)
 
     try:
         return _opened(conninfo, application_name, open_)
@@ -188,6 +198,16 @@ def ended_by_replay(what: str, said: str) -> StandbyAway:
         f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the standby has "
         "hot_standby_feedback on and a primary_slot_name (docs/standby.md); run again"
     )
+
+
+def _check_whole(conninfo: str, found: Sequence[Sequence[Any]], pid: int | None = None) -> None:
+    """Raises ConfigError behind a connection pooler, which drops startup options, or makes up the pid of a backend that it shares.
+
+    Setup may have been past it. Values would be printed by other settings, and a lock be held by whoever gets that backend next.
+    """
+    ((_, search_path, answering),) = found
+    if search_path != SESSION_SETTINGS["search_path"] or pid not in (None, answering):
+        raise ConfigError(f"{describe(conninfo)}: {_POOLED}")
 
 
 class _Closeable(Protocol):
@@ -290,8 +310,20 @@ def _check_kind(kind: str) -> None:
 _CONNECTION_LOST = ("08", "57P")
 _ConnectError = SourceUnreachable | AuthenticationFailed | PrivilegeMissing | ConfigError
 
+_POOLED = "a connection pooler answers instead of the server, whose sessions aren't whole: point the connection at PostgreSQL itself"
 # What libpq or the server says, which error that is, and what to do; the first that fits.
 _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
+    (r"unsupported startup parameter", ConfigError, f"{_POOLED} ({{reason}})"),
+    (
+        r"too many (clients|connections)|remaining connection slots|exceeds .?max_wal_senders",
+        SourceUnreachable,
+        "the server has no connection left for user {user!r} ({reason}): end idle ones, or raise max_connections, or the limit named",
+    ),
+    (
+        r"the database system is",
+        SourceUnreachable,
+        "the server takes no connections now ({reason}): wait until it is up; its log says how far it is",
+    ),
     (
         r"permission denied for database",
         PrivilegeMissing,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -49,6 +51,21 @@ CASES = {
     "refused": ({"port": "closed"}, SourceUnreachable, "can't be reached (Connection refused): check host, port"),
     "unknown host": ({"host": "nowhere.invalid"}, SourceUnreachable, "nowhere.invalid"),
 }
+
+
+# What a server, or a pooler in its place, answers to the very beginning.
+ANSWERS = {
+    "a pooler": ("unsupported startup parameter: options", ConfigError, "point the connection at PostgreSQL itself"),
+    "a newer one": (
+        "unsupported startup parameter in options: tcp_keepalives_idle", ConfigError, "at PostgreSQL itself",
+    ),
+    "full": ("sorry, too many clients already", SourceUnreachable, "no connection left for user 'postgres'"),
+    "full but for superusers": (
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute", SourceUnreachable, "raise max_connections",
+    ),
+    "the role's limit": ('too many connections for role "postgres"', SourceUnreachable, "or the limit named"),
+    "not yet up": ("the database system is starting up", SourceUnreachable, "takes no connections now"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +134,76 @@ def test_each_cause_has_its_error(doors, speaks_ssl, changed, error, told, open_
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+@pytest.mark.parametrize("said, error, told", ANSWERS.values(), ids=ANSWERS)
+def test_what_a_server_answers_at_once_has_its_remedy(postgres, said, error, told, open_connection):
+    """Neither host, port nor firewall are wrong then."""
+    fields = f"SFATAL\0VFATAL\0C53300\0M{said}\0\0".encode()
+
+    def answer(client: socket.socket) -> None:
+        client.recv(4096)
+        client.sendall(b"E" + (4 + len(fields)).to_bytes(4, "big") + fields)
+
+    with listening(answer) as port:
+        conninfo = make_conninfo(postgres.conninfo(), host="127.0.0.1", port=port, sslmode="disable")
+        with pytest.raises(error) as caught:
+            open_connection(conninfo, "test")
+    assert type(caught.value) is error
+    assert said in str(caught.value)
+    assert told in str(caught.value)
+    assert "firewall" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "open_connection, loses",
+    [(connect, "options"), (connect_arrow, "options"), (connect, "pid")],
+    ids=["psycopg", "adbc", "makes up the backend's pid"],
+)
+def test_no_run_goes_through_a_pooler(postgres, open_connection, loses):
+    """It drops the settings that values are printed by, or hands a session's locks to others; setup may have been past it."""
+    plain = make_conninfo(postgres.conninfo(), sslmode="disable")
+    where = psycopg.conninfo.conninfo_to_dict(plain)
+
+    def pool(client: socket.socket) -> None:
+        with socket.create_connection((where["host"], int(where["port"]))) as server:
+            parts = client.recv(1 << 16)[8:].rstrip(b"\0").split(b"\0")
+            kept = [p for pair in zip(parts[::2], parts[1::2], strict=True) if loses != pair[0].decode() for p in pair]
+            body = (196608).to_bytes(4, "big") + b"\0".join(kept) + b"\0\0"
+            server.sendall((4 + len(body)).to_bytes(4, "big") + body)
+            threading.Thread(target=pass_on, args=(client, server), daemon=True).start()
+            pass_on(server, client, b"K\0\0\0\x0c\0" if loses == "pid" else None)
+
+    told = r"a connection pooler answers instead of the server.* point the connection at PostgreSQL itself"
+    with listening(pool) as port, pytest.raises(ConfigError, match=told) as caught:
+        open_connection(make_conninfo(plain, host="127.0.0.1", port=port), "test")
+    assert postgres.password not in str(caught.value)
+
+
+def pass_on(one: socket.socket, other: socket.socket, key: bytes | None = None) -> None:
+    """Everything that comes; of the message that begins with ``key`` with another number in it."""
+    with suppress(OSError):
+        while chunk := one.recv(1 << 16):
+            other.sendall(chunk.replace(key, key[:-1] + b"\x7f") if key else chunk)
+        other.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port where each client is served by this."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client, suppress(OSError):
+                        serve(client)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connection):
     """Each stage sets the bound that it needs; a version that doesn't know a setting takes no offence."""
     for setting in ("statement_timeout", "transaction_timeout", "idle_session_timeout"):
@@ -125,6 +212,17 @@ def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connect
     with open_connection(any_database.conninfo, "test") as connection, connection.cursor() as cursor:
         cursor.execute("select 1 from pg_sleep(0.1)")
         assert cursor.fetchone() == (1,)
+
+
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+def test_no_default_of_the_databases_changes_a_transaction(any_database, open_connection):
+    """A role that is read-only by default judges filters by a temporary table; a serializable reader can fail the application's writers."""
+    for setting, value in (("default_transaction_read_only", "on"), ("default_transaction_isolation", "serializable")):
+        any_database.execute(f"alter database {any_database.name} set {setting} = '{value}'")
+    shown = "select current_setting('transaction_read_only'), current_setting('transaction_isolation')"
+    with open_connection(any_database.conninfo, "test") as connection, connection.cursor() as cursor:
+        cursor.execute(shown)
+        assert cursor.fetchone() == ("off", "read committed")
 
 
 def test_a_silent_network_ends_a_wait(postgres):
