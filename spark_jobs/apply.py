@@ -188,7 +188,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
             # Those with the same batches before them one after the other: they read them together.
             in_turn = sorted(_to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
             fed = [_apply_step(run, state, upto, watermarks, untold, applied) for state in in_turn]
-            cuts = [cut for cut in fed if cut is not None]
+            cuts = sorted((cut for cut in fed if cut is not None), key=lambda cut: cut.table_name)
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))
     return applied
