@@ -109,11 +109,24 @@ class Chains:
 
     def __init__(self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool | Bools) -> None:
         self.op, self.source, self.destination = op, source, destination
+        self._link(base_is_empty)
+        while len(nowhere := self._nowhere()):
+            self.destination = self.destination.copy()
+            self.destination[nowhere] = -1
+            self._link(base_is_empty)
+
+    def _link(self, base_is_empty: bool | Bools) -> None:
         self._order_touches()
         self.parent = self._parents()
         self.parent[(self.parent == Root.BASE) & base_is_empty] = Root.MISSING
-        self.root = follow(np.where(self.parent >= 0, self.parent, np.arange(len(op))))
+        self.root = follow(np.where(self.parent >= 0, self.parent, np.arange(len(self.op))))
         self.origin: Ints = self.parent[self.root]
+
+    def _nowhere(self) -> Ints:
+        """The first event of each chain of a missing row that would give it another key: it is skipped, and whoever comes there finds what was there."""
+        missing = (self.origin == Root.MISSING) & (self.destination >= 0) & (self.destination != self.source)
+        moves = np.flatnonzero(missing)
+        return moves[np.unique(self.root[moves], return_index=True)[1]]
 
     def _order_touches(self) -> None:
         """Every key an event touches, ordered by key and then by event."""

@@ -118,6 +118,29 @@ def test_updates_of_rows_the_target_lacks_are_skipped():
     assert apply_net({}, collapse(events_table(events), SHAPE)) == {}
 
 
+def test_random_batches_with_rows_that_never_arrived():
+    """Changes of rows that the batch itself shows to be missing are nothing to the rows that are there."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(400):
+        events: list = []
+        held: dict = {}
+        for number in range(rng.randrange(1, 25)):
+            op, old, new = rng.choice("IUUMD"), rng.randrange(6), rng.randrange(6)
+            event = {"I": ("I", None, new, f"i{number}", f"t{number}"), "D": ("D", old, None, None, None)}.get(
+                op, ("U", old, new if op == "M" else old, f"u{number}", rng.choice(["~", f"t{number}"]))
+            )
+            # A row that is in the way would stop the subscriber.
+            if event[0] != "D" and event[2] in held and event[1] != event[2] and (op == "I" or old in held):
+                continue
+            held = apply_one_by_one(held, [event])
+            events.append(event)
+        if events:
+            net = collapse(events_table(events), SHAPE, base_is_empty=True)
+            assert apply_net({}, net) == held, (seed, events)
+
+
 def test_a_second_application_changes_nothing():
     """Net changes without moves can be merged twice, as after a crash between merge and watermark."""
     events = [("I", None, 1, "a", "x"), ("U", 2, 2, "b", "~"), ("D", 3, None, None, None)]
