@@ -25,7 +25,7 @@ def is_kind(name: str, of: str) -> bool:
 REMEDIES: dict[str, str] = {
     "ConfigError": "correct what the message lists; nothing was changed",
     "FilterNotTranslatable": "rewrite the part that the message names (what can be translated: docs/row-filters.md), or filter in the publication",
-    "SourceUnreachable": "check host, port, firewall",
+    "SourceUnreachable": "as the message says: check host, port, firewall; end idle connections; wait",
     "AuthenticationFailed": "correct the Airflow connection, or pg_hba.conf, as the message says",
     "PrivilegeMissing": "run the grant the message names",
     "PreflightFailed": "mend every finding; nothing was changed",
