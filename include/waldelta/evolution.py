@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from waldelta.column_names import RELID_ATTNUM
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
@@ -247,8 +248,10 @@ def _key(state: TableState, relations: Sequence[Relation], numbers: Sequence[lis
     key = [column.attnum for name in state.key_columns for column in state.columns if column.name == name]
     for relation, there in zip(relations, numbers, strict=True):
         flagged = {number for number, column in zip(there, relation.columns, strict=True) if column.is_key}
-        # Old rows carry the replica identity's columns only, so another identity is another key, be it for a while.
-        if set(key) - set(there) or (flagged and not flagged.issuperset(key)):
+        # Old rows carry the replica identity's columns only, so another identity is another key, be it for a while; with a wider
+        # one several rows may have had what is the key. Of whole old rows all columns are flagged, of gathered leaves the leaf.
+        others = flagged.difference(key, {RELID_ATTNUM}) if key and relation.replica_identity != "f" else ()
+        if set(key) - set(there) or (flagged and not flagged.issuperset(key)) or others:
             raise NeedsSync(f"{state.table_name}: its replica identity changed")
     names = dict(zip(numbers[-1], relations[-1].columns, strict=True))
     return tuple(names[number].name for number in key)

@@ -272,6 +272,9 @@ IDENTITIES = {
         alter table t add primary key (k); insert into t values (3, 33, 'again'); delete from t where k = 3""",
     "replaced by the same": """alter table t replica identity full; alter table t drop constraint t_pkey;
         alter table t add primary key (id); update t set id = id + 10""",
+    "wider for a while": """alter table t drop constraint t_pkey; alter table t add primary key (id, k);
+        insert into t values (3, 33, 'beside'); delete from t where k = 33;
+        alter table t drop constraint t_pkey; alter table t add primary key (id)""",
 }
 
 
@@ -287,7 +290,7 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
     for table, case in tables.items():
         run_each(database, table, IDENTITIES[case])
     copied = {tables[w.split(":")[0].removeprefix("public.")] for w in consume(spark, job).warnings}
-    assert copied == {"for a while", "dropped under full", "another one under full"}
+    assert copied == {"for a while", "dropped under full", "another one under full", "wider for a while"}
     for table, case in tables.items():
         database.execute(f"update {table} set v = 'end' where k % 2 = 0") if "dropped" not in case else None
     assert consume(spark, job).warnings == []

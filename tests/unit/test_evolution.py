@@ -84,8 +84,15 @@ def test_what_needs_a_new_copy(case):
 
 def test_another_identity_is_another_key():
     """Old rows carry its columns only."""
-    with pytest.raises(NeedsSync, match="replica identity"):
-        plan_evolution(state("id", "a"), [relation("id", "a", key=("a",))], present(id=1, a=2), TYPES)
+    for key in (("a",), ("id", "a")):
+        with pytest.raises(NeedsSync, match="replica identity"):
+            plan_evolution(state("id", "a"), [relation("id", "a", key=key)], present(id=1, a=2), TYPES)
+
+
+def test_a_whole_old_row_has_any_key():
+    """With replica identity full every column is flagged."""
+    whole = replace(relation("id", "a", key=("id", "a")), replica_identity="f")
+    assert plan_evolution(state("id", "a"), [whole], present(id=1, a=2), TYPES).key_columns == ("id",)
 
 
 def test_another_identity_for_a_while_is_another_key():
