@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
-from spark_jobs.drift import check_drift, read_published_now
+from spark_jobs.fed import Applied, Fed, isolated, read_fed, read_settled, to_be_fed
 from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.merge import (
     FOUND_DELETES,
@@ -30,46 +29,35 @@ from spark_jobs.merge_here import changes_copies, merge_here
 from spark_jobs.merge_states import complete_states, merge_states
 from spark_jobs.net_rows import WRITTEN
 from spark_jobs.plan import TargetPlan, plan_target
-from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
-from spark_jobs.rewrites import check_mode, check_rewrite
 from spark_jobs.split import splitting
 from spark_jobs.stage import Staged, check_whole, stage
 from spark_jobs.staging import staged_in
-from spark_jobs.steps import plan_steps, told_steps
+from spark_jobs.steps import measures, plan_steps, told_steps
 from spark_jobs.stretch import Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched, take_over_target
-from spark_jobs.task_error import is_passing, of_table, unexpected_error, writing_error
+from spark_jobs.task_error import is_passing, of_table, writing_error
 from spark_jobs.tasks import run_tasks
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
-from waldelta.emptied import with_emptied
-from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, StateError, WaldeltaError
+from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
 from waldelta.foreign import Watch
 from waldelta.gate_verdicts import tell_passed
 from waldelta.job import Job
-from waldelta.leaves import of_partition, record_leaves
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import LockSessions, target_lock
-from waldelta.patience import Barred, read_around
-from waldelta.present import PresentTable, read_present
+from waldelta.present import PresentTable
 from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
-from waldelta.refused_statements import refused_statements
-from waldelta.repair import Repair
 from waldelta.shared_connection import SharedConnection
-from waldelta.standing import Due, Standing, due, read_published, record_removed
-from waldelta.standing import states as due_states
 from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
-from waldelta.targets import Feed, Target
 from waldelta.type_catalog import KnownTypes
-from waldelta.unpublished import unpublished
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
@@ -77,36 +65,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A full batch and the short one behind it are one step: every MERGE rewrites the files it touches.
-BATCHES_PER_STEP = 2
 # A MERGE that others' commits got ahead of is run again on what they left, so often in all.
 _ATTEMPTS = 3
-# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables, and the next run from emptying the slot.
-LOCK_TIMEOUT_S = 10.0
-
-
-@dataclass
-class Applied:
-    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
-
-    ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
-    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
-    """
-
-    steps: list[BatchCut] = field(default_factory=list)
-    failures: dict[str, WaldeltaError] = field(default_factory=dict)
-    outdated: dict[str, str] = field(default_factory=dict)
-    drifted: dict[str, Repair] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    published: dict[str, Feed] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
-    unpublished: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every target got everything."""
-        return not self.failures and not self.outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +77,7 @@ class _Run:
     job: Job
     held: Watermarks
     stretches: Stretches
-    present: dict[str, PresentTable]
+    present: Mapping[str, PresentTable]
     watch: Watch
     gates: dict[str, TableGate]
     quarantine: Quarantine
@@ -134,64 +94,56 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     transactions below this one (xid8) have landed. A table that stays locked against readers fails as TableBusy where
     its catalogs can't be read without that lock: where it has a row filter.
     """
-    identity = job.slot_identity()
-    change_log = job.change_log(identity)
     applied = Applied()
-    last = change_log.last_batch()
-    with job.connect("apply") as connection:
-        applied.published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
-        standings, mended = end_killed_repairs(spark, job, applied.published)
-        states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
-        applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
-        applied.unpublished = unpublished(connection, job.pipeline.source)
-        there, feeds = read_present(connection, states), applied.published
-        found = [of_partition(state, there[state.table_name], feeds.get(state.table_name)) for state in states]
-        states = [state for state, _ in found]
-        present = with_emptied(connection, states, {s.table_name: table for s, table in found}, landed_as_of)
-        published, barred = read_around(
-            connection, LOCK_TIMEOUT_S, partial(read_published_now, connection, job, feeds, states), barred
-        )
-    applied.removed = record_removed(job, standings)
-    applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
-    for state in states:
-        with _isolated(job, state, applied):
-            now_there = present[state.table_name]
-            check_mode(job, state)
-            applied.warnings += check_drift(
-                job, state, now_there, _read(published.get(state.table_name), barred), applied.drifted
-            )
-            # Afterwards: what it records is what drift is told by.
-            applied.warnings += check_rewrite(job, state, now_there)
-    if last is None:
-        return applied
+    # Before the catalogs are read, which have to be those of behind it.
+    last = job.change_log(job.slot_identity()).last_batch()
+    fed = read_fed(spark, job, landed_as_of, applied)
+    if last is not None:
+        _feed(spark, job, fed, last, applied)
+    return applied
+
+
+def apply_meanwhile(spark: SparkSession, job: Job, upto: int) -> Applied:
+    """Bring targets up to a landed batch while more is landing, but for those of which something has to be told or recorded first.
+
+    What that does is told by the apply behind the landing, as what a killed run has committed: if there is none, by the next run's.
+    """
+    applied = Applied()
+    _feed(spark, job, read_settled(job), upto, applied)
+    return applied
+
+
+def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied) -> None:
+    """Bring these targets up to a batch, step by step."""
+    identity = job.slot_identity()
+    change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied)
     sizes = change_log.sizes(min(watermarks.values(), default=last), last)
-    watch = Watch(job, last_cut(job))
+    watch = Watch(job, cut)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
     gates, types = read_gates(job, states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:
-        late = [state for state in _to_be_fed(states, applied) if watermarks[state.table_name] <= stream.segments.after]
+        late = [state for state in to_be_fed(states, applied) if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
     with splitting(spark, job, change_log, waiting) as split, planning, locks:
         stretches = Stretches(change_log, sizes, split)
-        run = _Run(spark, job, held, stretches, present, watch, gates, quarantine, locks, types)
-        for state in _to_be_fed(states, applied):
+        run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types)
+        for state in to_be_fed(states, applied):
             _look(run, state, held.versions[state.table_name], applied)
-        untold = mended | _unreported(run, states, applied)
-        ends = _planned(job, change_log, sizes)
+        untold = {} if fed.mended is None else fed.mended | _unreported(run, states, cut, applied)
+        ends = plan_steps(*measures(job, change_log, sizes))
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
-            behind = all(watermark <= upto for watermark in watermarks.values())
+            behind = fed.is_all and all(watermark <= upto for watermark in watermarks.values())
             # Those with the same batches before them one after the other: they read them together.
-            in_turn = sorted(_to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
-            fed = [_apply_step(run, state, upto, watermarks, untold, applied) for state in in_turn]
-            cuts = sorted((cut for cut in fed if cut is not None), key=lambda cut: cut.table_name)
+            in_turn = sorted(to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
+            done = [_apply_step(run, state, upto, watermarks, untold, applied) for state in in_turn]
+            cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
     applied.foreign = sorted(set(run.watch.told))
-    return applied
 
 
 def _apply_step(
@@ -199,7 +151,7 @@ def _apply_step(
 ) -> TargetCut | None:
     """Bring one target up to a batch; None of one that fails."""
     name = state.table_name
-    with _isolated(run.job, state, applied):
+    with isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))
         if (before := untold.pop(name, None)) is not None:
             cut = add_cuts(before, cut)
@@ -210,82 +162,37 @@ def _apply_step(
     return None
 
 
-def _planned(job: Job, change_log: ChangeLog, sizes: Mapping[int, int]) -> list[int]:
-    """The ends of the steps, which hold about as much as so many full batches: a step's changes are collapsed in memory."""
-    batch = job.pipeline.batch
-    # One batch is one step, whatever its bytes are.
-    weights = change_log.bytes_of_batches(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
-    messages, megabytes = BATCHES_PER_STEP * batch.max_changes, BATCHES_PER_STEP * batch.wal_window_mb
-    return plan_steps((sizes, messages), (weights, megabytes << 20))
-
-
-def _read(target: Target | None, barred: Barred) -> Target | None:
-    """The target as it is fed now; raises TableBusy when that couldn't be read."""
-    if target is not None and target.is_unread:
-        raise barred.busy(str(target.id))
-    return target
-
-
-def _to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
-    """Those that nothing was given up of, so far."""
-    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
-
-
 def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
-    with _isolated(run.job, state, applied):
+    with isolated(run.job, state, applied):
         applied.warnings += run.watch.look(state, version)
 
 
-def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied) -> list[TableState]:
-    found = []
+def _unreported(
+    run: _Run, states: Sequence[TableState], cut: BatchCut | None, applied: Applied
+) -> dict[str, TargetCut]:
+    """What was committed and never told, by a run that was killed before it could or while more was landing: this run tells, checks and announces it.
+
+    Of that the newest cut has its part already; the rest is returned, for the next one.
+    """
+    members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
+    untold = {}
     for state in states:
-        with _isolated(job, state, applied):
-            found.append(record_leaves(job, state, applied.published))
-    return found
-
-
-@contextmanager
-def _isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
-    """What fails here fails for one table: the others go on."""
-    try:
-        yield
-    except WaldeltaError as err:
-        _give_up(job, state, err, applied)
-    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
-        log.exception("table=%s", state.table_name)
-        _give_up(job, state, unexpected_error(state.table_name, err), applied)
-
-
-def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
-    if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
-        log.warning("table=%s has to be copied again: %s", state.table_name, err)
-        applied.outdated[state.table_name] = str(err)
-    else:
-        log.error("table=%s not applied: %s", state.table_name, err)
-        applied.failures[state.table_name] = of_table(err, state.table_name)
-
-
-def _unreported(run: _Run, states: Sequence[TableState], applied: Applied) -> dict[str, TargetCut]:
-    """What an earlier run committed and was killed before it could tell: this run tells, checks and announces it."""
-    found = {}
-    for state in states:
-        if state.table_name not in applied.failures:
-            with _isolated(run.job, state, applied):
-                cut = read_unreported(run.job, run.held.identity, state)
-                if cut is not None:
-                    found[state.table_name] = cut
-    return found
-
-
-def _broken(found: Standing) -> StateError:
-    return StateError(f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again")
+        if state.table_name in applied.failures:
+            continue
+        with isolated(run.job, state, applied):
+            in_cut = members.get((state.table_name, state.generation))
+            retold, beyond = read_unreported(run.job, run.held.identity, state, in_cut)
+            applied.retold += [retold] if retold is not None else []
+            if beyond is not None:
+                untold[state.table_name] = beyond
+    return untold
 
 
 def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied) -> dict[str, int]:
     """The last batch of each target; those that can't be fed go into the failures."""
     watermarks: dict[str, int] = {}
     for state in states:
-        with _isolated(job, state, applied):
+        with isolated(job, state, applied):
             watermarks[state.table_name] = held.of(state)
     return watermarks
 

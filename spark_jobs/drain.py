@@ -50,10 +50,17 @@ class Drained:
         return sum(batch.transactions.changes for batch in self.batches)
 
 
-def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda: None) -> Drained:
+def drain(
+    spark: SparkSession,
+    job: Job,
+    check_lock: Callable[[], None] = lambda: None,
+    on_landed: Callable[[Landed], object] = lambda _: None,
+) -> Drained:
     """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
 
     The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
+    ``on_landed`` is called with each batch but the last, once it
+    is landed and consumed.
     Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
     """
     identity = job.slot_identity()
@@ -110,7 +117,7 @@ def drain(spark: SparkSession, job: Job, check_lock: Callable[[], None] = lambda
                     stands = _pass_over(connection, job, identity, upto)
             drained.seconds_consuming += time.monotonic() - began
             batch += 1
-            _report_progress(job, drained, server)
+            _tell_progress(job, drained, server, partial(on_landed, landed))
         drained.bill = meter.bill(drained.seconds_landing + drained.seconds_consuming)
     return drained
 
@@ -163,7 +170,7 @@ def _limit(job: Job) -> int | None:
     return most_messages(job.pipeline.source, job.pipeline.batch.max_changes)
 
 
-def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:
+def _tell_progress(job: Job, drained: Drained, server: ServerPosition, goes_on: Callable[[], object]) -> None:
     seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
     done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
     log.info(
@@ -171,3 +178,5 @@ def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None
         job.pipeline.source.slot, drained.end, drained.changes, drained.changes / seconds, left / 1e6,
         left * seconds / max(done, 1),
     )  # fmt: skip
+    if left:
+        goes_on()

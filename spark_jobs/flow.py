@@ -3,6 +3,7 @@
 ::
 
     land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.consume)
+            of a large backlog, whole steps are applied meanwhile              (overlap)
     apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
             and, when asked for, logical messages -> their own table           (messages)
     check   targets -> expectations -> Data Docs                               (quality)
@@ -19,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, copy_result
@@ -43,12 +45,14 @@ from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
 from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
+from waldelta.tally import Landed
 from waldelta.unpublished import not_published
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_jobs.fed import Applied
     from spark_jobs.sync_result import SyncResult
 
 log = logging.getLogger(__name__)
@@ -61,7 +65,28 @@ _LEFT = (
 
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Land and consume everything up to the server's present position."""
+    """Land and consume everything up to the server's present position; whole steps of a backlog are applied meanwhile."""
+    from spark_jobs.overlap import overlap, whole_step
+
+    steps = 0
+
+    def apply_step(upto: int) -> None:
+        # The thread that lands has imported what it needs by now; each could meet modules that the other is in the middle of.
+        from spark_jobs.apply import apply_meanwhile
+
+        nonlocal steps
+        applied = apply_meanwhile(spark, job, upto)
+        steps += len(applied.steps)
+        _tell_looked(result, applied)
+
+    overlap(lambda on_landed: _land(spark, job, result, stage, on_landed), partial(whole_step, job), apply_step)
+    if steps:
+        stage.detail += f"; {_counted(steps, 'step')} applied meanwhile"
+
+
+def _land(
+    spark: SparkSession, job: Job, result: RunResult, stage: StageResult, on_landed: Callable[[Landed], object]
+) -> None:
     from spark_jobs.drain import drain
 
     with gaps_recorded(job), slot_lock(job) as lock:
@@ -72,7 +97,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             check_system(job.slot_identity(), server)
             landed_as_of = read_oldest_xid(connection)
             lock.check()
-            end_old_backends(job.slot_conninfo, job.pipeline.source.slot)
+            end_old_backends(connection, job.pipeline.source.slot)
             slot = check_slot(connection, job)
             elsewhere = standby_warnings(primary, connection, job, server)
             uncompared = never_compared(connection, job, job.slot_identity())
@@ -82,7 +107,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         result.slot_critical = critical(found)
         result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
         lock.check()  # what comes first may end another run's reader, and move the slot
-        drained = drain(spark, job, lock.check)
+        drained = drain(spark, job, lock.check, on_landed)
     result.landed_as_of = landed_as_of
     result.changes += drained.changes
     result.source.add(drained.bill)
@@ -104,8 +129,9 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
     of_messages = _write_messages(spark, job)
     applied = apply(spark, job, result.landed_as_of)
-    result.warnings += applied.warnings
-    result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
+    _tell_looked(result, applied)
+    for target in applied.retold:
+        result.add_target(target)
     for cut in applied.steps:
         result.add_cut(cut)
     for name, table in sorted(result.tables.items()):
@@ -129,6 +155,11 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     stage.detail = f"{_counted(len(applied.steps), 'step')}, {_counted(changed, 'table')} changed"
     if failures := failures | of_messages:
         raise all_failures(failures)
+
+
+def _tell_looked(result: RunResult, applied: Applied) -> None:
+    result.warnings += [warning for warning in applied.warnings if warning not in result.warnings]
+    result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
 
 
 def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:

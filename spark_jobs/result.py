@@ -18,7 +18,7 @@ from rich.table import Table
 
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, Run, now
+from waldelta.ledger_rows import BatchCut, Run, TargetCut, now
 from waldelta.lsn import Lsn
 from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
@@ -192,16 +192,20 @@ class RunResult:
     def add_cut(self, cut: BatchCut) -> None:
         """Add what one step did to the targets."""
         for target in cut.targets:
-            table = self.tables.setdefault(target.table_name, TableResult())
-            table.inserted += target.inserted
-            table.updated += target.updated
-            table.deleted += target.deleted
-            table.skipped += target.skipped
-            table.truncated = table.truncated or target.truncated
-            table.reread += target.reread
-            table.quarantined += target.quarantined
-            table.verbatim += target.verbatim
-            table.version = target.version
+            self.add_target(target)
+
+    def add_target(self, target: TargetCut) -> None:
+        """Add what was done to one target; its version is that of what is added last."""
+        table = self.tables.setdefault(target.table_name, TableResult())
+        table.inserted += target.inserted
+        table.updated += target.updated
+        table.deleted += target.deleted
+        table.skipped += target.skipped
+        table.truncated = table.truncated or target.truncated
+        table.reread += target.reread
+        table.quarantined += target.quarantined
+        table.verbatim += target.verbatim
+        table.version = target.version
 
     def record(self, job: Job) -> None:
         """Enter what this attempt came to into the ledger; raises LateWriter when one that began later has."""

@@ -6,13 +6,30 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from waldelta.change_log import ChangeLog
+from waldelta.job import Job
+
 log = logging.getLogger(__name__)
 
+# A full batch and the short one behind it are one step: every MERGE rewrites the files it touches.
+BATCHES_PER_STEP = 2
+# How much each batch has of something, and the most of it that a step of several takes.
+Measure = tuple[Mapping[int, int], int]
 
-def plan_steps(*measures: tuple[Mapping[int, int], int]) -> list[int]:
+
+def measures(job: Job, change_log: ChangeLog, sizes: Mapping[int, int]) -> tuple[Measure, Measure]:
+    """What steps of these batches are planned by, of which each has so many messages: messages and bytes.
+
+    A step holds about as much as so many full batches: its changes are collapsed in memory.
+    """
+    batch = job.pipeline.batch
+    # One batch is one step, whatever its bytes are.
+    weights = change_log.bytes_of_batches(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
+    return (sizes, BATCHES_PER_STEP * batch.max_changes), (weights, (BATCHES_PER_STEP * batch.wal_window_mb) << 20)
+
+
+def plan_steps(*measures: Measure) -> list[int]:
     """The batches after which a step ends, so that no step of several batches takes more than the most of any measure.
-
-    A measure is how much each batch has of something, messages or bytes, and the most of it that a step takes.
 
     >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
     [2, 3, 4]
@@ -29,6 +46,20 @@ def plan_steps(*measures: tuple[Mapping[int, int], int]) -> list[int]:
             taken = more
         ends.append(batch)
     return ends
+
+
+def whole_upto(*measures: Measure) -> int | None:
+    """The batch with which the first step ends, while more are to come: None when another one like the last would fit into it.
+
+    >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100))
+    2
+    >>> whole_upto(({1: 40, 2: 50}, 100))
+    2
+    >>> whole_upto(({1: 40}, 100))
+    """
+    last = max(measures[0][0], default=0)
+    expected = [({**held, last + 1: held.get(last, 0)}, most) for held, most in measures]
+    return next(iter(plan_steps(*expected)[:-1]), None)
 
 
 def told_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:

@@ -140,9 +140,11 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
     return ""
 
 
-def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> TargetCut | None:
-    """What a run committed to the target and, killed right after it, never told; None when there is nothing such."""
-    found: TargetCut | None = None
+def read_unreported(
+    job: Job, identity: SlotIdentity, state: TableState, in_cut: int | None = None
+) -> tuple[TargetCut | None, TargetCut | None]:
+    """What was committed to the target and told by no run: up to the version that the newest cut has, and beyond; None where nothing was."""
+    within = beyond = None
     for entry in _ours(_open(job, state), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
@@ -152,8 +154,11 @@ def read_unreported(job: Job, identity: SlotIdentity, state: TableState) -> Targ
         # Committed, it needn't be on the disk; and by now its files may be compacted and gone.
         sync_commits(uri_of(job, state.table_name), [version])
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
-        found = this if found is None else add_cuts(found, this)
-    return found
+        if in_cut is not None and version <= in_cut:
+            within = this if within is None else add_cuts(within, this)
+        else:
+            beyond = this if beyond is None else add_cuts(beyond, this)
+    return within, beyond
 
 
 def _cut(
@@ -193,7 +198,8 @@ def _open(job: Job, state: TableState) -> DeltaTable:
 
 def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
     """This writer's newest commits, read as they are asked for; others may lie between, but no other copy of the table."""
-    for limit, skip in ((1, 0), (_NEWEST, 1)):
+    # A large backlog's last, and all, of which each was applied while more was landing.
+    for limit, skip in ((1, 0), (_NEWEST, 1), (None, _NEWEST)):
         for entry in table.history(limit)[skip:]:
             written = read_metadata(entry)
             if written.get("app_id") == app_id:
@@ -204,11 +210,13 @@ def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
 
 def _told(job: Job, run_id: str, table: str, version: int, committed_at: datetime) -> bool:
     """Whether some run's result has the commit: mostly the run's own, after a kill perhaps a later one's."""
-    if _tells(job.ledger.run_result(run_id, "consume"), table, version):
+    own = job.ledger.run_result(run_id, "consume")
+    if _tells(own, table, version):
         return True
     runs = job.ledger.runs()
     # Maintenance forgets old runs; what is older than all that are left was told long ago.
-    return bool(runs and committed_at < runs[0].at) or any(_tells(run, table, version) for run in runs)
+    is_forgotten = own is None and bool(runs) and committed_at < runs[0].at
+    return is_forgotten or any(_tells(run, table, version) for run in runs)
 
 
 def _tells(run: Run | None, table: str, version: int) -> bool:

@@ -85,7 +85,7 @@ def look(job: Job) -> Look:
     ):
         server = slot_position(connection, job, primary)
         check_system(identity, server)
-        end_old_backends(job.slot_conninfo, source.slot)
+        end_old_backends(connection, source.slot)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
         warnings = [*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere]

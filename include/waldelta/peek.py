@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -252,43 +253,52 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
 
 def whole(source: Source) -> Source:
     """The source read without streaming: every transaction comes once, when it is complete, and in one piece."""
-    return source.model_copy(update={"options": source.options.model_copy(update={"streaming": "off"})})
+    return _with_options(source, streaming="off")
+
+
+def in_binary(source: Source) -> Source:
+    """The source read with values in binary format; the server refuses a type that has none."""
+    return _with_options(source, binary=True)
+
+
+def _with_options(source: Source, **options: object) -> Source:
+    return source.model_copy(update={"options": source.options.model_copy(update=options)})
 
 
 def end_old_readers(conninfo: str, slot: str) -> None:
     """End backends that an earlier attempt of ours left reading this slot, and wait until they are gone."""
-    _end(conninfo, slot, _READERS)
+    with connect(conninfo, f"waldelta fence {slot}") as connection:
+        _end(connection, slot, _READERS)
 
 
-def end_old_backends(conninfo: str, slot: str) -> None:
+def end_old_backends(connection: psycopg.Connection[Any], slot: str) -> None:
     """The same of all that dead runs of this pipeline left: whatever of theirs holds the slot, or its copy, goes on with nobody
     waiting for it. For who holds the slot's lock and doesn't use the slot yet.
     """  # fmt: skip
-    _end(conninfo, slot, f"{_READERS} union {_HOLDERS}")
+    _end(connection, slot, f"{_READERS} union {_HOLDERS}")
 
 
-def _end(conninfo: str, slot: str, query: str) -> None:
+def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
     """End the backends that a query finds; those of another role stay, as whoever checks the slot says by pid."""
     wanted = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
 
     def found() -> list[int]:
         return [pid for (pid,) in connection.execute(query.encode(), wanted)]
 
-    with connect(conninfo, f"waldelta fence {slot}") as connection:
-        ended = set()
-        for pid in found():
-            with suppress(psycopg.errors.InsufficientPrivilege):
-                connection.execute("select pg_terminate_backend(%s)", (pid,))
-                log.warning("slot=%s ended the backend %d, which an earlier run left behind", slot, pid)
-                ended.add(pid)
-        if ended:
-            waiting = tenacity.Retrying(
-                wait=tenacity.wait_exponential(0.02, max=0.5),
-                stop=tenacity.stop_after_delay(OLD_BACKEND_TIMEOUT_S),
-                retry=tenacity.retry_if_result(bool),
-                retry_error_callback=lambda _: None,
-            )
-            waiting(lambda: ended.intersection(found()))
+    ended = set()
+    for pid in found():
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            connection.execute("select pg_terminate_backend(%s)", (pid,))
+            log.warning("slot=%s ended the backend %d, which an earlier run left behind", slot, pid)
+            ended.add(pid)
+    if ended:
+        waiting = tenacity.Retrying(
+            wait=tenacity.wait_exponential(0.02, max=0.5),
+            stop=tenacity.stop_after_delay(OLD_BACKEND_TIMEOUT_S),
+            retry=tenacity.retry_if_result(bool),
+            retry_error_callback=lambda _: None,
+        )
+        waiting(lambda: ended.intersection(found()))
 
 
 _READERS = "select pid from pg_stat_activity where application_name = %(reader)s and datname = current_database()"

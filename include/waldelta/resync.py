@@ -86,7 +86,7 @@ def _broken(connection: Connection, job: Job) -> SlotError | None:
     try:
         server = slot_position(connection, job)
         check_system(identity, server)
-        end_old_backends(job.slot_conninfo, name)
+        end_old_backends(connection, name)
         check_health(read_slot(connection, name), name)
         recover(connection, job, identity, job.change_log(identity), server)
     except BREAKS as err:

@@ -237,7 +237,8 @@ def carry_out(
 ) -> SetupPlan:
     """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the slot anew."""
     # One that lost the lock may still be waiting for the slot that it makes, which has no position until then.
-    end_old_backends(job.slot_conninfo, job.pipeline.source.slot)
+    with job.connect_slot("fence", conn) as connection:
+        end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, translate, renew=renew)
     plan.require()
     for text in plan.warnings:

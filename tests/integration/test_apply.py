@@ -13,7 +13,7 @@ import spark_jobs.apply as apply_module
 import spark_jobs.stage as stage_module
 import waldelta.job as job_module
 import waldelta.locks as locks_module
-from spark_jobs import stage_tasks
+from spark_jobs import fed, stage_tasks
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
@@ -357,14 +357,14 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark
     database.execute("update t set v = 'b'")
     drain(spark, job)
     database.execute("update t set v = 'c'")
-    real = apply.__globals__["end_killed_repairs"]
+    real = fed.end_killed_repairs
 
     def synced_again(*args):
         found = real(*args)
         sync(spark, job, ["public.t"], "by hand")
         return found
 
-    monkeypatch.setitem(apply.__globals__, "end_killed_repairs", synced_again)
+    monkeypatch.setattr(fed, "end_killed_repairs", synced_again)
     assert isinstance(apply(spark, job).failures["public.t"], LateWriter)
     assert [row[:2] for row in target_rows(spark, job)] == [(1, "c")]
     monkeypatch.undo()

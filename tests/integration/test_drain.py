@@ -408,6 +408,28 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
 
 
+@pytest.mark.parametrize("acknowledge", ["get", "peek"])
+def test_what_is_consumed_is_counted_in_binary_where_all_types_have_it(spark, database, lake, caplog, acknowledge):
+    """It is the same rows, without the price of their texts. An array of what has no binary form costs one try, and nothing else."""
+    caplog.set_level("INFO", "waldelta.consume")
+    database.execute("create table t(id int primary key, v numeric, d timestamptz, a int[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    database.execute("insert into t select g, g / 3.0, now(), array[g] from generate_series(1, 100) g")
+    assert drain(spark, job).changes == 100
+    assert "counted by its values' texts" not in caplog.text
+    database.execute("alter table t add column acls aclitem[] default '{postgres=r/postgres}'")
+    for number in (101, 102):
+        database.execute("insert into t select %s, 1", (number,))
+        (landed,) = drain(spark, job).batches
+        assert landed.transactions.inserts == 1
+        assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
+    assert caplog.text.count("counted by its values' texts") == 1
+    left = database.execute(
+        "select count(*) from pg_replication_slots where slot_name like %s", (f"s_{database.name}%",)
+    )
+    assert left == [(1,)]
+
+
 @pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
 def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
     """A run that had something to consume, and after which the slot stands where it stood, never ends well."""

@@ -41,7 +41,7 @@ def job(database, lake, monkeypatch):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
-    for where in ("spark_jobs.apply", "spark_jobs.source_rules", "spark_jobs.source_values"):
+    for where in ("spark_jobs.fed", "spark_jobs.source_rules", "spark_jobs.source_values"):
         monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
     return job
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 import spark_jobs.apply as apply_module
-from spark_jobs.apply import Applied, _is_told, _isolated
+from spark_jobs.apply import _is_told
+from spark_jobs.fed import Applied, isolated
 from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
 from spark_jobs.stage_tasks import tasks_for
@@ -60,7 +61,7 @@ def test_what_has_no_name_fails_one_table(caplog):
     """A defect in one table's way is named and may go away; whatever comes after it is done."""
     applied, state = Applied(), TableState(now(), "r", "public.t", 1, "synced")
     job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(policy_of=lambda _: "evolve")))
-    with _isolated(job, state, applied):
+    with isolated(job, state, applied):
         raise KeyError("c1")
     failure = applied.failures["public.t"]
     assert (str(failure), failure.retryable) == ("public.t: KeyError: 'c1'", True)

@@ -1,0 +1,203 @@
+"""Fed: which targets a run applies changes to, and what has to be told, marked or recorded of each before that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from spark_jobs.drift import check_drift, read_published_now
+from spark_jobs.repair_end import end_killed_repairs
+from spark_jobs.rewrites import check_mode, check_rewrite
+from spark_jobs.task_error import of_table, unexpected_error
+from waldelta.drift import find_drift
+from waldelta.emptied import with_emptied
+from waldelta.errors import NeedsSync, StateError, WaldeltaError
+from waldelta.job import Job
+from waldelta.leaves import of_partition, record_leaves, with_leaves
+from waldelta.ledger_rows import BatchCut, TableState, TargetCut
+from waldelta.patience import Barred, read_around
+from waldelta.present import PresentTable, read_present
+from waldelta.refused_statements import refused_statements
+from waldelta.repair import Repair
+from waldelta.rewrite import unsent_changes
+from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
+from waldelta.standing import states as due_states
+from waldelta.targets import Feed, Target
+from waldelta.unpublished import unpublished
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables, and the next run from emptying the slot.
+LOCK_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Applied:
+    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
+
+    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in between, or this one applied it while more
+    was landing. ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
+    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
+    """
+
+    steps: list[BatchCut] = field(default_factory=list)
+    retold: list[TargetCut] = field(default_factory=list)
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    outdated: dict[str, str] = field(default_factory=dict)
+    drifted: dict[str, Repair] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    published: dict[str, Feed] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    unpublished: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every target got everything."""
+        return not self.failures and not self.outdated
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The targets to be fed, with the tables that feed them as they are now.
+
+    ``mended`` is what killed repairs have committed, which is told with what else nobody has told; None: nothing of that is told
+    yet. Unless they are all that should be fed (``is_all``), they make no cut.
+    """
+
+    states: Sequence[TableState]
+    present: Mapping[str, PresentTable]
+    mended: dict[str, TargetCut] | None
+    is_all: bool = True
+
+
+def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied) -> Fed:
+    """All that landed changes are due; enters into ``applied`` what is to be told, and which of them can't be fed.
+
+    Records which tables left and which leaves joined, and marks those that only a new copy, or a repair, makes exact.
+    """
+    with job.connect("apply") as connection:
+        applied.published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
+        standings, mended = end_killed_repairs(spark, job, applied.published)
+        states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
+        applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
+        applied.unpublished = unpublished(connection, job.pipeline.source)
+        source = _read_source(connection, job, (states, applied.published), barred, landed_as_of)
+    applied.removed = record_removed(job, standings)
+    applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
+    for state in source.states:
+        with isolated(job, state, applied):
+            now_there = source.present[state.table_name]
+            check_mode(job, state)
+            applied.warnings += check_drift(job, state, now_there, source.target(state), applied.drifted)
+            # Afterwards: what it records is what drift is told by.
+            applied.warnings += check_rewrite(job, state, now_there)
+    return Fed(source.states, source.present, mended)
+
+
+def read_settled(job: Job) -> Fed:
+    """Those of which nothing has to be told, marked or recorded first: all that can be fed while changes are still landing.
+
+    Until they have landed nobody can tell, say, whether a leaf was emptied by a TRUNCATE that is among them.
+    """
+    with job.connect("apply") as connection:
+        published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
+        standings = read_standings(job, published)
+        states = due_states(standings, Due.FEED)
+        source = _read_source(connection, job, (states, published), barred, 0)
+    kept = {state.table_name for state in states if with_leaves(state, published) is state}
+    settled = [state for state in source.states if state.table_name in kept and _is_settled(job, state, source)]
+    is_all = len(settled) == len(states) and not due(standings, Due.BROKEN)
+    return Fed(settled, source.present, None, is_all)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the source has of some targets, and the states of these as far as that concerns them."""
+
+    states: list[TableState]
+    present: dict[str, PresentTable]
+    targets: dict[str, Target]
+    barred: Barred
+
+    def target(self, state: TableState) -> Target | None:
+        """A target as it is fed now; raises TableBusy when that couldn't be read."""
+        target = self.targets.get(state.table_name)
+        if target is not None and target.is_unread:
+            raise self.barred.busy(str(target.id))
+        return target
+
+
+def _read_source(
+    connection: psycopg.Connection[Any],
+    job: Job,
+    fed: tuple[Sequence[TableState], Mapping[str, Feed]],
+    barred: Barred,
+    landed_as_of: int | None,
+) -> _Source:
+    states, feeds = fed
+    there = read_present(connection, states)
+    found = [of_partition(state, there[state.table_name], feeds.get(state.table_name)) for state in states]
+    states = [state for state, _ in found]
+    present = with_emptied(connection, states, {s.table_name: table for s, table in found}, landed_as_of)
+    targets, barred = read_around(
+        connection, LOCK_TIMEOUT_S, partial(read_published_now, connection, job, feeds, states), barred
+    )
+    return _Source(states, present, targets, barred)
+
+
+def _is_settled(job: Job, state: TableState, source: _Source) -> bool:
+    target, present = source.targets.get(state.table_name), source.present[state.table_name]
+    if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(state, present.storage):
+        return False
+    if target is None:
+        return True
+    is_well = not target.is_unread and target.problem is None
+    return is_well and find_drift(job.pipeline, state, target.table, present, target.feed) is None
+
+
+def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied) -> list[TableState]:
+    found = []
+    for state in states:
+        with isolated(job, state, applied):
+            found.append(record_leaves(job, state, applied.published))
+    return found
+
+
+def _broken(found: Standing) -> StateError:
+    return StateError(f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again")
+
+
+def to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
+    """Those that nothing was given up of, so far."""
+    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
+
+
+@contextmanager
+def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
+    """What fails here fails for one table: the others go on."""
+    try:
+        yield
+    except WaldeltaError as err:
+        _give_up(job, state, err, applied)
+    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
+        log.exception("table=%s", state.table_name)
+        _give_up(job, state, unexpected_error(state.table_name, err), applied)
+
+
+def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
+    if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
+        log.warning("table=%s has to be copied again: %s", state.table_name, err)
+        applied.outdated[state.table_name] = str(err)
+    else:
+        log.error("table=%s not applied: %s", state.table_name, err)
+        applied.failures[state.table_name] = of_table(err, state.table_name)

@@ -1,0 +1,160 @@
+"""A backlog of several steps, applied while it lands: everything once, told once, whatever fails or changes in between."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from spark_jobs import apply as apply_module
+from spark_jobs import flow
+from spark_jobs.compare import compare_target
+from spark_jobs.flow import consume
+from spark_jobs.result import RunFailed
+from spark_jobs.sync import sync
+from tests.pipelines import bare_slot, pipeline_file
+from waldelta.errors import SourceUnreachable
+from waldelta.locks import target_lock
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+WAIT_S = 60
+# Of three transactions of fifty rows, each a step of its own: two would be more than 200 messages.
+BATCH = {"max_changes": 100, "wal_window_mb": 16}
+PER_BATCH = 150
+
+
+@pytest.fixture
+def job(spark, database, lake):
+    database.execute("create table t(id int primary key, a int, v text); create table u(id int primary key)")
+    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH))
+    database.execute("insert into t select g, g, 'before' from generate_series(-9, 0) g")
+    sync(spark, made)
+    return made
+
+
+def write(database, batches):
+    for first in range(1, batches * PER_BATCH, 50):
+        database.execute(f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g")
+
+
+class Held:
+    """Has the landing wait behind each of some batches until what had landed by then was applied; or fail there."""
+
+    def __init__(self, monkeypatch, batches, error=None):
+        self.upto, self.applied, self._batches, self._error = [], threading.Event(), batches, error
+        apply, land = apply_module.apply_meanwhile, flow._land
+
+        def noticed(spark, job, upto):
+            done = apply(spark, job, upto)
+            self.upto.append(upto)
+            self.applied.set()
+            return done
+
+        def held(spark, job, result, stage, on_landed):
+            def wait(batch):
+                on_landed(batch)
+                if batch.batch in self._batches:
+                    assert self.applied.wait(WAIT_S)
+                    self.applied.clear()
+                    if self._error is not None and batch.batch == max(self._batches):
+                        raise self._error
+
+            land(spark, job, result, stage, wait)
+
+        monkeypatch.setattr(apply_module, "apply_meanwhile", noticed)
+        monkeypatch.setattr(flow, "_land", held)
+
+
+def difference(spark, job, table="public.t"):
+    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()[table])
+
+
+def in_cuts(job):
+    """Rows that entered ``public.t`` by all published cuts: each is in one of them."""
+    return sum(one.inserted for cut in job.ledger.batches() for one in cut.targets if one.table_name == "public.t")
+
+
+def test_steps_are_applied_while_others_land_and_told_once(spark, database, job, monkeypatch):
+    """The result adds up over all steps, each is a cut of its own, and the next run has nothing left to tell."""
+    write(database, 4)
+    database.execute("update t set v = 'after' where id <= 0")
+    held = Held(monkeypatch, {1, 2})
+    result = consume(spark, job)
+    assert held.upto[:2] == [1, 2]  # and those that came while the others landed
+    assert f"; {len(held.upto)} steps applied meanwhile" in result.stages["land"].detail
+    told = result.tables["public.t"]
+    assert (told.inserted, told.updated, told.skipped) == (4 * PER_BATCH, 10, 0)
+    assert result.changes == 4 * PER_BATCH + 20  # with those of before the copy
+    assert in_cuts(job) == 4 * PER_BATCH
+    assert difference(spark, job).rows == 0
+    assert result.landed_as_of > 0
+    following = consume(spark, replace(job, run_id="following"))
+    assert (following.changes, following.tables, following.warnings) == (0, {}, [])
+
+
+def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(spark, database, job, monkeypatch):
+    """As what a killed run has committed: the failed one has told of no table, so nobody takes it for checked."""
+    write(database, 3)
+    with monkeypatch.context() as patched:
+        held = Held(patched, {1, 2}, SourceUnreachable("the server went away"))
+        with pytest.raises(RunFailed) as caught:
+            consume(spark, job)
+    assert held.upto == [1, 2]
+    failed = caught.value.result
+    assert (failed.stages["land"].error["class"], failed.tables) == ("SourceUnreachable", {})
+    assert "apply" not in failed.stages
+    database.execute("delete from t where id = 1")
+    following = consume(spark, replace(job, run_id="following"))
+    told = following.tables["public.t"]
+    assert (told.inserted, told.deleted) == (3 * PER_BATCH, 1)
+    assert in_cuts(job) == 3 * PER_BATCH
+    assert difference(spark, job).rows == 0
+
+
+def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, job, monkeypatch):
+    """It holds up neither landing nor the others; once it can be applied it is, within the same run."""
+    database.execute("insert into u select g from generate_series(1, 20) g")
+    write(database, 2)
+    real = apply_module.apply_meanwhile
+
+    def apply(spark, job, upto):
+        with target_lock(job, "public.u"):
+            done = real(spark, job, upto)
+        assert list(done.failures) == ["public.u"]
+        return done
+
+    monkeypatch.setattr(apply_module, "apply_meanwhile", apply)
+    Held(monkeypatch, {1})
+    result = consume(spark, job)
+    assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (20, 2 * PER_BATCH)
+    assert (difference(spark, job).rows, difference(spark, job, "public.u").rows) == (0, 0)
+
+
+def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypatch):
+    """Each step goes by the catalogs as they are when it has landed; what was written later is the next step's."""
+    write(database, 2)
+    database.execute("alter table t add column w text default 'w', drop column a")
+    database.execute("insert into t (id, v) select g, 'new' from generate_series(1001, 1150) g")
+    held = Held(monkeypatch, {1})
+    result = consume(spark, job)
+    assert held.upto[:1] == [1]
+    assert (result.tables["public.t"].inserted, difference(spark, job).rows) == (3 * PER_BATCH, 0)
+
+
+def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(spark, database, lake, monkeypatch):
+    """Meanwhile it is left alone; the apply behind the landing tells and repairs it: rows enter and leave, no copy is made."""
+    database.execute(
+        "create table t(id int, a int, primary key (id, a)); insert into t select g, g from generate_series(-50, 0) g"
+    )
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=BATCH))
+    sync(spark, job)
+    for first in range(1, 2 * PER_BATCH, 50):
+        database.execute(f"insert into t select g, g from generate_series({first}, {first + 49}) g")
+    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t where (a > -20)")
+    held = Held(monkeypatch, {1})
+    result = consume(spark, job)
+    assert held.upto[:1] == [1]
+    assert any("it was repaired" in warning for warning in result.warnings), result.warnings
+    assert difference(spark, job).rows == 0
