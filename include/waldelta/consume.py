@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -181,8 +181,10 @@ def _held(connection: Connection, source: Source, upto: int) -> Transactions:
     return _counted(connection, "peek", source, Lsn(upto))
 
 
-def _counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
-    """What a call of the slot functions gives up to a position, added up on the server.
+def _counted(
+    connection: Connection, verb: str, source: Source, upto: Lsn, prepare: Callable[[], object] = lambda: None
+) -> Transactions:
+    """What a call of the slot functions gives up to a position, added up on the server; ``prepare`` comes before each call.
 
     Without streaming: what is counted is the same whatever the landed chunks looked like. And in binary format: nobody looks at the
     values, and to print them is a tenth of a decode. The server sends types without a binary form as text, but refuses arrays and
@@ -190,15 +192,15 @@ def _counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Tr
     """
     as_text = whole(source)
     if source.slot not in _only_as_text:
+        prepare()
         try:
             return _count_call(connection, verb, in_binary(as_text), upto)
-        except (
-            psycopg.errors.UndefinedFunction
-        ) as err:  # nothing was given away: the slot moves behind the last message
+        except psycopg.errors.UndefinedFunction as err:  # nothing was given away: a slot moves behind the last message
             if source.options.binary:
                 raise
             log.info("slot=%s is counted by its values' texts: %s", source.slot, err.diag.message_primary)
             _only_as_text.add(source.slot)
+    prepare()
     return _count_call(connection, verb, as_text, upto)
 
 
@@ -239,9 +241,14 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
 def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
     if confirmed_lsn(connection, source.slot).value >= move.lsn:
         raise LateWriter(f"slot {source.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
-    keep = _copy_slot(connection, source.slot)
-    fault_point("consume.copied")
-    consumed = _counted(connection, "get", source, Lsn(move.lsn))
+    keep = name_of_copy(source.slot)
+
+    def keep_way_back() -> None:
+        # Temporary slots are gone with any error of their session.
+        _copy_slot(connection, source.slot, keep)
+        fault_point("consume.copied")
+
+    consumed = _counted(connection, "get", source, Lsn(move.lsn), keep_way_back)
     fault_point("consume.got")
     if not _agree(connection, consumed, landed):
         differs = f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
@@ -335,8 +342,7 @@ def _named_use(slot: str) -> Iterator[None]:
         raise peek_error(slot, str(err)) from err
 
 
-def _copy_slot(connection: Connection, slot: str) -> str:
-    name = name_of_copy(slot)
+def _copy_slot(connection: Connection, slot: str, name: str) -> None:
     leftover = connection.execute(_HOLDER, (name,)).fetchone()
     if leftover is not None:
         raise SlotInUse(
@@ -352,7 +358,6 @@ def _copy_slot(connection: Connection, slot: str) -> str:
             "landed"
         )
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
-    return name
 
 
 def _keep_copy(connection: Connection, slot: str, temporary: str) -> str:

@@ -409,7 +409,9 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
 
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek"])
-def test_what_is_consumed_is_counted_in_binary_where_all_types_have_it(spark, database, lake, caplog, acknowledge):
+def test_what_is_consumed_is_counted_in_binary_where_all_types_have_it(
+    spark, database, lake, caplog, monkeypatch, acknowledge
+):
     """It is the same rows, without the price of their texts. An array of what has no binary form costs one try, and nothing else."""
     caplog.set_level("INFO", "waldelta.consume")
     database.execute("create table t(id int primary key, v numeric, d timestamptz, a int[])")
@@ -418,12 +420,16 @@ def test_what_is_consumed_is_counted_in_binary_where_all_types_have_it(spark, da
     assert drain(spark, job).changes == 100
     assert "counted by its values' texts" not in caplog.text
     database.execute("alter table t add column acls aclitem[] default '{postgres=r/postgres}'")
+    copied = []
+    monkeypatch.setattr("waldelta.consume.fault_point", lambda name: copied.append(name == "consume.copied"))
     for number in (101, 102):
         database.execute("insert into t select %s, 1", (number,))
         (landed,) = drain(spark, job).batches
         assert landed.transactions.inserts == 1
         assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
     assert caplog.text.count("counted by its values' texts") == 1
+    # The copy that is the way back is gone with the first try, and made again.
+    assert sum(copied) == {"get": 3, "peek": 0}[acknowledge]
     left = database.execute(
         "select count(*) from pg_replication_slots where slot_name like %s", (f"s_{database.name}%",)
     )
