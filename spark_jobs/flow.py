@@ -66,12 +66,12 @@ _LEFT = (
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position; whole steps of a backlog are applied meanwhile."""
-    from spark_jobs.overlap import overlap, whole_step
+    from spark_jobs.overlap import Overlap, whole_step
 
     steps = 0
 
     def apply_step(upto: int) -> None:
-        # The thread that lands has imported what it needs by now; each could meet modules that the other is in the middle of.
+        # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
         from spark_jobs.apply import apply_meanwhile
 
         nonlocal steps
@@ -79,7 +79,9 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         steps += len(applied.steps)
         _tell_looked(result, applied)
 
-    overlap(lambda on_landed: _land(spark, job, result, stage, on_landed), partial(whole_step, job), apply_step)
+    limit_s = 60.0 * job.pipeline.batch.apply_timeout_minutes
+    with Overlap(partial(whole_step, job), apply_step, limit_s) as overlap:
+        _land(spark, job, result, stage, overlap.landed)
     if steps:
         stage.detail += f"; {_counted(steps, 'step')} applied meanwhile"
 

@@ -7,78 +7,83 @@ waits for nothing that is applied, and goes on when applying fails.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from types import TracebackType
+from typing import Self
 
 from spark_jobs.steps import measures, whole_upto
+from waldelta.errors import StageTimeout
 from waldelta.job import Job
 from waldelta.tally import Landed
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def overlap(
-    land: Callable[[Callable[[Landed], object]], T],
-    whole: Callable[[Sequence[Landed]], int | None],
-    apply_upto: Callable[[int], object],
-) -> T:
-    """Run ``land`` in a thread, which tells of each batch that it is done with, and meanwhile apply here what is ``whole`` of them.
+class Overlap:
+    """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at a time.
 
-    Returns what ``land`` returns, or raises what it raises, once neither is at work; what landed last is left to be applied. What
-    ``apply_upto`` raises is told in the log, and keeps it from being called again: whoever applies what is left meets it anew.
+    Leaving it waits for the step under way, at most ``limit_s`` seconds (raises StageTimeout), unless the run is being ended; what landed
+    last is left to be applied. What ``apply_upto`` raises is told in the log and keeps it from being called again: whoever applies what is
+    left meets it anew.
     """
-    landed: SimpleQueue[Landed | None] = SimpleQueue()
-    has_left = False
 
-    def on_landed(batch: Landed) -> None:
-        if has_left:
-            raise InterruptedError("the run that this landing is part of is being ended")
-        landed.put(batch)
+    def __init__(
+        self,
+        whole: Callable[[Sequence[Landed]], int | None],
+        apply_upto: Callable[[int], object],
+        limit_s: float,
+    ) -> None:
+        self._whole, self._apply_upto, self._limit_s = whole, apply_upto, limit_s
+        self._executor = ThreadPoolExecutor(1, "applying")
+        self._lock = Lock()
+        self._waiting: list[Landed] = []
+        self._at_work: Future[None] | None = None
+        self._is_over = False
 
-    executor = ThreadPoolExecutor(1, "landing")
-    try:
-        landing = executor.submit(land, on_landed)
-        landing.add_done_callback(lambda _: landed.put(None))
-        _apply_meanwhile(_arrivals(landed), whole, apply_upto)
-        return landing.result()
-    finally:
-        has_left = True
-        # Not waited for: when the run is being ended, leaving its session ends the read that is under way.
-        executor.shutdown(wait=False)
+    def __enter__(self) -> Self:
+        return self
 
+    def landed(self, batch: Landed) -> None:
+        """Tell of a batch that is landed and consumed, behind which more are to come."""
+        with self._lock:
+            self._waiting.append(batch)
+            if self._at_work is None and not self._is_over:
+                self._at_work = self._executor.submit(self._apply_steps)
 
-def _arrivals(landed: SimpleQueue[Landed | None]) -> Iterator[list[Landed]]:
-    """What has come since it was asked for last, as often as anything has; not what came with the end."""
-    while True:
-        found = [landed.get()]
-        while not landed.empty():
-            found.append(landed.get())
-        batches = [batch for batch in found if batch is not None]
-        if len(batches) < len(found):
-            return
-        yield batches
-
-
-def _apply_meanwhile(
-    arrivals: Iterator[list[Landed]],
-    whole: Callable[[Sequence[Landed]], int | None],
-    apply_upto: Callable[[int], object],
-) -> None:
-    waiting: list[Landed] = []
-    is_well = True
-    for batches in arrivals:
-        waiting += batches
+    def _apply_steps(self) -> None:
         try:
-            upto = whole(waiting) if is_well else None
-            if upto is not None:
-                apply_upto(upto)
-                waiting = [batch for batch in waiting if batch.batch > upto]
+            while (upto := self._next_step()) is not None:
+                self._apply_upto(upto)
         except Exception as err:
             log.warning("nothing more is applied before all has landed: %s", err)
-            is_well = False
+            self._is_over = True
+
+    def _next_step(self) -> int | None:
+        with self._lock:
+            upto = None if self._is_over else self._whole(self._waiting)
+            if upto is None:
+                self._at_work = None
+            else:
+                self._waiting = [batch for batch in self._waiting if batch.batch > upto]
+            return upto
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._is_over, at_work = True, self._at_work
+        self._executor.shutdown(wait=False)
+        if at_work is None or (kind is not None and not issubclass(kind, Exception)):
+            return
+        try:
+            at_work.result(self._limit_s)
+        except TimeoutError:
+            raise StageTimeout(
+                f"what is applied while more lands took more than {self._limit_s / 60:g} minutes behind the landing "
+                "(batch.apply_timeout_minutes); what was landed and committed stays"
+            ) from err
 
 
 def whole_step(job: Job, landed: Sequence[Landed]) -> int | None:

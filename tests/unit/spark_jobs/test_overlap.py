@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from spark_jobs.overlap import overlap
+from spark_jobs.overlap import Overlap
 from spark_jobs.steps import plan_steps, whole_upto
+from waldelta.errors import StageTimeout
 from waldelta.tally import Landed, Transactions
 
 WAIT_S = 30
@@ -25,45 +26,53 @@ class Applying:
     """Notes what is applied; each apply waits until it is let go on."""
 
     def __init__(self):
-        self.upto, self.begun, self.may_end = [], threading.Event(), threading.Event()
+        self.upto, self.begun, self.may_end, self.ended = [], threading.Event(), threading.Event(), []
 
     def __call__(self, upto):
         self.upto.append(upto)
         self.begun.set()
         assert self.may_end.wait(WAIT_S)
+        self.ended.append(upto)
 
 
 def test_landing_goes_on_while_what_has_landed_is_applied():
-    """The second and third batch land during the first one's apply, and are applied together; the last is left."""
-    applying, second = Applying(), threading.Event()
-
-    def land(on_landed):
-        on_landed(batch(1))
+    """The second and third batch land during the first one's apply, and are applied together behind it."""
+    applying = Applying()
+    with Overlap(newest, applying, WAIT_S) as overlap:
+        overlap.landed(batch(1))
         assert applying.begun.wait(WAIT_S)
         applying.begun.clear()
-        on_landed(batch(2))
-        on_landed(batch(3))
+        overlap.landed(batch(2))
+        overlap.landed(batch(3))
+        assert applying.upto == [1]
         applying.may_end.set()
         assert applying.begun.wait(WAIT_S)
-        on_landed(batch(4))
-        second.set()
-        return "landed"
+    assert applying.upto == applying.ended == [1, 3]
 
-    assert overlap(land, newest, applying) == "landed"
-    assert second.is_set()
-    assert applying.upto == [1, 3]
+
+def test_a_step_that_is_whole_later_is_applied_then():
+    """Each batch asks anew; what isn't whole is left."""
+    upto, applied = [], threading.Event()
+
+    def two(landed):
+        return landed[1].batch if len(landed) > 1 else None
+
+    with Overlap(two, lambda batch: (upto.append(batch), applied.set()), WAIT_S) as overlap:
+        for number in (1, 2, 3, 4, 5):
+            overlap.landed(batch(number))
+            if number % 2 == 0:
+                assert applied.wait(WAIT_S)
+                applied.clear()
+    assert upto == [2, 4]
 
 
 @pytest.mark.parametrize("landed", [0, 1, 3])
 def test_without_a_whole_step_nothing_is_applied(landed):
     """As is any backlog of one step: it is landed and then applied, as if there were no overlap."""
     applied = []
-
-    def land(on_landed):
+    with Overlap(lambda _: None, applied.append, WAIT_S) as overlap:
         for number in range(1, landed + 1):
-            on_landed(batch(number))
-
-    overlap(land, lambda _: None, applied.append)
+            overlap.landed(batch(number))
     assert applied == []
 
 
@@ -76,55 +85,63 @@ def test_an_apply_that_fails_holds_up_no_landing(caplog):
         has_failed.set()
         raise RuntimeError("no way")
 
-    def land(on_landed):
-        on_landed(batch(1))
+    with Overlap(newest, fail, WAIT_S) as overlap:
+        overlap.landed(batch(1))
         assert has_failed.wait(WAIT_S)
-        on_landed(batch(2))
-        on_landed(batch(3))
-        return 3
-
-    assert overlap(land, newest, fail) == 3
+        overlap.landed(batch(2))
+        overlap.landed(batch(3))
     assert calls == [1]
     assert "nothing more is applied before all has landed: no way" in caplog.text
 
 
-def test_a_landing_that_fails_is_raised_once_no_apply_is_at_work():
-    """What was being applied comes to its end first."""
+def test_a_landing_that_fails_waits_for_the_step_under_way():
+    """Nothing of the run is at work once it has failed; what had landed behind that step is left."""
     applying = Applying()
-    ended = []
 
-    def land(on_landed):
-        on_landed(batch(1))
-        assert applying.begun.wait(WAIT_S)
-        threading.Timer(0.05, applying.may_end.set).start()
-        raise ValueError("the slot is gone")
+    def land():
+        with Overlap(newest, applying, WAIT_S) as overlap:
+            overlap.landed(batch(1))
+            assert applying.begun.wait(WAIT_S)
+            overlap.landed(batch(2))
+            threading.Timer(0.05, applying.may_end.set).start()
+            raise ValueError("the slot is gone")
 
     with pytest.raises(ValueError, match="the slot is gone"):
-        overlap(land, newest, lambda upto: (applying(upto), ended.append(upto)))
-    assert ended == [1]
+        land()
+    assert applying.upto == applying.ended == [1]
 
 
-def test_a_run_that_is_ended_lands_no_further_batch():
-    """SIGTERM is raised where changes are applied; the landing beside it ends with the batch that it is at."""
-    told, landing_ended = threading.Event(), threading.Event()
+def test_a_step_that_hangs_keeps_the_next_run_from_landing_for_its_limit_at_the_most():
+    """The task ends then, and the job with it, as the task of an apply that hangs does."""
+    applying = Applying()
 
-    def land(on_landed):
-        try:
-            on_landed(batch(1))
-            assert told.wait(WAIT_S)
-            while True:  # until it notices
-                on_landed(batch(2))
-        except InterruptedError:
-            landing_ended.set()
-            raise
+    def land():
+        with Overlap(newest, applying, 0.05) as overlap:
+            overlap.landed(batch(1))
+            assert applying.begun.wait(WAIT_S)
 
-    def leave(_):
-        told.set()
-        raise SystemExit(1)
+    with pytest.raises(StageTimeout, match=r"apply_timeout_minutes"):
+        land()
+    assert applying.ended == []
+    applying.may_end.set()
+
+
+def test_a_run_that_is_ended_waits_for_nothing():
+    """SIGTERM: the session is left at once, and what was being applied isn't gone on with."""
+    applying = Applying()
+
+    def land():
+        with Overlap(newest, applying, WAIT_S) as overlap:
+            overlap.landed(batch(1))
+            assert applying.begun.wait(WAIT_S)
+            overlap.landed(batch(2))
+            raise SystemExit(1)
 
     with pytest.raises(SystemExit):
-        overlap(land, newest, leave)
-    assert landing_ended.wait(WAIT_S)
+        land()
+    assert applying.ended == []
+    applying.may_end.set()
+    assert applying.upto == [1]
 
 
 @pytest.mark.parametrize(
