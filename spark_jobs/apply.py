@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
+from spark_jobs.applied import Applied, isolated, to_be_fed
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
-from spark_jobs.fed import Applied, Fed, isolated, read_fed, read_settled, to_be_fed
+from spark_jobs.fed import Fed, read_fed, read_settled
 from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.merge import (
     FOUND_DELETES,
@@ -40,6 +41,7 @@ from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched, take_over_target
 from spark_jobs.task_error import is_passing, of_table, writing_error
 from spark_jobs.tasks import run_tasks
+from spark_jobs.told import Told
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
 from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, WaldeltaError
@@ -83,6 +85,7 @@ class _Run:
     quarantine: Quarantine
     locks: LockSessions
     types: KnownTypes
+    goes_on: Callable[[], None]
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -103,17 +106,21 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     return applied
 
 
-def apply_meanwhile(spark: SparkSession, job: Job, upto: int) -> Applied:
-    """Bring targets up to a landed batch while more is landing, but for those of which something has to be told or recorded first.
+def apply_meanwhile(
+    spark: SparkSession, job: Job, upto: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
+) -> None:
+    """Bring targets up to a landed batch while more is landing, but for those of which something has to be told or marked first.
 
     What that does is told by the apply behind the landing, as what a killed run has committed: if there is none, by the next run's.
+    ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
     """
-    applied = Applied()
-    _feed(spark, job, read_settled(job), upto, applied)
-    return applied
+    goes_on()
+    _feed(spark, job, read_settled(job), upto, applied, goes_on)
 
 
-def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied) -> None:
+def _feed(
+    spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
+) -> None:
     """Bring these targets up to a batch, step by step."""
     identity = job.slot_identity()
     change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
@@ -131,10 +138,10 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied) 
 
     with splitting(spark, job, change_log, waiting) as split, planning, locks:
         stretches = Stretches(change_log, sizes, split)
-        run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types)
+        run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, goes_on)
         for state in to_be_fed(states, applied):
             _look(run, state, held.versions[state.table_name], applied)
-        untold = {} if fed.mended is None else fed.mended | _unreported(run, states, cut, applied)
+        untold = fed.mended | _unreported(run, states, cut, applied)
         ends = plan_steps(*measures(job, change_log, sizes))
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
             behind = fed.is_all and all(watermark <= upto for watermark in watermarks.values())
@@ -143,7 +150,7 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied) 
             done = [_apply_step(run, state, upto, watermarks, untold, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
-    applied.foreign = sorted(set(run.watch.told))
+    applied.foreign = sorted({*applied.foreign, *run.watch.told})
 
 
 def _apply_step(
@@ -151,6 +158,7 @@ def _apply_step(
 ) -> TargetCut | None:
     """Bring one target up to a batch; None of one that fails."""
     name = state.table_name
+    run.goes_on()
     with isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))
         if (before := untold.pop(name, None)) is not None:
@@ -175,13 +183,11 @@ def _unreported(
     Of that the newest cut has its part already; the rest is returned, for the next one.
     """
     members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
-    untold = {}
-    for state in states:
-        if state.table_name in applied.failures:
-            continue
+    untold, told = {}, Told(run.job.ledger)
+    for state in to_be_fed(states, applied):
         with isolated(run.job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
-            retold, beyond = read_unreported(run.job, run.held.identity, state, in_cut)
+            retold, beyond = read_unreported(run.job, run.held.identity, state, told, in_cut)
             applied.retold += [retold] if retold is not None else []
             if beyond is not None:
                 untold[state.table_name] = beyond
@@ -234,6 +240,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         after = max(batches[0], run.held.of(present))
 
         def check() -> int:
+            run.goes_on()
             lock.check()
             return run.held.still(present, after)
 

@@ -59,8 +59,8 @@ def drain(
     """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
 
     The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
-    ``on_landed`` is called with each batch but the last, once it
-    is landed and consumed.
+    ``on_landed`` is called with each batch
+    that is landed and consumed, unless there is nothing left to land.
     Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
     """
     identity = job.slot_identity()
@@ -73,8 +73,7 @@ def drain(
         # Only then: one that was lost is to be brought back.
         change_log.create(LANDING_SCHEMA)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
-        drained = Drained(stands, stands)
-        bites = Bites(job)
+        drained, bites = Drained(stands, stands), Bites(job)
         while drained.end < server.flush_lsn:
             bite = bites.next
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
@@ -117,7 +116,9 @@ def drain(
                     stands = _pass_over(connection, job, identity, upto)
             drained.seconds_consuming += time.monotonic() - began
             batch += 1
-            _tell_progress(job, drained, server, partial(on_landed, landed))
+            _report_progress(job, drained, server)
+            if landed.rows and drained.end < server.flush_lsn:
+                on_landed(landed)
         drained.bill = meter.bill(drained.seconds_landing + drained.seconds_consuming)
     return drained
 
@@ -150,7 +151,7 @@ def _consume_one(
         return stands
     end = Lsn(landed.end_lsn)
     move = slot_move(identity, job.run_id, end.value, landed.batch)
-    consume(connection, job.pipeline.source, job.ledger, move, landed.transactions)
+    consume(connection, job.pipeline.source, job.ledger, move, landed.transactions, partial(job.connect_slot, "count"))
     return end
 
 
@@ -170,7 +171,7 @@ def _limit(job: Job) -> int | None:
     return most_messages(job.pipeline.source, job.pipeline.batch.max_changes)
 
 
-def _tell_progress(job: Job, drained: Drained, server: ServerPosition, goes_on: Callable[[], object]) -> None:
+def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:
     seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
     done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
     log.info(
@@ -178,5 +179,3 @@ def _tell_progress(job: Job, drained: Drained, server: ServerPosition, goes_on: 
         job.pipeline.source.slot, drained.end, drained.changes, drained.changes / seconds, left / 1e6,
         left * seconds / max(done, 1),
     )  # fmt: skip
-    if left:
-        goes_on()

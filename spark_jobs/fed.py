@@ -1,30 +1,27 @@
-"""Fed: which targets a run applies changes to, and what has to be told, marked or recorded of each before that."""
+"""Fed: which targets a run applies changes to; what has to be told, marked or recorded of each comes before that."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from spark_jobs.applied import Applied, isolated
 from spark_jobs.drift import check_drift, read_published_now
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.rewrites import check_mode, check_rewrite
-from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
-from waldelta.errors import NeedsSync, StateError, WaldeltaError
+from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.leaves import of_partition, record_leaves, with_leaves
-from waldelta.ledger_rows import BatchCut, TableState, TargetCut
+from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
 from waldelta.refused_statements import refused_statements
-from waldelta.repair import Repair
 from waldelta.rewrite import unsent_changes
 from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
 from waldelta.standing import states as due_states
@@ -34,49 +31,21 @@ from waldelta.unpublished import unpublished
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = logging.getLogger(__name__)
-
 # An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables, and the next run from emptying the slot.
 LOCK_TIMEOUT_S = 10.0
-
-
-@dataclass
-class Applied:
-    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
-
-    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in between, or this one applied it while more
-    was landing. ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
-    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
-    """
-
-    steps: list[BatchCut] = field(default_factory=list)
-    retold: list[TargetCut] = field(default_factory=list)
-    failures: dict[str, WaldeltaError] = field(default_factory=dict)
-    outdated: dict[str, str] = field(default_factory=dict)
-    drifted: dict[str, Repair] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    published: dict[str, Feed] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
-    unpublished: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every target got everything."""
-        return not self.failures and not self.outdated
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
     """The targets to be fed, with the tables that feed them as they are now.
 
-    ``mended`` is what killed repairs have committed, which is told with what else nobody has told; None: nothing of that is told
-    yet. Unless they are all that should be fed (``is_all``), they make no cut.
+    ``mended`` is what killed repairs have committed, which is told with what else nobody has told. Unless they are all that
+    should be fed (``is_all``), they make no cut.
     """
 
     states: Sequence[TableState]
     present: Mapping[str, PresentTable]
-    mended: dict[str, TargetCut] | None
+    mended: dict[str, TargetCut] = field(default_factory=dict)
     is_all: bool = True
 
 
@@ -101,11 +70,13 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
             applied.warnings += check_drift(job, state, now_there, source.target(state), applied.drifted)
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
-    return Fed(source.states, source.present, mended)
+    # Marked by this run, perhaps while more was landing: a cut without it would be one of fewer tables than the last.
+    is_all = all(found.state is None or found.state.run_id != job.run_id for found in due(standings, Due.COPY))
+    return Fed(source.states, source.present, mended, is_all)
 
 
 def read_settled(job: Job) -> Fed:
-    """Those of which nothing has to be told, marked or recorded first: all that can be fed while changes are still landing.
+    """Those of which nothing has to be told or marked first: all that can be fed while changes are still landing.
 
     Until they have landed nobody can tell, say, whether a leaf was emptied by a TRUNCATE that is among them.
     """
@@ -117,7 +88,7 @@ def read_settled(job: Job) -> Fed:
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
     settled = [state for state in source.states if state.table_name in kept and _is_settled(job, state, source)]
     is_all = len(settled) == len(states) and not due(standings, Due.BROKEN)
-    return Fed(settled, source.present, None, is_all)
+    return Fed(settled, source.present, is_all=is_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,29 +146,3 @@ def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied)
 
 def _broken(found: Standing) -> StateError:
     return StateError(f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again")
-
-
-def to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
-    """Those that nothing was given up of, so far."""
-    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
-
-
-@contextmanager
-def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
-    """What fails here fails for one table: the others go on."""
-    try:
-        yield
-    except WaldeltaError as err:
-        _give_up(job, state, err, applied)
-    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
-        log.exception("table=%s", state.table_name)
-        _give_up(job, state, unexpected_error(state.table_name, err), applied)
-
-
-def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
-    if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
-        log.warning("table=%s has to be copied again: %s", state.table_name, err)
-        applied.outdated[state.table_name] = str(err)
-    else:
-        log.error("table=%s not applied: %s", state.table_name, err)
-        applied.failures[state.table_name] = of_table(err, state.table_name)

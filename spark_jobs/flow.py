@@ -52,7 +52,7 @@ from waldelta.watermark import synced_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.fed import Applied
+    from spark_jobs.applied import Applied
     from spark_jobs.sync_result import SyncResult
 
 log = logging.getLogger(__name__)
@@ -66,23 +66,13 @@ _LEFT = (
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position; whole steps of a backlog are applied meanwhile."""
-    from spark_jobs.overlap import Overlap, whole_step
+    from spark_jobs.applied import Applied
+    from spark_jobs.overlap import applying
 
-    steps = 0
-
-    def apply_step(upto: int) -> None:
-        # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
-        from spark_jobs.apply import apply_meanwhile
-
-        nonlocal steps
-        applied = apply_meanwhile(spark, job, upto)
-        steps += len(applied.steps)
-        _tell_looked(result, applied)
-
-    limit_s = 60.0 * job.pipeline.batch.apply_timeout_minutes
-    with Overlap(partial(whole_step, job), apply_step, limit_s) as overlap:
+    meanwhile = Applied()
+    with applying(spark, job, meanwhile, partial(_tell_looked, result, meanwhile)) as overlap:
         _land(spark, job, result, stage, overlap.landed)
-    if steps:
+    if steps := sum(bool(cut.targets) for cut in meanwhile.steps):
         stage.detail += f"; {_counted(steps, 'step')} applied meanwhile"
 
 

@@ -1,7 +1,7 @@
 """Overlap: of a backlog of several steps, those that have landed are applied while the next ones land.
 
-Landing waits for the server's decoding, then for one core; merging for the others. The slot is emptied at the pace of landing, which
-waits for nothing that is applied, and goes on when applying fails.
+Landing waits for the server's decoding, then for one core; merging for the others. The slot moves as soon as a batch has landed, whatever
+is applied, and landing goes on when applying fails.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from spark_jobs.session import has_siblings, session_beside
 from spark_jobs.steps import measures, whole_upto
-from waldelta.errors import StageTimeout
+from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.job import Job
+from waldelta.private import private_files
 from waldelta.tally import Landed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.applied import Applied
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +32,15 @@ log = logging.getLogger(__name__)
 class Overlap:
     """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at a time.
 
-    Leaving it waits for the step under way, at most ``limit_s`` seconds (raises StageTimeout), unless the run is being ended; what landed
-    last is left to be applied. What ``apply_upto`` raises is told in the log and keeps it from being called again: whoever applies what is
-    left meets it anew.
+    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it. Leaving waits for the step under way, at
+    most ``limit_s`` seconds, unless the run is being ended; what landed last is left to be applied. A step that fails, or takes longer, is
+    told in the log, and none follows it: whoever applies what is left meets it anew.
     """
 
     def __init__(
         self,
         whole: Callable[[Sequence[Landed]], int | None],
-        apply_upto: Callable[[int], object],
+        apply_upto: Callable[[int, Callable[[], None]], object],
         limit_s: float,
     ) -> None:
         self._whole, self._apply_upto, self._limit_s = whole, apply_upto, limit_s
@@ -54,36 +62,74 @@ class Overlap:
 
     def _apply_steps(self) -> None:
         try:
-            while (upto := self._next_step()) is not None:
-                self._apply_upto(upto)
+            while True:
+                waiting = self._still_waiting()
+                upto = self._whole(waiting) if waiting else None
+                if upto is not None:
+                    self._apply_upto(upto, self._goes_on)
+                    with self._lock:
+                        self._waiting = [batch for batch in self._waiting if batch.batch > upto]
+                elif self._rests(waiting):
+                    return
         except Exception as err:
-            log.warning("nothing more is applied before all has landed: %s", err)
+            unnamed = not isinstance(err, WaldeltaError)
+            log.warning("nothing more is applied before all has landed: %s", err, exc_info=unnamed)
             self._is_over = True
 
-    def _next_step(self) -> int | None:
+    def _still_waiting(self) -> list[Landed]:
         with self._lock:
-            upto = None if self._is_over else self._whole(self._waiting)
-            if upto is None:
+            return [] if self._is_over else list(self._waiting)
+
+    def _rests(self, judged: Sequence[Landed]) -> bool:
+        """Whether nothing has come since these were found to be no whole step: the next batch is who goes on."""
+        with self._lock:
+            if self._is_over or len(self._waiting) <= len(judged):
                 self._at_work = None
-            else:
-                self._waiting = [batch for batch in self._waiting if batch.batch > upto]
-            return upto
+                return True
+            return False
+
+    def _goes_on(self) -> None:
+        if self._is_over:
+            raise LateWriter("nobody waits for this step any more: what is left is applied by the apply that follows")
 
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._is_over, at_work = True, self._at_work
+            at_work, is_ended = self._at_work, kind is not None and not issubclass(kind, Exception)
+            self._is_over = is_ended or self._is_over
+            # The step under way comes to its end; none begins.
+            self._waiting = []
         self._executor.shutdown(wait=False)
-        if at_work is None or (kind is not None and not issubclass(kind, Exception)):
+        if at_work is None or is_ended:
             return
         try:
             at_work.result(self._limit_s)
         except TimeoutError:
-            raise StageTimeout(
-                f"what is applied while more lands took more than {self._limit_s / 60:g} minutes behind the landing "
-                "(batch.apply_timeout_minutes); what was landed and committed stays"
-            ) from err
+            self._is_over = True
+            log.warning(
+                "what is applied while more lands takes more than %g minutes behind the landing: it is left, and the apply that "
+                "follows begins there",
+                self._limit_s / 60,
+            )
+
+
+def applying(spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]) -> Overlap:
+    """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of which ``tell`` is called after each."""
+    limit_s = 60.0 * job.pipeline.batch.apply_timeout_minutes
+
+    def apply_upto(upto: int, goes_on: Callable[[], None]) -> None:
+        # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
+        from spark_jobs.apply import apply_meanwhile
+
+        # Settings of commits are a session's: what is left at work here must not share those of what follows.
+        with private_files(), session_beside(spark, limit_s) as session:
+            try:
+                apply_meanwhile(session, job, upto, applied, goes_on)
+            finally:
+                tell()
+
+    return Overlap(partial(whole_step, job) if has_siblings(spark) else lambda _: None, apply_upto, limit_s)
 
 
 def whole_step(job: Job, landed: Sequence[Landed]) -> int | None:

@@ -37,6 +37,8 @@ COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
     "spark.databricks.delta.write.txnVersion",
     "spark.databricks.delta.commitInfo.userMetadata",
 )
+# Of sessions beside one another: more than those of a pool.
+_BESIDE = 9
 _IDS_PER_KEY = 10_000
 # Set while a run is in the session, and ever after when that was killed.
 _IS_OPEN = "spark.waldelta.open"
@@ -183,6 +185,25 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         raise
     finally:
         _close(sibling)
+
+
+@contextmanager
+def session_beside(spark: SparkSession, limit_s: float) -> Iterator[SparkSession]:
+    """One more session, for work beside this one's. What a server still does in it after so many seconds is interrupted there."""
+    with sibling_session(spark, _BESIDE) as beside:
+        timer = threading.Timer(limit_s, _interrupt, (beside,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield beside
+        finally:
+            timer.cancel()
+
+
+def _interrupt(spark: SparkSession) -> None:
+    if is_connect(spark):  # a local JVM ends with its job
+        with suppress(Exception):  # the session has ended meanwhile
+            spark.interruptAll()
 
 
 def has_siblings(spark: SparkSession) -> bool:

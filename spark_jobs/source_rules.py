@@ -211,5 +211,15 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
 
 
 def _since(job: Job) -> int | None:
-    """Where the newest cut of an earlier run ends: what changed since lies behind it."""
-    return next((end for run_id, end in job.ledger.cut_ends(job.first_batch()) if run_id != job.run_id), None)
+    """Where the newest cut of an earlier run ends that has told what it applied: what changed since lies behind it.
+
+    What others did, this run tells and checks.
+    """
+    has_told: dict[str, bool] = {job.run_id: False}
+    for run_id, end in job.ledger.cut_ends(job.first_batch()):
+        if run_id not in has_told:
+            run = job.ledger.run_result(run_id)
+            has_told[run_id] = run is not None and run.applied is not None
+        if has_told[run_id]:
+            return end
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,15 @@ from spark_jobs.merge import (
     tagged,
     void_statement,
 )
-from spark_jobs.result import RunResult
 from spark_jobs.target import set_generation, write_error
+from spark_jobs.told import Told
 from waldelta.consume import SlotIdentity
 from waldelta.delta_log import DeltaLog, read_metadata
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import sync_commit, sync_commits
-from waldelta.ledger_rows import Run, TableState, TargetCut
+from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import take_over
 from waldelta.quarantine import Quarantine
 from waldelta.watermark import apply_app_id, uri_of
@@ -141,14 +141,14 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
 
 
 def read_unreported(
-    job: Job, identity: SlotIdentity, state: TableState, in_cut: int | None = None
+    job: Job, identity: SlotIdentity, state: TableState, told: Told, in_cut: int | None = None
 ) -> tuple[TargetCut | None, TargetCut | None]:
     """What was committed to the target and told by no run: up to the version that the newest cut has, and beyond; None where nothing was."""
     within = beyond = None
     for entry in _ours(_open(job, state), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
-        if run_id is None or _told(job, run_id, state.table_name, version, committed_at):
+        if run_id is None or told.has(run_id, state.table_name, version, committed_at):
             break
         counts = entry["waldelta"].get("counts") or {}
         # Committed, it needn't be on the disk; and by now its files may be compacted and gone.
@@ -196,34 +196,22 @@ def _open(job: Job, state: TableState) -> DeltaTable:
     return DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
 
 
-def _ours(table: DeltaTable, app_id: str) -> Iterable[dict[str, Any]]:
-    """This writer's newest commits, read as they are asked for; others may lie between, but no other copy of the table."""
-    # A large backlog's last, and all, of which each was applied while more was landing.
+def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
+    """This writer's newest commits, read as they are asked for; others may lie between, but no other copy of the table.
+
+    Among the newest ones; further back only behind one that was asked for there: of a large backlog each step is one.
+    """
+    is_found = False
     for limit, skip in ((1, 0), (_NEWEST, 1), (None, _NEWEST)):
+        if limit is None and not is_found:
+            return
         for entry in table.history(limit)[skip:]:
             written = read_metadata(entry)
             if written.get("app_id") == app_id:
+                is_found = True
                 yield entry | {"waldelta": written}
             elif written and written.get("verb") not in ("reshape", "replay", "void"):
                 return
-
-
-def _told(job: Job, run_id: str, table: str, version: int, committed_at: datetime) -> bool:
-    """Whether some run's result has the commit: mostly the run's own, after a kill perhaps a later one's."""
-    own = job.ledger.run_result(run_id, "consume")
-    if _tells(own, table, version):
-        return True
-    runs = job.ledger.runs()
-    # Maintenance forgets old runs; what is older than all that are left was told long ago.
-    is_forgotten = own is None and bool(runs) and committed_at < runs[0].at
-    return is_forgotten or any(_tells(run, table, version) for run in runs)
-
-
-def _tells(run: Run | None, table: str, version: int) -> bool:
-    if run is None or run.verb != "consume":
-        return False
-    told = RunResult.from_json(run.result).tables.get(table)
-    return told is not None and told.version is not None and told.version >= version
 
 
 def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, int]:

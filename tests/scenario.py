@@ -38,6 +38,8 @@ class Scenario:
     gathered: tuple[str, ...] = ()
     before: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
+    # Bounds of a bite; small ones have steps applied while others land.
+    batch: Mapping[str, object] = field(default_factory=dict)
     # What the subscriber has besides, e.g. other names of schemas; default: the same tables.
     subscriber_tables: str | None = None
 
@@ -149,5 +151,7 @@ def _pipeline(database, lake: str, scenario: Scenario) -> Pipeline:
     for table in scenario.gathered:
         tables.setdefault(table, {})["partition_root"] = True
     target = {"root": lake, "tables": tables}
-    document = {"pipeline": slot, "source": source, "target": target, "quality": {"enabled": False}}
+    document = {
+        "pipeline": slot, "source": source, "target": target, "quality": {"enabled": False}, "batch": dict(scenario.batch),
+    }  # fmt: skip
     return Pipeline(PipelineFile.model_validate(document))

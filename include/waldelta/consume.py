@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from waldelta.asked import Asked
+from waldelta.binary_count import WORTH_IT, is_plain, is_refused
 from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotInUse, SlotStuck
 from waldelta.fault import fault_point
 from waldelta.ledger import Ledger
@@ -30,6 +31,7 @@ from waldelta.tally import PreparedRows, Transactions
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Sessions = Callable[[], AbstractContextManager[Connection]]
 
 ORIGINS_SINCE = 160000  # the option, as server_version has it
 # A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
@@ -39,8 +41,6 @@ _FIELDS = {
     67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
     73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
 }  # fmt: skip
-# Slots whose tables have a type made of one that has no binary form, as far as this process has found.
-_only_as_text: set[str] = set()
 # One row for each kind, of each prepared transaction: the server evaluates next to nothing for each message.
 _TALLY = """
 select {xid}, kind, count(*),
@@ -75,9 +75,14 @@ class SlotIdentity:
 
 
 def consume(
-    connection: Connection, source: Source, ledger: Ledger, move: SlotMove, landed: Transactions
+    connection: Connection,
+    source: Source,
+    ledger: Ledger,
+    move: SlotMove,
+    landed: Transactions,
+    sessions: Sessions | None = None,
 ) -> Transactions:
-    """Consume the slot up to ``move.lsn`` and verify that this is what has landed.
+    """Consume the slot up to ``move.lsn`` and verify that this is what has landed. ``sessions`` opens more like ``connection``.
 
     Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's copy permanent so that
     nothing is lost (with ``acknowledge: peek`` nothing has been consumed then); SlotStuck when the slot didn't move, SlotInUse
@@ -88,7 +93,7 @@ def consume(
     ledger.append(replace(move, at=now(), event="intent", compared_after=by_get))
     fault_point("consume.intended")
     if by_get:
-        consumed = _get_verified(connection, source, move, landed)
+        consumed = _get_verified(connection, source, move, landed, sessions)
         ledger.append(replace(move, at=now(), event="compared"))
     else:
         if source.options.acknowledge == "peek":
@@ -178,33 +183,14 @@ def _mismatch(
 
 
 def _held(connection: Connection, source: Source, upto: int) -> Transactions:
-    return _counted(connection, "peek", source, Lsn(upto))
+    return _counted(connection, "peek", whole(source), Lsn(upto))
 
 
-def _counted(
-    connection: Connection, verb: str, source: Source, upto: Lsn, prepare: Callable[[], object] = lambda: None
-) -> Transactions:
-    """What a call of the slot functions gives up to a position, added up on the server; ``prepare`` comes before each call.
+def _counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
+    """What a call of the slot functions gives up to a position, added up on the server.
 
-    Without streaming: what is counted is the same whatever the landed chunks looked like. And in binary format: nobody looks at the
-    values, and to print them is a tenth of a decode. The server sends types without a binary form as text, but refuses arrays and
-    rows of them.
+    Of the ``whole`` source: what is counted is the same whatever the landed chunks looked like.
     """
-    as_text = whole(source)
-    if source.slot not in _only_as_text:
-        prepare()
-        try:
-            return _count_call(connection, verb, in_binary(as_text), upto)
-        except psycopg.errors.UndefinedFunction as err:  # nothing was given away: a slot moves behind the last message
-            if source.options.binary:
-                raise
-            log.info("slot=%s is counted by its values' texts: %s", source.slot, err.diag.message_primary)
-            _only_as_text.add(source.slot)
-    prepare()
-    return _count_call(connection, verb, as_text, upto)
-
-
-def _count_call(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
     with _named_use(source.slot):
         return _count(connection, call(verb, source, upto, None, _KIND), two_phase=source.options.two_phase)
 
@@ -238,17 +224,18 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
     return Lsn.parse(row[0])
 
 
-def _get_verified(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> Transactions:
-    if confirmed_lsn(connection, source.slot).value >= move.lsn:
-        raise LateWriter(f"slot {source.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
-    keep = name_of_copy(source.slot)
-
-    def keep_way_back() -> None:
-        # Temporary slots are gone with any error of their session.
-        _copy_slot(connection, source.slot, keep)
-        fault_point("consume.copied")
-
-    consumed = _counted(connection, "get", source, Lsn(move.lsn), keep_way_back)
+def _get_verified(
+    connection: Connection, source: Source, move: SlotMove, landed: Transactions, sessions: Sessions | None
+) -> Transactions:
+    _check_alone(connection, move)
+    keep = _copy_slot(connection, source.slot)
+    fault_point("consume.copied")
+    consumed = None
+    if sessions is not None and landed.changes >= WORTH_IT and not source.options.binary:
+        consumed = _get_in_binary(sessions, source, move)
+        _check_alone(connection, move, may_have_moved=consumed is not None)
+    if consumed is None:
+        consumed = _counted(connection, "get", whole(source), Lsn(move.lsn))
     fault_point("consume.got")
     if not _agree(connection, consumed, landed):
         differs = f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
@@ -267,6 +254,30 @@ def _get_verified(connection: Connection, source: Source, move: SlotMove, landed
         )
     connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed
+
+
+def _check_alone(connection: Connection, move: SlotMove, *, may_have_moved: bool = False) -> None:
+    """Raises LateWriter when another run has moved the slot meanwhile: what is got behind it is nothing, which is no mismatch."""
+    if not may_have_moved and confirmed_lsn(connection, move.slot).value >= move.lsn:
+        raise LateWriter(f"slot {move.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
+
+
+def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove) -> Transactions | None:
+    """The same call, for whose answer nobody has to print values; None where they have to be, and nothing was given away.
+
+    In a session of its own: nothing is decoded in one any more in which that has failed, and the copy, which is temporary, goes with any
+    error of its own session.
+    """
+    with sessions() as session:
+        if not is_plain(session, source.publication_names):
+            return None
+        try:
+            return _counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
+        except psycopg.Error as err:  # the slot moves behind the last message
+            if not is_refused(err):
+                raise
+            log.info("slot=%s is counted by the texts of its values: %s", source.slot, err.diag.message_primary)
+            return None
 
 
 def _agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
@@ -342,7 +353,8 @@ def _named_use(slot: str) -> Iterator[None]:
         raise peek_error(slot, str(err)) from err
 
 
-def _copy_slot(connection: Connection, slot: str, name: str) -> None:
+def _copy_slot(connection: Connection, slot: str) -> str:
+    name = name_of_copy(slot)
     leftover = connection.execute(_HOLDER, (name,)).fetchone()
     if leftover is not None:
         raise SlotInUse(
@@ -358,6 +370,7 @@ def _copy_slot(connection: Connection, slot: str, name: str) -> None:
             "landed"
         )
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
+    return name
 
 
 def _keep_copy(connection: Connection, slot: str, temporary: str) -> str:

@@ -212,9 +212,13 @@ class Ledger:
         """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""
         return self._table(BatchCut).mark("expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at))))
 
-    def runs(self) -> list[Run]:
-        """All events of runs, oldest first."""
-        return self._read(Run)
+    def runs(self, since: datetime | None = None) -> list[Run]:
+        """All events of runs from a moment on, oldest first."""
+        return self._read(Run, None if since is None else pc.field("at") >= since)
+
+    def first_run_at(self) -> datetime | None:
+        """When the oldest event of a run was told that is left; None when there is none."""
+        return min(self._table(Run).scan(["at"])["at"].to_pylist(), default=None)
 
     def last_run(self) -> Run | None:
         """The newest event of any run."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+import waldelta.consume as consume_module
 from spark_jobs.drain import drain
 from spark_jobs.flow import land_stage
 from spark_jobs.land import land
@@ -408,32 +409,101 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
 
 
-@pytest.mark.parametrize("acknowledge", ["get", "peek"])
-def test_what_is_consumed_is_counted_in_binary_where_all_types_have_it(
-    spark, database, lake, caplog, monkeypatch, acknowledge
+@contextmanager
+def counted(monkeypatch):
+    """From one change on it is worth it; yields by which options the slot is consumed."""
+    asked, real = [], consume_module.call
+
+    def call(verb, source, *rest):
+        if verb == "get":
+            asked.append("binary" if source.options.binary else "text")
+        return real(verb, source, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consume_module, "WORTH_IT", 1)
+        patched.setattr(consume_module, "call", call)
+        yield asked
+
+
+PLAIN = "create type mood as enum ('sad'); create domain money_like as numeric(9, 2) check (value > 0);"
+
+
+@pytest.mark.parametrize(
+    "column, how",
+    [
+        ("numeric", "binary"),
+        ("mood", "binary"),
+        ("money_like", "binary"),
+        ("aclitem", "binary"),  # has no binary form, and is sent as text
+        ("int[]", "text"),
+        ("aclitem[]", "text"),
+        ("int4range", "text"),
+        ("composite", "text"),
+        ("hstore", "text"),
+    ],
+)
+def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
+    spark, database, lake, monkeypatch, column, how
 ):
-    """It is the same rows, without the price of their texts. An array of what has no binary form costs one try, and nothing else."""
+    """The same sums without the price of texts; types that may refuse it are told by the catalogs, before anything is decoded."""
+    database.execute(f"create extension hstore; {PLAIN} create type composite as (a int, b aclitem)")
+    database.execute(f"create table t(id int primary key, v {column})")
+    database.execute("create table unpublished(v aclitem[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute("insert into t select g from generate_series(1, 100) g")
+    with counted(monkeypatch) as asked:
+        assert drain(spark, job).changes == 100
+    assert asked == [how]
+
+
+def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, database, lake, monkeypatch, caplog):
+    """It is counted by its texts then, in another session, while the copy that is the way back stays; fewer changes aren't asked about."""
     caplog.set_level("INFO", "waldelta.consume")
-    database.execute("create table t(id int primary key, v numeric, d timestamptz, a int[])")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
-    database.execute("insert into t select g, g / 3.0, now(), array[g] from generate_series(1, 100) g")
-    assert drain(spark, job).changes == 100
-    assert "counted by its values' texts" not in caplog.text
-    database.execute("alter table t add column acls aclitem[] default '{postgres=r/postgres}'")
-    copied = []
-    monkeypatch.setattr("waldelta.consume.fault_point", lambda name: copied.append(name == "consume.copied"))
-    for number in (101, 102):
-        database.execute("insert into t select %s, 1", (number,))
-        (landed,) = drain(spark, job).batches
-        assert landed.transactions.inserts == 1
-        assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
-    assert caplog.text.count("counted by its values' texts") == 1
-    # The copy that is the way back is gone with the first try, and made again.
-    assert sum(copied) == {"get": 3, "peek": 0}[acknowledge]
-    left = database.execute(
-        "select count(*) from pg_replication_slots where slot_name like %s", (f"s_{database.name}%",)
-    )
-    assert left == [(1,)]
+    database.execute("create table t(id int primary key, acls aclitem[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute("insert into t select g, '{postgres=r/postgres}' from generate_series(1, 100) g")
+    database.execute("alter table t drop column acls")
+    slot, copies = job.pipeline.source.slot, []
+
+    def looked(name):
+        if name == "consume.got":
+            copies.extend(database.execute("select slot_name from pg_replication_slots where temporary"))
+
+    with counted(monkeypatch) as asked:
+        monkeypatch.setattr(consume_module, "fault_point", looked)
+        assert drain(spark, job).changes == 100
+    assert asked == ["binary", "text"]
+    assert "no binary output function available for type aclitem" in caplog.text
+    assert copies == [(f"{slot}_before_get",)]
+    assert database.execute("select slot_name from pg_replication_slots where slot_name like %s", (f"{slot}%",)) == [
+        (slot,)
+    ]
+    database.execute("insert into t values (101)")
+    with counted(monkeypatch) as asked:
+        monkeypatch.setattr(consume_module, "WORTH_IT", 2)
+        assert drain(spark, job).changes == 1
+    assert asked == ["text"]
+
+
+def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(spark, database, lake, monkeypatch):
+    """A process that slept there would get nothing, and keep a copy that stops all later runs."""
+    database.execute("create table t(id int primary key, acls aclitem[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute("insert into t values (1, '{postgres=r/postgres}')")
+    database.execute("alter table t drop column acls")
+    slot, real = job.pipeline.source.slot, consume_module._get_in_binary
+
+    def slept(*args):
+        assert real(*args) is None
+        database.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,))
+
+    with counted(monkeypatch), monkeypatch.context() as patched:
+        patched.setattr(consume_module, "_get_in_binary", slept)
+        with pytest.raises(LateWriter, match="by another run meanwhile"):
+            drain(spark, job)
+    assert database.execute("select count(*) from pg_replication_slots where slot_name like %s", (f"{slot}%",)) == [
+        (1,)
+    ]
 
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])

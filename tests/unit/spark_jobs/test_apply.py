@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import spark_jobs.apply as apply_module
+from spark_jobs.applied import Applied, isolated
 from spark_jobs.apply import _is_told
-from spark_jobs.fed import Applied, isolated
 from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
 from spark_jobs.stage_tasks import tasks_for

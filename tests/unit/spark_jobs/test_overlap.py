@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.overlap import Overlap
 from spark_jobs.steps import plan_steps, whole_upto
-from waldelta.errors import StageTimeout
+from waldelta.errors import LateWriter
 from waldelta.tally import Landed, Transactions
 
 WAIT_S = 30
@@ -28,7 +28,8 @@ class Applying:
     def __init__(self):
         self.upto, self.begun, self.may_end, self.ended = [], threading.Event(), threading.Event(), []
 
-    def __call__(self, upto):
+    def __call__(self, upto, goes_on):
+        self.goes_on = goes_on
         self.upto.append(upto)
         self.begun.set()
         assert self.may_end.wait(WAIT_S)
@@ -57,7 +58,7 @@ def test_a_step_that_is_whole_later_is_applied_then():
     def two(landed):
         return landed[1].batch if len(landed) > 1 else None
 
-    with Overlap(two, lambda batch: (upto.append(batch), applied.set()), WAIT_S) as overlap:
+    with Overlap(two, lambda batch, _: (upto.append(batch), applied.set()), WAIT_S) as overlap:
         for number in (1, 2, 3, 4, 5):
             overlap.landed(batch(number))
             if number % 2 == 0:
@@ -70,7 +71,7 @@ def test_a_step_that_is_whole_later_is_applied_then():
 def test_without_a_whole_step_nothing_is_applied(landed):
     """As is any backlog of one step: it is landed and then applied, as if there were no overlap."""
     applied = []
-    with Overlap(lambda _: None, applied.append, WAIT_S) as overlap:
+    with Overlap(lambda _: None, lambda upto, _: applied.append(upto), WAIT_S) as overlap:
         for number in range(1, landed + 1):
             overlap.landed(batch(number))
     assert applied == []
@@ -80,7 +81,7 @@ def test_an_apply_that_fails_holds_up_no_landing(caplog):
     """It is told, and not tried again before all has landed: whoever applies the rest meets it."""
     calls, has_failed = [], threading.Event()
 
-    def fail(upto):
+    def fail(upto, _):
         calls.append(upto)
         has_failed.set()
         raise RuntimeError("no way")
@@ -111,18 +112,17 @@ def test_a_landing_that_fails_waits_for_the_step_under_way():
     assert applying.upto == applying.ended == [1]
 
 
-def test_a_step_that_hangs_keeps_the_next_run_from_landing_for_its_limit_at_the_most():
-    """The task ends then, and the job with it, as the task of an apply that hangs does."""
+def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
+    """It is left then, told, and goes on with nothing more: the apply that follows has its own limit."""
     applying = Applying()
-
-    def land():
-        with Overlap(newest, applying, 0.05) as overlap:
-            overlap.landed(batch(1))
-            assert applying.begun.wait(WAIT_S)
-
-    with pytest.raises(StageTimeout, match=r"apply_timeout_minutes"):
-        land()
+    with Overlap(newest, applying, 0.05) as overlap:
+        overlap.landed(batch(1))
+        assert applying.begun.wait(WAIT_S)
+        applying.goes_on()
     assert applying.ended == []
+    assert "it is left, and the apply that follows begins there" in caplog.text
+    with pytest.raises(LateWriter):
+        applying.goes_on()
     applying.may_end.set()
 
 
@@ -140,6 +140,8 @@ def test_a_run_that_is_ended_waits_for_nothing():
     with pytest.raises(SystemExit):
         land()
     assert applying.ended == []
+    with pytest.raises(LateWriter):
+        applying.goes_on()
     applying.may_end.set()
     assert applying.upto == [1]
 

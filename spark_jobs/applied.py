@@ -1,0 +1,69 @@
+"""Applied: what an apply did, target by target: what fails in one leaves the others alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from spark_jobs.task_error import of_table, unexpected_error
+from waldelta.errors import NeedsSync, WaldeltaError
+from waldelta.job import Job
+from waldelta.ledger_rows import BatchCut, TableState, TargetCut
+from waldelta.repair import Repair
+from waldelta.targets import Feed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Applied:
+    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
+
+    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in between, or this one applied it while more
+    was landing. ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
+    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
+    """
+
+    steps: list[BatchCut] = field(default_factory=list)
+    retold: list[TargetCut] = field(default_factory=list)
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    outdated: dict[str, str] = field(default_factory=dict)
+    drifted: dict[str, Repair] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    published: dict[str, Feed] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    unpublished: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every target got everything."""
+        return not self.failures and not self.outdated
+
+
+def to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
+    """Those that nothing was given up of, so far."""
+    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
+
+
+@contextmanager
+def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
+    """What fails here fails for one table: the others go on."""
+    try:
+        yield
+    except WaldeltaError as err:
+        _give_up(job, state, err, applied)
+    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
+        log.exception("table=%s", state.table_name)
+        _give_up(job, state, unexpected_error(state.table_name, err), applied)
+
+
+def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
+    if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
+        log.warning("table=%s has to be copied again: %s", state.table_name, err)
+        applied.outdated[state.table_name] = str(err)
+    else:
+        log.error("table=%s not applied: %s", state.table_name, err)
+        applied.failures[state.table_name] = of_table(err, state.table_name)
