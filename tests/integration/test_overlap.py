@@ -113,21 +113,67 @@ def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(spark, d
 
 
 def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, job, monkeypatch):
-    """It holds up neither landing nor the others; once it can be applied it is, within the same run."""
+    """It holds up neither landing nor the others, isn't tried at each step, and is applied once it can be, within the same run."""
     database.execute("insert into u select g from generate_series(1, 20) g")
-    write(database, 2)
-    real = apply_module.apply_meanwhile
+    write(database, 3)
+    real, locked, tried, meanwhile = apply_module.apply_meanwhile, apply_module._apply_locked, [], []
 
     def apply(spark, job, upto, applied, goes_on):
         with target_lock(job, "public.u"):
             real(spark, job, upto, applied, goes_on)
         assert list(applied.failures) == ["public.u"]
+        meanwhile[:] = tried
+
+    def noticed(run, state, batches):
+        tried.append(state.table_name)
+        return locked(run, state, batches)
 
     monkeypatch.setattr(apply_module, "apply_meanwhile", apply)
-    Held(monkeypatch, {1})
+    monkeypatch.setattr(apply_module, "_apply_locked", noticed)
+    Held(monkeypatch, {1, 2})
     result = consume(spark, job)
-    assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (20, 2 * PER_BATCH)
+    assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (20, 3 * PER_BATCH)
     assert (difference(spark, job).rows, difference(spark, job, "public.u").rows) == (0, 0)
+    assert meanwhile[:3] == ["public.t", "public.u", "public.t"]
+    assert meanwhile.count("public.u") == 1
+    # While one of them was behind there was no cut.
+    assert {tuple(one.table_name for one in cut.targets) for cut in job.ledger.batches()} == {("public.t", "public.u")}
+
+
+def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(spark, database, job, monkeypatch):
+    """And told once, by the apply behind the landing."""
+    write(database, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(apply_module, "_finish_step", killed)
+        with pytest.raises(RunFailed, match="killed"):
+            consume(spark, replace(job, run_id="killed"))
+    assert in_cuts(job) == 0
+    for first in (1001, 1051, 1101, 1151, 1201, 1251):
+        database.execute(f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g")
+    Held(monkeypatch, {2})
+    result = consume(spark, replace(job, run_id="following"))
+    assert result.tables["public.t"].inserted == in_cuts(job) == 3 * PER_BATCH
+    assert difference(spark, job).rows == 0
+
+
+def test_a_target_that_only_a_new_copy_makes_exact_is_in_no_cut_before_it_has_one(spark, database, job, monkeypatch):
+    """It is marked while more lands, by a column's new type, and copied behind the landing; until then the last cut stands."""
+    database.execute("insert into t select g, g, 'v' from generate_series(1, 9) g")
+    consume(spark, replace(job, run_id="first"))
+    (first,) = job.ledger.batches()
+    database.execute("alter table t alter a type text using 'n' || a")
+    write_more = "insert into t select g, 'n', 'v' from generate_series({}, {}) g"
+    for begin in (1001, 1051, 1101, 1151, 1201, 1251):
+        database.execute(write_more.format(begin, begin + 49))
+    Held(monkeypatch, {2})
+    result = consume(spark, replace(job, run_id="second"))
+    assert any("copied again" in warning for warning in result.warnings), result.warnings
+    assert difference(spark, job).rows == 0
+    assert [cut for cut in job.ledger.batches() if len(cut.targets) < len(first.targets)] == []
+
+
+def killed(*_, **__):
+    raise RuntimeError("killed")
 
 
 def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypatch):
