@@ -60,7 +60,7 @@ def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) 
     sampler = _Sampler(servers, trees, source_port)
     sampler.take()
     start = dict(sampler.cpu)
-    before = {role: _ended_cpu_s(pid) + sampler.backends_cpu_s(role) for role, pid in servers.items()}
+    before = {role: sampler.server_cpu_s(role, pid) for role, pid in servers.items()}
 
     def watch(done: Event) -> None:
         while not done.wait(INTERVAL_S):
@@ -75,7 +75,7 @@ def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) 
         for pid, seconds in sampler.cpu.items():
             cpu_s[sampler.roles[pid]] += seconds - start.get(pid, 0.0)
         for role, pid in servers.items():
-            cpu_s[role] = _ended_cpu_s(pid) + sampler.backends_cpu_s(role) - before[role]
+            cpu_s[role] = sampler.server_cpu_s(role, pid) - before[role]
         usage.cpu_s = {role: cpu_s[role] for role in ROLES if role in cpu_s}
         usage.peak_mb = {role: sampler.peak[role] for role in ROLES if role in sampler.peak}
 
@@ -149,8 +149,18 @@ class _Sampler:
     def _note_memory(self, role: str, process: psutil.Process) -> None:
         self.peak[role] = max(self.peak.get(role, 0.0), _private_mb(process))
 
-    def backends_cpu_s(self, role: str) -> float:
-        """CPU seconds of a server's backends that lived when last looked at."""
+    def server_cpu_s(self, role: str, postmaster: int) -> float:
+        """CPU seconds of a server's backends, those that have ended and those that lived when last looked at.
+
+        One that ends between the two would be in neither, or in both: then it's asked again.
+        """
+        while True:
+            ended = _ended_cpu_s(postmaster)
+            total = ended + self._backends_cpu_s(role)
+            if _ended_cpu_s(postmaster) == ended:
+                return total
+
+    def _backends_cpu_s(self, role: str) -> float:
         total = 0.0
         for backend in self._backends[role]:
             with suppress(psutil.Error):

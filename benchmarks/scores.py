@@ -58,13 +58,13 @@ def scores(measurements: Sequence[Measurement]) -> list[Score]:
 
 
 def ratio(name: str, of: list[float], to: list[float], changes: tuple[int, int] = (1, 1)) -> Score | None:
-    """Round by round where both have the same rounds, otherwise each round against the other's median.
+    """Round by round where both have the same rounds, otherwise each round against the other's median; None against nothing.
 
     Of what costs per change are compared by, ``changes`` are how many either side's seconds are for.
     """
-    if not of or not statistics.median(to or [0.0]):
+    if not of or not to or not all(to):
         return None
-    against = to if len(of) == len(to) and all(to) else [statistics.median(to)] * len(of)
+    against = to if len(of) == len(to) else [statistics.median(to)] * len(of)
     more = changes[1] / changes[0]
     return Score(name, "×", [a / b * more for a, b in zip(of, against, strict=True)], to)
 
