@@ -107,7 +107,7 @@ def drain(
             began = time.monotonic()
             if landed.end_lsn:
                 meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))
-            stands = _consume_one(connection, job, identity, landed, stands)
+            stands = _consume_one(connection, job, meter, identity, landed, stands)
             drained.end = stands
             if not is_cut_off:  # all of the window was read
                 drained.end = max(stands, upto)
@@ -144,14 +144,26 @@ def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
 
 
 def _consume_one(
-    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, landed: Landed, stands: Lsn
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    meter: SlotMeter,
+    identity: SlotIdentity,
+    landed: Landed,
+    stands: Lsn,
 ) -> Lsn:
     """Move the slot past the batch; returns where it stands then."""
     if not landed.end_lsn:
         return stands
     end = Lsn(landed.end_lsn)
     move = slot_move(identity, job.run_id, end.value, landed.batch)
-    consume(connection, job.pipeline.source, job.ledger, move, landed.transactions, partial(job.connect_slot, "count"))
+    consume(
+        connection,
+        job.pipeline.source,
+        job.ledger,
+        move,
+        landed.transactions,
+        lambda: meter.timed(job.connect_slot("count")),
+    )
     return end
 
 

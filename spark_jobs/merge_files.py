@@ -46,7 +46,7 @@ MOST_NET_BYTES = 512 << 20
 ROWS_PER_TASK = 250_000
 # Or so many bytes of its files, as they are stored.
 BYTES_PER_TASK = 64 << 20
-_TOLD = pa.schema([
+MERGED = pa.schema([
     ("removed", pa.string()), ("removed_size", pa.int64()), ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
     ("updated", pa.int64()), ("deleted", pa.int64()), ("inserted", pa.int64()), ("matched", pa.binary()), ("is_possible", pa.bool_()),
 ])  # fmt: skip
@@ -162,7 +162,7 @@ class _Merge:
         """Write the files anew that hold a row of the net changes; False when one of them can't be by Arrow."""
         target, net, count = self._target, self._net, len(self._keys)
         parts = shares(self._touched(), max(ROWS_PER_TASK, count // 2), BYTES_PER_TASK)
-        told = self._run(len(parts), _TOLD, lambda number: _rewrite(target, net, count, parts[number]))
+        told = self._run(len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number]))
         for row in told:
             if row["matched"] is not None:
                 self._matched[unpacked(row["matched"], count)] = True
@@ -176,7 +176,7 @@ class _Merge:
         target, net = self._target, self._net
         parts = np.split(are_new(self._keys, self._matched), np.cumsum(net.rows)[:-1])
         chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
-        for row in self._run(len(chosen), _TOLD, lambda number: _insert(target, net, *chosen[number])):
+        for row in self._run(len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])):
             self._tell(row)
 
     @property
@@ -211,14 +211,14 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     matched = matched_by(of_row, count)
     changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
     if changes is None:  # told, not raised: Spark would have it read as much again
-        return pa.Table.from_pylist([_told(is_possible=False)], _TOLD)
+        return pa.Table.from_pylist([_told(is_possible=False)], MERGED)
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
     told = [_told(matched=packed(matched))]
     for file, of_file in zip(share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True):
         if (of_file >= 0).any():
             told.append(_rewrite_file(target, files, file, changes, of_file))
-    return pa.Table.from_pylist(told, _TOLD)
+    return pa.Table.from_pylist(told, MERGED)
 
 
 def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
                 new.write(MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written).new_rows())
                 part = next(parts, None)
             told.append(_told(inserted=new.rows, **new.close()))
-    return pa.Table.from_pylist(told, _TOLD)
+    return pa.Table.from_pylist(told, MERGED)
 
 
 def _told(**what: Any) -> dict[str, Any]:

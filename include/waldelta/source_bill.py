@@ -7,6 +7,8 @@ took, which bounds it, since one backend at a time works for us; the second as w
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -102,6 +104,15 @@ class SlotMeter:
         self._bill = SourceBill()
         self._server_seconds = 0.0
         connection.cursor_factory = self._timed_cursor()
+
+    @contextmanager
+    def timed(
+        self, opened: AbstractContextManager[psycopg.Connection[tuple[Any, ...]]]
+    ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """One more session, whose statements are timed likewise."""
+        with opened as connection:
+            connection.cursor_factory = self._timed_cursor()
+            yield connection
 
     def restart(self) -> Lsn:
         """Where the next call begins to read."""

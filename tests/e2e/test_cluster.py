@@ -19,8 +19,11 @@ from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
+from spark_jobs.merge_files import MERGED
+from spark_jobs.result import RunResult
 from spark_jobs.stage_tasks import COUNTS, DIVIDED
 from tests.installed import OURS, python_without_ours
+from waldelta.ledger import Ledger
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta_airflow import settings
 from waldelta_airflow.connections import job_environment
@@ -37,7 +40,7 @@ source:
   slot: {name}_cdc
   publications: [{{name: {name}_pub, tables: [{{name: public.orders}}]}}]
 target: {{root: {root}}}
-quality: {{enabled: false}}
+batch: {{max_changes: 300000}}
 """
 # Two tasks read it, and its target is one that tasks merge file by file.
 TABLE = """
@@ -61,11 +64,12 @@ spark = SparkSession.builder.getOrCreate()
 rows = spark.range(0, 2, 1, 2).mapInArrow(found, "file string").collect()
 Path(sys.argv[1]).write_text(json.dumps([row["file"] for row in rows]))
 """
-# More than one task collapses: they are decoded into buckets.
+# A batch of which more than one task collapses, decoded into buckets; it is a step, and applied while the next one lands.
 CHANGES = """
 update orders set amount = amount + 1, note = 'updated ' || id where id % 2 = 0;
 delete from orders where id % 10 = 1;
-insert into orders select n, 'new', 0 from generate_series(150001, 600000) n
+insert into orders select n, 'new', 0 from generate_series(150001, 600000) n;
+insert into orders select n, 'newer', 0 from generate_series(600001, 750000) n
 """
 
 
@@ -181,7 +185,7 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
 
 
 def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
-    """Copy, decoding and merge are spread over the executors, whose only copy of our packages is the one shipped."""
+    """Copy, decoding and merge are spread over the executors, whose only copy of our packages is the one shipped; so is the check."""
     for statement in TABLE.split(";"):
         database.execute(statement)
     run("setup")
@@ -189,7 +193,11 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     for statement in CHANGES.split(";"):
         database.execute(statement)
     run("consume")
+    (told,) = (run for run in Ledger(f"{lake}/shop").runs() if run.verb == "consume")
     run("teardown")
+    stages = RunResult.from_json(told.result).stages
+    assert stages["land"].detail.endswith("; 1 step applied meanwhile")
+    assert stages["check"].status == "succeeded"
     columns = ["id", "note", "amount"]
     held = DeltaTable(f"{lake}/shop/public/orders").to_pyarrow_table(columns=columns).sort_by("id")
     wanted = database.execute("select id, note, amount from orders order by id")
@@ -198,7 +206,9 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     # The events of several tasks went by buckets to two that collapsed them, wherever each of them ran.
     (decoding,) = cluster.tasks_that_told(DIVIDED)
     assert decoding > 1
-    assert cluster.tasks_that_told(COUNTS) == [2]
+    assert cluster.tasks_that_told(COUNTS) == [2, 1]
+    # And of both their new rows were written by a task each.
+    assert 2 in cluster.tasks_that_told(MERGED)
     assert cluster.shipped() == {"worker1", "worker2"}
 
 
