@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 
@@ -65,6 +66,12 @@ class Waldelta:
 
     def settle(self) -> None:
         """What isn't measured: get ready for the next round."""
+
+    def begin_anew(self) -> None:
+        """As before the first copy: nothing in the lake, so that the next one is an initial one again, as everybody else's is."""
+        self.job("teardown")
+        shutil.rmtree(local_path(self._root))
+        self.job("setup")
 
     def target(self, table: str) -> str:
         """The folder of a table's target."""

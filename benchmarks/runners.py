@@ -146,6 +146,8 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
                     if number == (0 if contender.name in ONCE else plan.rounds - 1):
                         contender.verify()
                     contender.settle()
+                    if isinstance(contender, Waldelta):
+                        contender.begin_anew()
                     found.add(number, "", contender, rows, measured)
     return found.measurements()
 
