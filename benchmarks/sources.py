@@ -112,7 +112,11 @@ def newest(changes: int) -> str:
 def _mixed(
     insert: str, update: str, commit: str, base: str = "max(id)", key: str = "base + {}", scattered: str = _SCATTERED
 ) -> str:
-    """Half inserts, 40% updates, 10% deletes, a hundred at a time; ``key`` is that of the new row of a number."""
+    """Half inserts, 40% updates, 10% deletes, a hundred at a time; ``key`` is that of the new row of a number.
+
+    A server writes down every 15 seconds which transactions are running, by which a slot knows where the next call has to begin. What
+    is written here in seconds is a backlog of minutes, so it is written down as often within one, twenty times.
+    """
     return f"""
 do $$
 declare
@@ -125,6 +129,7 @@ begin{_DRAWN.format(scattered=scattered)}
             (select id from drawn where n between {{changes}} / 10 + i % groups * 40 + 1 and {{changes}} / 10 + i % groups * 40 + 40);
         delete from orders where id in (select id from drawn where n between i * 10 + 1 and i * 10 + 10);
         {commit}
+        if i % ({{transactions}} / 20 + 1) = 0 then perform pg_log_standby_snapshot(); end if;
     end loop;
 end $$"""
 
