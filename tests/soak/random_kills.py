@@ -35,6 +35,8 @@ CLIENT = {"client": kill_process}  # of a Spark Connect server, which lives on
 KILLS_BETWEEN_COMPARISONS = 4
 LANES = 4
 STREAMING = ("off", "on", "parallel", "off")  # of the lanes
+# Of the last one a run has many steps, of which the first are applied while the others land.
+SMALL = (None, None, None, 15)
 _AT_FIRST_S = 10.0
 _BETWEEN_TRANSACTIONS_S = 0.25
 _ALTERED_AFTER = 100
@@ -205,10 +207,10 @@ class Soak:
 @contextmanager
 def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
     if connect:
-        with new_scene(seed, connect=True) as scene:
+        with new_scene(seed, connect=True, max_changes=SMALL[seed % len(SMALL)]) as scene:
             yield [scene]
     else:
-        with new_scenes(seed, LANES, STREAMING) as scenes:
+        with new_scenes(seed, LANES, STREAMING, SMALL) as scenes:
             yield scenes
 
 

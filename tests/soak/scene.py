@@ -54,11 +54,14 @@ class Scene:
 
     def __init__(
         self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None, *,
-        listener: Listener | None = None, number: int = 0, streaming: str = "off",
+        listener: Listener | None = None, number: int = 0, streaming: str = "off", max_changes: int | None = None,
     ) -> None:  # fmt: skip
-        """``number`` tells several scenes of one server apart, which share a ``listener``."""
+        """``number`` tells several scenes of one server apart, which share a ``listener``.
+
+        Of few ``max_changes`` a run has many steps, of which the first are applied while the others land.
+        """
         self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
-        self.streaming = streaming
+        self.streaming, self.max_changes = streaming, max_changes
         self._open: psycopg.Connection[tuple[Any, ...]] | None = None
         self.random = random.Random(seed)
         self.network = Network("127.0.0.1", server.port)
@@ -341,6 +344,7 @@ class Scene:
                        **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
             "target": {"root": self.root},
             "quality": {"enabled": checked},
+            **({"batch": {"max_changes": self.max_changes}} if self.max_changes is not None else {}),
         }  # fmt: skip
         path = self.folder / ("checked.yml" if checked else "plain.yml")
         path.write_text(yaml.safe_dump(document))
@@ -353,10 +357,12 @@ class Scene:
 
 
 @contextmanager
-def new_scenes(seed: int, count: int, streaming: Sequence[str] = ("off",)) -> Iterator[list[Scene]]:
+def new_scenes(
+    seed: int, count: int, streaming: Sequence[str] = ("off",), max_changes: Sequence[int | None] = (None,)
+) -> Iterator[list[Scene]]:
     """A server of its own, and pipelines set up on databases of it; they share a session, a listener and their faults.
 
-    They have the options ``streaming`` in turn.
+    They have the options ``streaming`` and ``max_changes`` in turn.
     """
     with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
         server, listener = ending.enter_context(_server()), new_listener()
@@ -364,7 +370,7 @@ def new_scenes(seed: int, count: int, streaming: Sequence[str] = ("off",)) -> It
         for number in range(count):
             scene = Scene(
                 server, Path(name, str(number)), seed + number, listener=listener, number=number,
-                streaming=streaming[number % len(streaming)],
+                streaming=streaming[number % len(streaming)], max_changes=max_changes[number % len(max_changes)],
             )  # fmt: skip
             ending.callback(scene.close)
             if scenes:
@@ -375,12 +381,12 @@ def new_scenes(seed: int, count: int, streaming: Sequence[str] = ("off",)) -> It
 
 
 @contextmanager
-def new_scene(seed: int, *, connect: bool = False) -> Iterator[Scene]:
+def new_scene(seed: int, *, connect: bool = False, max_changes: int | None = None) -> Iterator[Scene]:
     """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on it."""
     with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
         folder = Path(name)
         remote = ending.enter_context(_spark_connect(folder)) if connect else None
-        scene = Scene(ending.enter_context(_server()), folder, seed, remote)
+        scene = Scene(ending.enter_context(_server()), folder, seed, remote, max_changes=max_changes)
         ending.callback(scene.close)
         scene.set_up()
         yield scene
