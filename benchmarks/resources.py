@@ -152,13 +152,15 @@ class _Sampler:
     def server_cpu_s(self, role: str, postmaster: int) -> float:
         """CPU seconds of a server's backends, those that have ended and those that lived when last looked at.
 
-        One that ends between the two would be in neither, or in both: then it's asked again.
+        One that ends between the two would be in neither, or in both: then it's asked again, unless some end all the time.
         """
-        while True:
+        total = 0.0
+        for _ in range(100):
             ended = _ended_cpu_s(postmaster)
             total = ended + self._backends_cpu_s(role)
             if _ended_cpu_s(postmaster) == ended:
-                return total
+                break
+        return total
 
     def _backends_cpu_s(self, role: str) -> float:
         total = 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     last = job.change_log(job.slot_identity()).last_batch()
     fed = read_fed(spark, job, landed_as_of, applied)
     if last is not None:
-        _feed(spark, job, fed, last, applied)
+        _feed(spark, job, fed, last, applied, Pace())
     return applied
 
 
@@ -115,12 +116,18 @@ def apply_meanwhile(
     ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
     """
     goes_on()
-    _feed(spark, job, read_settled(job), upto, applied, goes_on)
+    _feed(spark, job, read_settled(job), upto, applied, Pace(1, goes_on))
 
 
-def _feed(
-    spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many steps are applied at the most, and what raises when nobody waits for them any more."""
+
+    steps: int | None = None
+    goes_on: Callable[[], None] = lambda: None
+
+
+def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, pace: Pace) -> None:
     """Bring these targets up to a batch, step by step."""
     identity = job.slot_identity()
     change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
@@ -136,21 +143,32 @@ def _feed(
         late = [state for state in to_be_fed(states, applied) if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
-    with splitting(spark, job, change_log, waiting) as split, planning, locks:
+    with splitting(spark, job, change_log, waiting) as split, planning, locks, _telling(watch, applied):
         stretches = Stretches(change_log, sizes, split)
-        run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, goes_on)
+        run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on)
         for state in to_be_fed(states, applied):
             _look(run, state, held.versions[state.table_name], applied)
-        untold = fed.mended | _unreported(run, states, cut, applied)
-        ends = plan_steps(*measures(job, change_log, sizes))
+        untold = fed.mended | _unreported(run, [s for s in states if s.table_name in watermarks], cut, applied)
+        ends = plan_steps(*measures(job, change_log, sizes))[: pace.steps]
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
             behind = fed.is_all and all(watermark <= upto for watermark in watermarks.values())
+            # Told by a cut that is published, where there is to be one.
+            told = untold if behind or upto == (ends or [last])[-1] else {}
             # Those with the same batches before them one after the other: they read them together.
             in_turn = sorted(to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
-            done = [_apply_step(run, state, upto, watermarks, untold, applied) for state in in_turn]
+            done = [_apply_step(run, state, upto, watermarks, told, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
-    applied.foreign = sorted({*applied.foreign, *run.watch.told})
+        # Of those that are given up, too.
+        applied.retold += untold.values()
+
+
+@contextmanager
+def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        applied.foreign = sorted({*applied.foreign, *watch.told})
 
 
 def _apply_step(
@@ -184,7 +202,7 @@ def _unreported(
     """
     members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
     untold, told = {}, Told(run.job.ledger)
-    for state in to_be_fed(states, applied):
+    for state in states:
         with isolated(run.job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
             retold, beyond = read_unreported(run.job, run.held.identity, state, told, in_cut)

@@ -87,7 +87,7 @@ def read_settled(job: Job) -> Fed:
         source = _read_source(connection, job, (states, published), barred, 0)
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
     settled = [state for state in source.states if state.table_name in kept and _is_settled(job, state, source)]
-    is_all = len(settled) == len(states) and not due(standings, Due.BROKEN)
+    is_all = len(settled) == len(states) and not due(standings, Due.BROKEN, Due.COPY)
     return Fed(settled, source.present, is_all=is_all)
 
 

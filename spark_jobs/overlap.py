@@ -7,14 +7,15 @@ is applied, and landing goes on when applying fails.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from threading import Lock
+from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from spark_jobs.session import has_siblings, session_beside
+from spark_jobs.session import has_siblings, interrupt, session_beside
 from spark_jobs.steps import measures, whole_upto
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.job import Job
@@ -88,6 +89,26 @@ class Overlap:
                 return True
             return False
 
+    @contextmanager
+    def limited(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Have a step interrupted that takes longer than it may, which is the last one then."""
+
+        def end() -> None:
+            self._is_over = True
+            log.warning(
+                "a step that is applied while more lands took more than %g minutes: it is interrupted",
+                self._limit_s / 60,
+            )
+            interrupt()
+
+        timer = Timer(self._limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _goes_on(self) -> None:
         if self._is_over:
             raise LateWriter("nobody waits for this step any more: what is left is applied by the apply that follows")
@@ -106,30 +127,32 @@ class Overlap:
         try:
             at_work.result(self._limit_s)
         except TimeoutError:
-            self._is_over = True
             log.warning(
                 "what is applied while more lands takes more than %g minutes behind the landing: it is left, and the apply that "
                 "follows begins there",
                 self._limit_s / 60,
             )
+        finally:
+            self._is_over = True
 
 
 def applying(spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]) -> Overlap:
     """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of which ``tell`` is called after each."""
-    limit_s = 60.0 * job.pipeline.batch.apply_timeout_minutes
 
     def apply_upto(upto: int, goes_on: Callable[[], None]) -> None:
         # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
         from spark_jobs.apply import apply_meanwhile
 
         # Settings of commits are a session's: what is left at work here must not share those of what follows.
-        with private_files(), session_beside(spark, limit_s) as session:
+        with private_files(), session_beside(spark) as session, overlap.limited(partial(interrupt, session)):
             try:
                 apply_meanwhile(session, job, upto, applied, goes_on)
             finally:
                 tell()
 
-    return Overlap(partial(whole_step, job) if has_siblings(spark) else lambda _: None, apply_upto, limit_s)
+    whole = partial(whole_step, job) if has_siblings(spark) else lambda _: None
+    overlap = Overlap(whole, apply_upto, 60.0 * job.pipeline.batch.apply_timeout_minutes)
+    return overlap
 
 
 def whole_step(job: Job, landed: Sequence[Landed]) -> int | None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -187,21 +187,14 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         _close(sibling)
 
 
-@contextmanager
-def session_beside(spark: SparkSession, limit_s: float) -> Iterator[SparkSession]:
-    """One more session, for work beside this one's. What a server still does in it after so many seconds is interrupted there."""
-    with sibling_session(spark, _BESIDE) as beside:
-        timer = threading.Timer(limit_s, _interrupt, (beside,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield beside
-        finally:
-            timer.cancel()
+def session_beside(spark: SparkSession) -> AbstractContextManager[SparkSession]:
+    """One more session, for work beside this one's and its pool's."""
+    return sibling_session(spark, _BESIDE)
 
 
-def _interrupt(spark: SparkSession) -> None:
-    if is_connect(spark):  # a local JVM ends with its job
+def interrupt(spark: SparkSession) -> None:
+    """Have a server end what it does in a session; a local JVM ends with its job."""
+    if is_connect(spark):
         with suppress(Exception):  # the session has ended meanwhile
             spark.interruptAll()
 

@@ -146,10 +146,10 @@ def _with_freshness(job: Job, result: RunResult, name: str, rules: SourceRules, 
 
 
 def _landed_as_of(job: Job) -> int:
-    """All transactions below this one (xid8) had landed when the newest cut of the slot's life was made; 0: that isn't known."""
+    """All transactions below this one (xid8) are in the newest cut of the slot's life; 0: that isn't known."""
     made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
-    # Maintenance makes cuts too, and lands nothing.
-    runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None)
+    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied all has landed more than its cuts have.
+    runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
     told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
     return next((xid for xid in told if xid), 0)
 

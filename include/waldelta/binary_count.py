@@ -19,7 +19,7 @@ WORTH_IT = 100_000
 
 
 def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> bool:
-    """Whether all columns of the published tables are of types whose binary form comes from PostgreSQL itself, and is no longer than the text.
+    """Whether all columns of the published tables are of types whose binary form comes from PostgreSQL itself.
 
     Or have none at all: those are sent as text. What is made of other types (arrays, rows, ranges) may be made of such.
     """
