@@ -70,9 +70,7 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
             applied.warnings += check_drift(job, state, now_there, source.target(state), applied.drifted)
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
-    # Marked by this run, perhaps while more was landing: a cut without it would be one of fewer tables than the last.
-    is_all = all(found.state is None or found.state.run_id != job.run_id for found in due(standings, Due.COPY))
-    return Fed(source.states, source.present, mended, is_all)
+    return Fed(source.states, source.present, mended)
 
 
 def read_settled(job: Job) -> Fed:
