@@ -36,7 +36,7 @@ KILLS_BETWEEN_COMPARISONS = 4
 LANES = 4
 STREAMING = ("off", "on", "parallel", "off")  # of the lanes
 # Of the last one a run has many steps, of which the first are applied while the others land.
-SMALL = (None, None, None, 15)
+SMALL = (None, None, None, 60)
 _AT_FIRST_S = 10.0
 _BETWEEN_TRANSACTIONS_S = 0.25
 _ALTERED_AFTER = 100
