@@ -73,7 +73,10 @@ def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
     (before,) = read_rules(job, RunResult("maintain", "early"), ["public.t"]).values()
     assert (before.checks, ["t_v_check" in text for text in before.left_out]) == ((), [True])
     landed = RunResult("consume", "landed", landed_as_of=read_oldest_xid(database.connection))
-    for result in (landed, *(RunResult("maintain", f"night{n}") for n in range(30))):
+    landed.stages["apply"] = StageResult("succeeded", 0.0)
+    # Its cuts are of what it has applied meanwhile, and lack what it has landed since.
+    landing = RunResult("consume", "landing", landed_as_of=landed.landed_as_of + 1)
+    for result in (landed, landing, *(RunResult("maintain", f"night{n}") for n in range(30))):
         job.ledger.append(BatchCut(now(), result.run_id, 1, 0, None))
         result.record(job)
     (after,) = read_rules(job, RunResult("maintain", "now"), ["public.t"]).values()
