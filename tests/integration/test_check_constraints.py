@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.flow import consume
-from spark_jobs.result import RunFailed, RunResult
+from spark_jobs.result import RunFailed, RunResult, StageResult
 from spark_jobs.source_rules import read_rules
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
