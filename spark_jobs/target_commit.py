@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
@@ -144,12 +145,15 @@ def read_unreported(
     job: Job, identity: SlotIdentity, state: TableState, told: Told, in_cut: int | None = None
 ) -> tuple[TargetCut | None, TargetCut | None]:
     """What was committed to the target and told by no run: up to the version that the newest cut has, and beyond; None where nothing was."""
-    within = beyond = copied_at = None
+    within = beyond = None
+
+    @cache
+    def copied_at() -> datetime:
+        return min(row.at for row in job.table_rows(state.table_name) if row.generation == state.generation)
+
     for entry in _ours(_open(job, state), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
-        if copied_at is None:
-            copied_at = min(s.at for s in job.table_rows(state.table_name) if s.generation == state.generation)
         if run_id is None or told.has(run_id, state.table_name, version, committed_at, copied_at):
             break
         counts = entry["waldelta"].get("counts") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -24,8 +25,13 @@ class Told:
         self._since: datetime | None = None
         self._rows: list[tuple[datetime, _Versions]] = []
 
-    def has(self, run_id: str, table_name: str, version: int, committed_at: datetime, copied_at: datetime) -> bool:
-        """Whether a run tells of a version of a target, which ``run_id`` committed; its copy was begun at ``copied_at``, by the ledger."""
+    def has(
+        self, run_id: str, table_name: str, version: int, committed_at: datetime, copied_at: Callable[[], datetime]
+    ) -> bool:
+        """Whether a run tells of a version of a target, which ``run_id`` committed.
+
+        ``copied_at`` says when its copy was begun, by the ledger: asked only where its own run doesn't tell, which is seldom.
+        """
         own = self._of_run(run_id)
         if own is not None and own.get(table_name, -1) >= version:
             return True
@@ -33,7 +39,7 @@ class Told:
         if own is None and self._first is not None and committed_at < self._first:
             return True
         # An earlier row's may be of another table in the same place, whose versions had come further.
-        since = max(committed_at - _SKEW, copied_at)
+        since = max(committed_at - _SKEW, copied_at())
         return any(at >= since and told.get(table_name, -1) >= version for at, told in self._rows_since(since))
 
     def _of_run(self, run_id: str) -> _Versions | None:

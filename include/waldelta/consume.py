@@ -233,7 +233,8 @@ def _get_verified(
     consumed = None
     if sessions is not None and landed.changes >= WORTH_IT and not source.options.binary:
         consumed = _get_in_binary(sessions, source, move)
-        _check_alone(connection, move, may_have_moved=consumed is not None)
+        if consumed is None:
+            _check_alone(connection, move)
     if consumed is None:
         consumed = _counted(connection, "get", whole(source), Lsn(move.lsn))
     fault_point("consume.got")
@@ -256,9 +257,9 @@ def _get_verified(
     return consumed
 
 
-def _check_alone(connection: Connection, move: SlotMove, *, may_have_moved: bool = False) -> None:
+def _check_alone(connection: Connection, move: SlotMove) -> None:
     """Raises LateWriter when another run has moved the slot meanwhile: what is got behind it is nothing, which is no mismatch."""
-    if not may_have_moved and confirmed_lsn(connection, move.slot).value >= move.lsn:
+    if confirmed_lsn(connection, move.slot).value >= move.lsn:
         raise LateWriter(f"slot {move.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
 
 

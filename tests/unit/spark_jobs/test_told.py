@@ -55,14 +55,14 @@ def test_what_is_told(ledger, told, expected):
     """Of version 5 of a target, which run "a" committed."""
     for run_id, minutes, version in told:
         tell(ledger, run_id, minutes, version)
-    assert Told(ledger).has("a", "public.t", 5, at(0), at(-30)) == expected
+    assert Told(ledger).has("a", "public.t", 5, at(0), lambda: at(-30)) == expected
 
 
 def test_other_verbs_tell_nothing(ledger):
     """A sync's version is that of its copy."""
     tell(ledger, "z", -600)
     tell(ledger, "s", 10, 7, "sync")
-    assert not Told(ledger).has("a", "public.t", 5, at(0), at(-30))
+    assert not Told(ledger).has("a", "public.t", 5, at(0), lambda: at(-30))
 
 
 def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
@@ -74,6 +74,6 @@ def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
     monkeypatch.setattr(RunResult, "from_json", classmethod(lambda cls, text: parsed.append(text) or real(cls, text)))
     told = Told(ledger)
     for version in range(20):
-        assert not told.has("a", "public.t", 5 + version, at(0), at(-30))
-        assert not told.has("a", "public.u", 5 + version, at(1), at(-30))
+        assert not told.has("a", "public.t", 5 + version, at(0), lambda: at(-30))
+        assert not told.has("a", "public.u", 5 + version, at(1), lambda: at(-30))
     assert len(parsed) == 5
