@@ -410,8 +410,8 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
 
 
 @contextmanager
-def counted(monkeypatch):
-    """From one change on it is worth it; yields by which options the slot is consumed."""
+def counted(monkeypatch, worth_it=1):
+    """From so few changes on it is worth it; yields by which options the slot is consumed."""
     asked, real = [], consume_module.call
 
     def call(verb, source, *rest):
@@ -420,7 +420,7 @@ def counted(monkeypatch):
         return real(verb, source, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(consume_module, "WORTH_IT", 1)
+        patched.setattr(consume_module, "WORTH_IT", worth_it)
         patched.setattr(consume_module, "call", call)
         yield asked
 
@@ -479,8 +479,7 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, datab
         (slot,)
     ]
     database.execute("insert into t values (101)")
-    with counted(monkeypatch) as asked:
-        monkeypatch.setattr(consume_module, "WORTH_IT", 2)
+    with counted(monkeypatch, worth_it=2) as asked:
         assert drain(spark, job).changes == 1
     assert asked == ["text"]
 
