@@ -97,10 +97,10 @@ class MergedRows:
         shape = self.written.shape
         if not self.written.metadata or not shape.toastable or not self._updated.any():
             return True
-        rows = self.net.take(pa.array(self.of_row[self._updated]))
-        keeps = np.zeros(len(rows), np.bool_)
+        of_row = self.of_row[self._updated]
+        keeps = np.zeros(len(of_row), np.bool_)
         for flag in shape.flags:
-            keeps |= np.asarray(rows[flag])
+            keeps |= np.asarray(self.net[flag])[of_row]
         return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
 
     @property

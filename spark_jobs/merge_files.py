@@ -27,7 +27,7 @@ from spark_jobs.file_bounds import may_hold
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_by
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
-from spark_jobs.net_files import NetFiles, batches, gathered, packed, unpacked
+from spark_jobs.net_files import NetFiles, at_places, batches, gathered, packed, unpacked
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
@@ -230,7 +230,7 @@ def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.T
             begin += len(held)
             chosen = np.unique(of_part[of_part >= 0])
             place = np.where(of_part >= 0, np.searchsorted(chosen, of_part), -1)
-            merged = MergedRows(held, changes.take(pa.array(chosen)), place, np.zeros(0, np.int64), target.written)
+            merged = MergedRows(held, at_places(changes, chosen), place, np.zeros(0, np.int64), target.written)
             if not merged.is_possible:
                 return _told(is_possible=False)
             new.write(merged.rows())

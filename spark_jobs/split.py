@@ -147,6 +147,7 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows by relation, a row group at a time: one relation's, or those of several that have few."""
+    rows = rows.combine_chunks()  # once: to take some rows of many pieces is to do it each time
     relation_id = rows["relation_id"].to_numpy()
     order = np.argsort(relation_id, kind="stable")
     most = max(1, min(GROUP_ROWS, GROUP_BYTES * len(rows) // max(rows.nbytes, 1)))
