@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from tests.soak.driver import Driver, grow_old, merge_either_way, said
 from tests.soak.results import MATRIX, RESULTS, code, matrix, write
-from tests.soak.scene import Scene, new_scenes, wait_until
+from tests.soak.scene import IN_STEPS, Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from tests.soak.within import Within
 from waldelta.fault import SOCKET
@@ -148,7 +148,8 @@ class Matrix:
     def _prepare(self, scene: Scene, step: Step) -> int:
         """Write to the source; returns how often the step is passed before the fault: later targets and chunks count too."""
         is_between = step.point.startswith("apply.") and "cut" not in step.point
-        after = scene.random.randint(0, 1) if is_between else 0
+        is_behind_one = step.file == IN_STEPS and step.point.startswith(("land.", "consume."))
+        after = scene.random.randint(0, 1) if is_between else int(is_behind_one)
         scene.focus(2 if after else self._tables(scene))
         scene.listener.disarm()
         step.prepare(scene)
@@ -193,7 +194,7 @@ class Matrix:
             scene.listener.arm(step.point, watches[-1].begin if step.within else stay, after)
             scene.runs += 1
             runs.append(f"{scene.name}_{scene.runs}")
-            driver.begin(step.verb, scene.files[step.checked], runs[-1], _volley_details(scene, step))
+            driver.begin(step.verb, scene.files[step.file], runs[-1], _volley_details(scene, step))
             wait_until(lambda there=there, run=runs[-1]: there.is_set() or driver.ended(run))
             reached.append(there.is_set())
         FAULTS[fault].fault(lanes[0], driver.process.pid)
@@ -273,23 +274,23 @@ class Matrix:
         # A first copy that failed is tried again by Airflow: a later run takes up only what had begun.
         if step.group == "first" and has_failed:
             verbs = ["sync", *verbs]
-        ends = [(verb, self._next_run(scene, verb, checked=step.checked)) for verb in verbs]
+        ends = [(verb, self._next_run(scene, verb, step.file)) for verb in verbs]
         return [f"next {verb}: {ended}" for verb, ended in ends if ended != "succeeded"]
 
-    def _next_run(self, scene: Scene, verb: str, *, checked: bool) -> str | None:
+    def _next_run(self, scene: Scene, verb: str, file: str) -> str | None:
         if self._next is None:
-            return self._here(scene, Step("", verb, checked=checked))
+            return self._here(scene, Step("", verb, file=file))
         scene.runs += 1
         run = f"{scene.name}_{scene.runs}"
         self._next.wait_until_ready()
-        self._next.begin(verb, scene.files[checked], run, scene.details.get(verb, {}))
+        self._next.begin(verb, scene.files[file], run, scene.details.get(verb, {}))
         wait_until(lambda: self._next is None or self._next.ended(run))
         return self._next.ended(run)
 
     def _here(self, scene: Scene, step: Step, spark: SparkSession | None = None) -> str:
         try:
             names = {"tables": ["public.w1", "public.copies"]} if step.verb == "sync" else {}
-            scene.run(step.verb, spark, checked=step.checked, **names)
+            scene.run(step.verb, spark, file=step.file, **names)
         except Exception as err:  # of any kind: it is what the fault is for
             return said(err)
         return "succeeded"

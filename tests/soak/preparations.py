@@ -10,7 +10,7 @@ import pyarrow as pa
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
 from tests.random_workload import BIG
-from tests.soak.scene import COPIES, KEYED, Scene
+from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
 from tests.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.lake import target_uri, write_parquet
 from waldelta.ledger_rows import now
@@ -20,6 +20,12 @@ from waldelta.leftovers import staging_folder
 def changes(scene: Scene) -> None:
     """Random transactions."""
     scene.write()
+
+
+def many_changes(scene: Scene) -> None:
+    """Random transactions of several steps, of all tables."""
+    scene.focus()
+    scene.write(20)
 
 
 def columns(scene: Scene) -> None:
@@ -101,7 +107,7 @@ def quarantined(scene: Scene) -> None:
     scene.connection.execute(f"alter table {KEYED[0]} rename column big to hidden".encode())
     scene.run("consume", stage="apply")
     scene.connection.execute(f"alter table {KEYED[0]} rename column hidden to big".encode())
-    if not Pipeline.load(scene.files[False]).quarantined():
+    if not Pipeline.load(scene.files[PLAIN]).quarantined():
         raise AssertionError("no row is in quarantine")
 
 
@@ -135,7 +141,7 @@ def with_vectors(scene: Scene) -> None:
 def failed_over(scene: Scene) -> None:
     """A standby that kept the slot has become the primary; some changes the lake has, and some it hasn't."""
     scene.write(4)
-    primary, pipeline = scene.server, Pipeline.load(scene.files[False])
+    primary, pipeline = scene.server, Pipeline.load(scene.files[PLAIN])
     settings = {"fsync": "off", "shared_buffers": "32MB"}
     standby = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), primary.version, settings)
     scene.at_end(standby.delete)

@@ -26,7 +26,7 @@ from spark_jobs.result import RunFailed
 from tests.random_workload import KINDS
 from tests.soak.driver import Driver, said
 from tests.soak.results import RESULTS, code, kills_file, write
-from tests.soak.scene import Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
+from tests.soak.scene import PLAIN, STEP_CHANGES, Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
 from waldelta.errors import WaldeltaError
 from waldelta.ledger_rows import now
 
@@ -36,7 +36,7 @@ KILLS_BETWEEN_COMPARISONS = 4
 LANES = 4
 STREAMING = ("off", "on", "parallel", "off")  # of the lanes
 # Of the last one a run has many steps, of which the first are applied while the others land.
-SMALL = (None, None, None, 60)
+SMALL = (None, None, None, STEP_CHANGES)
 _AT_FIRST_S = 10.0
 _BETWEEN_TRANSACTIONS_S = 0.25
 _ALTERED_AFTER = 100
@@ -95,7 +95,7 @@ def kill_all(scenes: Sequence[Scene], driver: Driver, how: str, longest_s: float
     for scene in scenes:
         scene.runs += 1
         runs.append(f"{scene.name}_{scene.runs}")
-        driver.begin("consume", scene.files[False], runs[-1], {})
+        driver.begin("consume", scene.files[PLAIN], runs[-1], {})
     _wait(scenes[0].random.uniform(0, longest_s), lambda: all(driver.ended(run) for run in runs))
     alive = sum(driver.ended(run) is None for run in runs)
     KILLS[how](scenes[0], driver.process.pid)

@@ -38,6 +38,9 @@ COPIES = "copies"
 MESSAGE_PREFIX = "soak"
 FILTERS = ("part < 4", "part < 3")
 TIMEOUT_S = 240.0
+# Pipeline files: as they are, with checks, and with so few changes in a step that most runs have several.
+PLAIN, CHECKED, IN_STEPS = "plain", "checked", "in_steps"
+STEP_CHANGES = 60
 _FIRST_FRESH = 100_000  # beyond the keys of random rows
 MOST_COLUMNS = 6
 KEEPS_SLOTS = 17  # on standbys, from this version of PostgreSQL on
@@ -61,7 +64,7 @@ class Scene:
         Of few ``max_changes`` a run has many steps, of which the first are applied while the others land.
         """
         self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
-        self.streaming, self.max_changes = streaming, max_changes
+        self.streaming = streaming
         self._open: psycopg.Connection[tuple[Any, ...]] | None = None
         self.random = random.Random(seed)
         self.network = Network("127.0.0.1", server.port)
@@ -86,7 +89,11 @@ class Scene:
         uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
         self.environment = {f"AIRFLOW_CONN_{self.name.upper()}": uri} | self.listener.environment | quick(folder)
         self.root = (folder / "lake").as_uri()
-        self.files = {checked: self._write_pipeline(checked=checked) for checked in (False, True)}
+        self.files = {
+            PLAIN: self._write_pipeline(PLAIN, max_changes=max_changes),
+            CHECKED: self._write_pipeline(CHECKED, checked=True, max_changes=max_changes),
+            IN_STEPS: self._write_pipeline(IN_STEPS, max_changes=STEP_CHANGES),
+        }
         self._spark: Any = None
         os.environ.update(self.environment)
 
@@ -109,7 +116,7 @@ class Scene:
     def set_up(self) -> None:
         """Publication, slot, rows, and a first copy of them."""
         self.write(30)
-        Pipeline.load(self.files[False]).setup()
+        Pipeline.load(self.files[PLAIN]).setup()
         self.run("sync")
 
     def at_end(self, callback: Callable[[], Any]) -> None:
@@ -223,26 +230,26 @@ class Scene:
         """Whether enough columns have been added to the tables that are written to."""
         return any(len(table.columns) > MOST_COLUMNS for table in self.workload.chosen)
 
-    def run(self, verb: str, spark: Any = None, *, checked: bool = False, **details: Any) -> float:
+    def run(self, verb: str, spark: Any = None, *, file: str = PLAIN, **details: Any) -> float:
         """A verb in this process, or through the Connect server by one of its own; raises what it ended with, else its seconds."""
         self.runs += 1
         if self.remote is not None:
-            process = self.start(verb, checked=checked)
+            process = self.start(verb, file=file)
             self.release(process)
             began = time.monotonic()
             if process.wait(TIMEOUT_S):
                 raise WaldeltaError(f"{verb} failed: {self.log.read_text().splitlines()[-1]}")
             return time.monotonic() - began
-        began, pipeline = time.monotonic(), Pipeline.load(self.files[checked])
+        began, pipeline = time.monotonic(), Pipeline.load(self.files[file])
         getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **self.details.get(verb, {}) | details)
         return time.monotonic() - began
 
-    def start(self, verb: str, *arguments: str, checked: bool = False, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, verb: str, *arguments: str, file: str = PLAIN, **environment: str) -> subprocess.Popen[bytes]:
         """The verb as a process of its own, with a JVM of its own, held where its work begins (`release`)."""
         log = self.log.open("ab")
         if self.remote is not None:
             environment["SPARK_REMOTE"] = self.remote
-        command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[checked]), *arguments]
+        command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[file]), *arguments]
         process = subprocess.Popen(
             command, env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2,4]"} | environment,
             stdout=log, stderr=log, start_new_session=True,
@@ -296,7 +303,7 @@ class Scene:
 
     def stale_cut(self) -> list[str]:
         """Whether the cut that readers take as the newest is an older one."""
-        cuts = Pipeline.load(self.files[False]).job().ledger.batches()
+        cuts = Pipeline.load(self.files[PLAIN]).job().ledger.batches()
         newest = max(cut.batch for cut in cuts)
         return [f"the newest cut is of batch {cuts[-1].batch}, not {newest}"] * (cuts[-1].batch < newest)
 
@@ -334,7 +341,7 @@ class Scene:
         statement = self.random.choice(inserts if at_least_one_row else inserts + others)
         self.connection.execute(statement.encode(), {"t": text})
 
-    def _write_pipeline(self, *, checked: bool) -> Path:
+    def _write_pipeline(self, name: str, *, checked: bool = False, max_changes: int | None = None) -> Path:
         tables: list[dict[str, str]] = [{"name": f"public.{name}"} for name in [*KEYED, COPIES]]
         tables[0]["where"] = FILTERS[0]
         document = {
@@ -344,9 +351,9 @@ class Scene:
                        **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
             "target": {"root": self.root},
             "quality": {"enabled": checked},
-            **({"batch": {"max_changes": self.max_changes}} if self.max_changes is not None else {}),
+            **({"batch": {"max_changes": max_changes}} if max_changes is not None else {}),
         }  # fmt: skip
-        path = self.folder / ("checked.yml" if checked else "plain.yml")
+        path = self.folder / f"{name}.yml"
         path.write_text(yaml.safe_dump(document))
         return path
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.soak import preparations as prepared
-from tests.soak.scene import Fault, Scene, family, kill_driver, kill_jvm, kill_process
+from tests.soak.scene import CHECKED, IN_STEPS, PLAIN, Fault, Scene, family, kill_driver, kill_jvm, kill_process
 
 Prepare = Callable[[Scene], None]
 _FILE_BYTES = 1500  # a disk that is full in the middle of a file
@@ -17,7 +17,7 @@ _FILE_BYTES = 1500  # a disk that is full in the middle of a file
 
 @dataclass(frozen=True)
 class Step:
-    """A moment of a run: its fault point, the verb that passes it, and what is written to the source before.
+    """A moment of a run: its fault point, the verb that passes it, what is written to the source before, and the pipeline file.
 
     ``within``: not the point itself, but what the server does next, a statement of which this is a part.
     """
@@ -26,7 +26,7 @@ class Step:
     verb: str = "consume"
     prepare: Prepare = prepared.changes
     group: str = ""
-    checked: bool = False
+    file: str = PLAIN
     within: str = ""
 
     @property
@@ -52,6 +52,11 @@ STEPS: tuple[Step, ...] = (
     *(Step(point) for point in (
         "apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cutting", "apply.cut",
     )),
+    # One step is applied while the next ones land.
+    *(Step(point, prepare=prepared.many_changes, group="overlapped", file=IN_STEPS) for point in (
+        "land.reading", "land.committed", "consume.intended", "consume.got", "consume.moved",
+        "apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cutting", "apply.cut",
+    )),
     Step("reread.told", prepare=prepared.incomplete),
     Step("foreign.recorded", prepare=prepared.written_by_others),
     *(Step(point, prepare=prepared.columns) for point in (
@@ -59,7 +64,7 @@ STEPS: tuple[Step, ...] = (
     )),
     *(Step(point, prepare=prepared.rewritten, group="recopy") for point in ("recopy.marked", *_SYNC)),
     *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),
-    *(Step(point, checked=True) for point in ("check.begun", "check.reported", "check.ended")),
+    *(Step(point, file=CHECKED) for point in ("check.begun", "check.reported", "check.ended")),
     Step("run.ended"),
     *(Step(point, "replay", prepared.damaged) for point in ("replay.merging", "replay.merged")),
     *(Step(point, "retry_quarantined", prepared.quarantined, "quarantine") for point in _REPAIR[1:]),
