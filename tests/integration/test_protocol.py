@@ -14,7 +14,7 @@ from spark_jobs.drain import drain
 from spark_jobs.maintain import run_maintain
 from spark_jobs.messages import write_messages
 from spark_jobs.sync import sync
-from tests.integration.test_drain import land_only
+from tests.landing import land_only
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError

@@ -1,0 +1,38 @@
+"""What has landed, without the rest of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_jobs.land import land
+from waldelta.change_log import ChangeLog
+from waldelta.peek import LANDING_SCHEMA, PeekBound
+from waldelta.server import read_position
+
+
+def land_only(spark, job, batch):
+    """Land everything as a run does that dies before it consumes."""
+    change_log = job.change_log(job.slot_identity())
+    with job.connect("test") as connection:
+        server = read_position(connection)
+    change_log.create(LANDING_SCHEMA)
+    bound = PeekBound(server.flush_lsn, 1_000_000, 60, server.next_xid8)
+    land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
+    return change_log
+
+
+def landed_end(job, batch):
+    return job.change_log(job.slot_identity()).landed_end(batch)
+
+
+def wrongly_counted(monkeypatch, only: int | None = None):
+    """What has landed, or one batch of it, as if one insert more had."""
+    real = ChangeLog.landed
+
+    def landed(change_log, batch):
+        found = real(change_log, batch)
+        if only not in (None, batch):
+            return found
+        return replace(found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1))
+
+    monkeypatch.setattr(ChangeLog, "landed", landed)
