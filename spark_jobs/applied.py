@@ -24,6 +24,7 @@ class Applied:
     ``retold`` is what a published cut has, but no run's result: an earlier run was killed in between, or this one applied it while more
     was landing. ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
     targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
+    ``reached`` is the batch that each copy, by name and generation, was brought up to: one that had nothing for it leaves no commit.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Applied:
     removed: list[str] = field(default_factory=list)
     unpublished: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    reached: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:

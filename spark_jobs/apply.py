@@ -109,14 +109,14 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
 
 def apply_meanwhile(
     spark: SparkSession, job: Job, upto: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
-) -> None:
-    """Bring targets up to a landed batch while more is landing, but for those of which something has to be told or marked first.
+) -> int:
+    """Bring targets a step nearer to a landed batch while more is landing, but for those of which something has to be told or marked first.
 
-    What that does is told by the apply behind the landing, as what a killed run has committed: if there is none, by the next run's.
+    Returns the batch they have come to: before ``upto`` where some are farther behind. What that does is told by the apply behind the landing, as what a killed run has committed: if there is none, by the next run's.
     ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
     """
     goes_on()
-    _feed(spark, job, read_settled(job), upto, applied, Pace(1, goes_on))
+    return _feed(spark, job, read_settled(job), upto, applied, Pace(1, goes_on))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +126,32 @@ class Pace:
     steps: int | None = None
     goes_on: Callable[[], None] = lambda: None
 
+    @property
+    def is_meanwhile(self) -> bool:
+        """Whether more is landing, so that some steps are all there are."""
+        return self.steps is not None
 
-def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, pace: Pace) -> None:
-    """Bring these targets up to a batch, step by step."""
+
+def _is_behind_copies(
+    change_log: ChangeLog, ends: Sequence[int], states: Sequence[TableState], applied: Applied
+) -> bool:
+    """Whether no target of a step holds more than the step, and a cut can be made there: one that was copied later does, until its copy's
+    position has landed.
+    """
+    if not ends or not applied.is_complete:
+        return False
+    end = change_log.landed_end(ends[-1])
+    return all(state.snapshot_lsn <= end for state in states)
+
+
+def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, pace: Pace) -> int:
+    """Bring these targets up to a batch, step by step; returns the one that they have come to."""
     identity = job.slot_identity()
     change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
     held = Watermarks(job, identity)
     watermarks = _watermarks(job, held, states, applied)
-    sizes = change_log.sizes(min(watermarks.values(), default=last), last)
+    fed_from = [watermarks[state.table_name] for state in to_be_fed(states, applied)]
+    sizes = change_log.sizes(min(fed_from, default=last), last)
     watch = Watch(job, cut)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
@@ -148,10 +166,13 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
         run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on)
         for state in to_be_fed(states, applied):
             _look(run, state, held.versions[state.table_name], applied)
-        untold = fed.mended | _unreported(run, [s for s in states if s.table_name in watermarks], cut, applied)
-        ends = plan_steps(*measures(job, change_log, sizes))[: pace.steps]
+        ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
+        is_all = fed.is_all and (not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied))
+        untold = dict(fed.mended)
+        if is_all or not pace.is_meanwhile:
+            untold |= _unreported(run, [s for s in states if s.table_name in watermarks], cut, applied)
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
-            behind = fed.is_all and all(watermark <= upto for watermark in watermarks.values())
+            behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Told by a cut that is published, where there is to be one.
             told = untold if behind or upto == (ends or [last])[-1] else {}
             # Those with the same batches before them one after the other: they read them together.
@@ -160,7 +181,8 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
             applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
         # Of those that are given up, too.
-        applied.retold += untold.values()
+        applied.retold += [*untold.values(), *_left_untold(run, fed.left)]
+    return (ends or [last])[-1]
 
 
 @contextmanager
@@ -181,7 +203,7 @@ def _apply_step(
         cut = _apply_locked(run, state, (watermarks[name], upto))
         if (before := untold.pop(name, None)) is not None:
             cut = add_cuts(before, cut)
-        watermarks[name] = max(watermarks[name], upto)
+        applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
         # What was committed beside the run, before the cut says up to where all is told.
         _look(run, state, cut.version, applied)
         return cut
@@ -201,7 +223,7 @@ def _unreported(
     Of that the newest cut has its part already; the rest is returned, for the next one.
     """
     members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
-    untold, told = {}, Told(run.job.ledger)
+    untold, told = {}, Told(run.job.ledger, run.job.run_id)
     for state in states:
         with isolated(run.job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
@@ -212,12 +234,26 @@ def _unreported(
     return untold
 
 
+def _left_untold(run: _Run, states: Sequence[TableState]) -> list[TargetCut]:
+    """What nobody has told of targets that have left: nobody asks for it later. They get nothing any more, so that it is no failure of the run's."""
+    found, told = [], Told(run.job.ledger, run.job.run_id)
+    for state in states:
+        try:
+            _, untold = read_unreported(run.job, run.held.identity, state, told)
+        except Exception as err:
+            log.warning("table=%s what was applied to it before it left can't be told: %s", state.table_name, err)
+        else:
+            found += [untold] if untold is not None else []
+    return found
+
+
 def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied) -> dict[str, int]:
     """The last batch of each target; those that can't be fed go into the failures."""
     watermarks: dict[str, int] = {}
     for state in states:
         with isolated(job, state, applied):
-            watermarks[state.table_name] = held.of(state)
+            reached = applied.reached.get((state.table_name, state.generation), 0)
+            watermarks[state.table_name] = max(held.of(state), reached)
     return watermarks
 
 

@@ -26,9 +26,6 @@ from waldelta.watermark import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
 
-# In so many of the last applied batches a TRUNCATE is looked for: more runs than a transaction is open for, usually.
-_APPLIED_BATCHES = 100
-
 
 def read_published_now(
     connection: psycopg.Connection[Any],
@@ -94,12 +91,13 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     snapshot = Snapshot.parse(state.snapshot)
     if last > after and last_truncates(change_log.stream(after, last), state, snapshot):
         return True
-    recorded, first = state.storage.as_of if state.storage is not None else 0, job.first_batch()
-    begin = max(first, after - _APPLIED_BATCHES)
-    return bool(
-        recorded
-        and after > begin
-        and last_truncates(change_log.stream(begin, after), state, snapshot, since_xid=recorded)
+    recorded = state.storage.as_of if state.storage is not None else 0
+    if not recorded:
+        return False
+    begin = change_log.held_by(Snapshot(recorded, recorded), job.first_batch())
+    found = change_log.first_truncate(begin, after)
+    return found is not None and bool(
+        last_truncates(change_log.stream(found - 1, after), state, snapshot, since_xid=recorded)
     )
 
 

@@ -23,7 +23,7 @@ from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
-from waldelta.standing import Due, Standing, due, read_published, read_standings, record_removed
+from waldelta.standing import SYNCED, Due, Standing, due, read_published, read_standings, record_removed
 from waldelta.standing import states as due_states
 from waldelta.targets import Feed, Target
 from waldelta.unpublished import unpublished
@@ -39,13 +39,14 @@ LOCK_TIMEOUT_S = 10.0
 class Fed:
     """The targets to be fed, with the tables that feed them as they are now.
 
-    ``mended`` is what killed repairs have committed, which is told with what else nobody has told. Unless they are all that
-    should be fed (``is_all``), they make no cut.
+    ``mended`` is what killed repairs have committed, which is told with what else nobody has told, as is what was committed to
+    those that have ``left`` since. Unless they are all that should be fed (``is_all``), they make no cut.
     """
 
     states: Sequence[TableState]
     present: Mapping[str, PresentTable]
     mended: dict[str, TargetCut] = field(default_factory=dict)
+    left: Sequence[TableState] = ()
     is_all: bool = True
 
 
@@ -61,6 +62,7 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, (states, applied.published), barred, landed_as_of)
+    left = [state for state in due_states(standings, Due.REMOVED) if state.status == SYNCED]
     applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in source.states:
@@ -70,7 +72,7 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
             applied.warnings += check_drift(job, state, now_there, source.target(state), applied.drifted)
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
-    return Fed(source.states, source.present, mended)
+    return Fed(source.states, source.present, mended, left)
 
 
 def read_settled(job: Job) -> Fed:

@@ -72,7 +72,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     meanwhile = Applied()
     with applying(spark, job, meanwhile, partial(_tell_looked, result, meanwhile)) as overlap:
         _land(spark, job, result, stage, overlap.landed)
-    if steps := sum(bool(cut.targets) for cut in meanwhile.steps):
+    if steps := sum(any(one.changed for one in cut.targets) for cut in meanwhile.steps):
         stage.detail += f"; {_counted(steps, 'step')} applied meanwhile"
 
 

@@ -7,16 +7,18 @@ is applied, and landing goes on when applying fails.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from spark_jobs.session import has_siblings, interrupt, session_beside
 from spark_jobs.steps import measures, whole_upto
+from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.job import Job
 from waldelta.private import private_files
@@ -33,18 +35,23 @@ log = logging.getLogger(__name__)
 class Overlap:
     """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at a time.
 
-    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it. Leaving waits for the step under way, at
-    most ``limit_s`` seconds, unless the run is being ended; what landed last is left to be applied. A step that fails, or takes longer, is
-    told in the log, and none follows it: whoever applies what is left meets it anew.
+    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it; it returns the batch that it has come
+    to, and is asked again where that is an earlier one. A step may take ``limit_s`` seconds, and
+    ``grace_s`` more to end once it was interrupted. Leaving waits for the one under way, unless the run is being ended; what landed last is
+    left to be applied. A step that fails, or takes longer, is told in the log, and none follows it: whoever applies what is left meets it
+    anew.
     """
 
     def __init__(
         self,
         whole: Callable[[Sequence[Landed]], int | None],
-        apply_upto: Callable[[int, Callable[[], None]], object],
+        apply_upto: Callable[[int, Callable[[], None]], int],
         limit_s: float,
+        grace_s: float = 30.0,
     ) -> None:
-        self._whole, self._apply_upto, self._limit_s = whole, apply_upto, limit_s
+        self._whole, self._apply_upto = whole, apply_upto
+        self._limit_s, self._grace_s = limit_s, grace_s
+        self._deadline: float | None = None
         self._executor = ThreadPoolExecutor(1, "applying")
         self._lock = Lock()
         self._waiting: list[Landed] = []
@@ -67,9 +74,9 @@ class Overlap:
                 waiting = self._still_waiting()
                 upto = self._whole(waiting) if waiting else None
                 if upto is not None:
-                    self._apply_upto(upto, self._goes_on)
+                    reached = self._apply_upto(upto, self._goes_on)
                     with self._lock:
-                        self._waiting = [batch for batch in self._waiting if batch.batch > upto]
+                        self._waiting = [batch for batch in self._waiting if batch.batch > reached]
                 elif self._rests(waiting):
                     return
         except Exception as err:
@@ -101,6 +108,7 @@ class Overlap:
             )
             interrupt()
 
+        self._deadline = time.monotonic() + self._limit_s
         timer = Timer(self._limit_s, end)
         timer.daemon = True
         timer.start()
@@ -125,37 +133,60 @@ class Overlap:
         if at_work is None or is_ended:
             return
         try:
-            at_work.result(self._limit_s)
+            at_work.result(self._patience_s())
         except TimeoutError:
             log.warning(
-                "what is applied while more lands takes more than %g minutes behind the landing: it is left, and the apply that "
-                "follows begins there",
-                self._limit_s / 60,
+                "what is applied while more lands doesn't end: it is left, and the apply that follows begins there, but for a target "
+                "that it still holds the lock of"
             )
         finally:
             self._is_over = True
+
+    def _patience_s(self) -> float:
+        """How long the step under way is still waited for."""
+        if self._deadline is None:
+            return self._limit_s
+        return max(0.0, self._deadline - time.monotonic()) + self._grace_s
 
 
 def applying(spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]) -> Overlap:
     """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of which ``tell`` is called after each."""
 
-    def apply_upto(upto: int, goes_on: Callable[[], None]) -> None:
+    def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
         # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
         from spark_jobs.apply import apply_meanwhile
 
         # Settings of commits are a session's: what is left at work here must not share those of what follows.
         with private_files(), session_beside(spark) as session, overlap.limited(partial(interrupt, session)):
             try:
-                apply_meanwhile(session, job, upto, applied, goes_on)
+                return apply_meanwhile(session, job, upto, applied, goes_on)
             finally:
                 tell()
 
-    whole = partial(whole_step, job) if has_siblings(spark) else lambda _: None
-    overlap = Overlap(whole, apply_upto, 60.0 * job.pipeline.batch.apply_timeout_minutes)
+    overlap = Overlap(
+        WholeSteps(job) if has_siblings(spark) else lambda _: None,
+        apply_upto,
+        60.0 * job.pipeline.batch.apply_timeout_minutes,
+    )
     return overlap
 
 
-def whole_step(job: Job, landed: Sequence[Landed]) -> int | None:
-    """The batch with which the first step of these ends, once another batch like the last wouldn't fit into it."""
-    change_log = job.change_log(job.slot_identity())
-    return whole_upto(*measures(job, change_log, {batch.batch: batch.rows for batch in landed}))
+class WholeSteps:
+    """Says with which batch the first step of some ends, once another batch like the last wouldn't fit into it; reads each batch's size once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._bytes: dict[int, int] = {}
+
+    def __call__(self, landed: Sequence[Landed]) -> int | None:
+        """Of batches that have landed, in their order."""
+        return whole_upto(*measures(self._job, {batch.batch: batch.rows for batch in landed}, self._bytes_of))
+
+    def _bytes_of(self, after: int, upto: int) -> Mapping[int, int]:
+        self._bytes = {batch: size for batch, size in self._bytes.items() if batch > after}
+        self._bytes |= self._change_log.bytes_of_batches(max(self._bytes, default=after), upto)
+        return self._bytes
+
+    @cached_property
+    def _change_log(self) -> ChangeLog:
+        return self._job.change_log(self._job.slot_identity())

@@ -193,10 +193,9 @@ def session_beside(spark: SparkSession) -> AbstractContextManager[SparkSession]:
 
 
 def interrupt(spark: SparkSession) -> None:
-    """Have a server end what it does in a session; a local JVM ends with its job."""
-    if is_connect(spark):
-        with suppress(Exception):  # the session has ended meanwhile
-            spark.interruptAll()
+    """End what is under way in a session; what others of the same server or JVM do goes on."""
+    with suppress(Exception):  # the session has ended meanwhile
+        spark.interruptAll()
 
 
 def has_siblings(spark: SparkSession) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from waldelta.change_log import ChangeLog
 from waldelta.job import Job
 
 log = logging.getLogger(__name__)
@@ -17,14 +16,17 @@ BATCHES_PER_STEP = 2
 Measure = tuple[Mapping[int, int], int]
 
 
-def measures(job: Job, change_log: ChangeLog, sizes: Mapping[int, int]) -> tuple[Measure, Measure]:
+def measures(
+    job: Job, sizes: Mapping[int, int], bytes_of: Callable[[int, int], Mapping[int, int]]
+) -> tuple[Measure, Measure]:
     """What steps of these batches are planned by, of which each has so many messages: messages and bytes.
 
-    A step holds about as much as so many full batches: its changes are collapsed in memory.
+    A step holds about as much as so many full batches: its changes are collapsed in memory. ``bytes_of`` gives the bytes of the
+    batches behind one, up to another.
     """
     batch = job.pipeline.batch
     # One batch is one step, whatever its bytes are.
-    weights = change_log.bytes_of_batches(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
+    weights = bytes_of(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
     return (sizes, BATCHES_PER_STEP * batch.max_changes), (weights, (BATCHES_PER_STEP * batch.wal_window_mb) << 20)
 
 

@@ -19,8 +19,9 @@ _Versions = dict[str, int]
 class Told:
     """What runs tell of targets; each result is read once, and none that was told before the commits in question."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, run_id: str) -> None:
+        """``run_id`` is the run that asks, of which no result needn't mean that it was forgotten."""
+        self._ledger, self._asking = ledger, run_id
         self._of_runs: dict[str, _Versions | None] = {}
         self._since: datetime | None = None
         self._rows: list[tuple[datetime, _Versions]] = []
@@ -36,7 +37,8 @@ class Told:
         if own is not None and own.get(table_name, -1) >= version:
             return True
         # Maintenance forgets old runs; what is older than all that are left was told long ago.
-        if own is None and self._first is not None and committed_at < self._first:
+        is_forgotten = own is None and run_id != self._asking
+        if is_forgotten and self._first is not None and committed_at < self._first:
             return True
         # An earlier row's may be of another table in the same place, whose versions had come further.
         since = max(committed_at - _SKEW, copied_at())

@@ -198,6 +198,12 @@ class ChangeLog(RowMessages):
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
         return Stream(timeline, segments)
 
+    def first_truncate(self, after_batch: int, upto_batch: int) -> int | None:
+        """The first batch of a range that has a TRUNCATE, of whatever table; None when none has."""
+        chosen = of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
+        found = [pc.min(part["batch"]).as_py() for part in self.scan(chosen, ["batch"]) if len(part)]
+        return min(found, default=None)
+
     def prepared(self) -> list[Prepared]:
         """Every prepared transaction in the log, with the batch that decided it."""
         return prepared_transactions(landmarks(self._timeline(pc.field("kind").isin(CONTROL_KINDS))))

@@ -175,6 +175,8 @@ def _work_left(
 
     ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
     """
+    if _has_untold(job):  # asked before what has left is recorded, of which a run tells then
+        return "a run ended before it told what it applied"
     published, barred = read_around(connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job))
     standings = read_standings(job, published)
     record_removed(job, standings)
@@ -202,6 +204,18 @@ def _work_left(
     if drifted:
         return f"drifted from their source: {', '.join(drifted)}"
     return None
+
+
+def _has_untold(job: Job) -> bool:
+    """Whether no run has told, and so checked and announced, what the newest cut's batch brought.
+
+    A run that fails or is killed while it lands may have applied steps by then. Once results are forgotten, a run that finds nothing
+    to tell is the next one that has told.
+    """
+    if (cut := job.ledger.last_cut()) is None:
+        return False
+    at = job.ledger.first_cut_at(cut.batch)  # maintenance publishes one again
+    return not any(run.verb == "consume" and run.applied is not None for run in job.ledger.runs(at))
 
 
 def _drifted(

@@ -208,6 +208,11 @@ class Ledger:
         rows = self._table(BatchCut).scan(["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch)
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
+    def first_cut_at(self, batch: int) -> datetime:
+        """When the first cut of a batch was made; raises ValueError when there is none."""
+        found: list[datetime] = self._table(BatchCut).scan(["at"], chosen=pc.field("batch") == batch)["at"].to_pylist()
+        return min(found)
+
     def expire_cuts(self, before: datetime) -> int:
         """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""
         return self._table(BatchCut).mark("expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at))))

@@ -238,6 +238,11 @@ class TargetCut:
     # Rows written with a value that its column's type can't hold (in _wd_raw).
     verbatim: int = 0
 
+    @property
+    def changed(self) -> bool:
+        """Whether the batch changed any row of it."""
+        return bool(self.inserted or self.updated or self.deleted or self.truncated)
+
 
 _CUT = pa.struct(
     [

@@ -11,10 +11,11 @@ from spark_jobs import apply as apply_module
 from spark_jobs import flow
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
-from spark_jobs.result import RunFailed
+from spark_jobs.result import RunFailed, RunResult
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.errors import SourceUnreachable
+from waldelta.errors import SchemaChanged, SourceUnreachable
+from waldelta.idle import look
 from waldelta.locks import target_lock
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -47,9 +48,11 @@ class Held:
         apply, land = apply_module.apply_meanwhile, flow._land
 
         def noticed(spark, job, upto, *rest):
-            apply(spark, job, upto, *rest)
-            self.upto.append(upto)
-            self.applied.set()
+            reached = apply(spark, job, upto, *rest)
+            if reached >= upto:
+                self.upto.append(upto)
+                self.applied.set()
+            return reached
 
         def held(spark, job, result, stage, on_landed):
             def wait(batch):
@@ -120,9 +123,10 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
 
     def apply(spark, job, upto, applied, goes_on):
         with target_lock(job, "public.u"):
-            real(spark, job, upto, applied, goes_on)
+            reached = real(spark, job, upto, applied, goes_on)
         assert list(applied.failures) == ["public.u"]
         meanwhile[:] = tried
+        return reached
 
     def noticed(run, state, batches):
         tried.append(state.table_name)
@@ -182,6 +186,124 @@ def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(spa
 
 def killed(*_, **__):
     raise RuntimeError("killed")
+
+
+def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypatch):
+    """A table that was copied at the end of a backlog has more than the steps before: the first cut is the one that has caught up with it."""
+    database.execute("create table t(id int primary key, a int, v text); create table u(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH))
+    sync(spark, job, ["public.t"])
+    write(database, 4)
+    database.execute("insert into u select g from generate_series(1, 20) g")
+    sync(spark, job, ["public.u"])
+    held = Held(monkeypatch, {1, 2})
+    consume(spark, job)
+    assert held.upto[:2] == [1, 2]
+    last = job.change_log(job.slot_identity()).last_batch()
+    assert [(cut.batch, len(cut.targets)) for cut in job.ledger.batches()] == [(last, 2)]
+
+
+def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job, monkeypatch):
+    """The ledger's first run row, of an initial sync, say, comes in between: what was applied before isn't forgotten for it."""
+    write(database, 4)
+    Held(monkeypatch, {1, 2})
+    real = apply_module.apply_meanwhile
+
+    def apply(spark, job, upto, *rest):
+        reached = real(spark, job, upto, *rest)
+        if upto == 2:
+            RunResult("sync", "initial_sync", "succeeded").record(job)
+        return reached
+
+    monkeypatch.setattr(apply_module, "apply_meanwhile", apply)
+    assert consume(spark, job).tables["public.t"].inserted == 4 * PER_BATCH
+
+
+def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_meanwhile(
+    spark, database, job, monkeypatch
+):
+    """The first step is its, which fails again; those that follow are the others'."""
+    for first in range(1, 3 * PER_BATCH, 50):
+        database.execute(f"insert into u select g from generate_series({first}, {first + 49}) g")
+    real, done = apply_module._apply_locked, []
+
+    def locked(run, state, batches):
+        if state.table_name == "public.u":
+            raise SchemaChanged("public.u: its columns changed")
+        done.append((threading.current_thread() is threading.main_thread(), batches))
+        return real(run, state, batches)
+
+    monkeypatch.setattr(apply_module, "_apply_locked", locked)
+    with pytest.raises(RunFailed, match="its columns changed"):
+        consume(spark, replace(job, run_id="before"))
+    done.clear()
+    last = job.change_log(job.slot_identity()).last_batch()
+    write(database, 4)
+    held = Held(monkeypatch, {last + 1, last + 2, last + 3})
+    with pytest.raises(RunFailed, match="its columns changed") as caught:
+        consume(spark, replace(job, run_id="second"))
+    meanwhile = [batches for in_main, batches in done if not in_main]
+    assert meanwhile[-1][1] == last + 3
+    assert f"; {len(held.upto)} steps applied meanwhile" in caught.value.result.stages["land"].detail
+    assert difference(spark, job).rows == 0
+
+
+def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, monkeypatch):
+    """It left behind the step that was applied: nobody would ask for it later."""
+    write(database, 3)
+    real = flow.apply_stage
+
+    def left(*args):
+        database.execute(f"alter publication {job.pipeline.source.publications[0].name} drop table t")
+        real(*args)
+
+    monkeypatch.setitem(flow.CONSUME, "apply", left)
+    held = Held(monkeypatch, {1, 2})
+    result = consume(spark, job)
+    assert held.upto[:2] == [1, 2]
+    assert result.tables["public.t"].inserted >= 2 * PER_BATCH
+    assert result.unpublished == ["public.t"]
+
+
+def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monkeypatch):
+    """All that had landed was applied when landing failed, and nothing follows on the source: a run is worth it all the same, once."""
+    write(database, 2)
+    database.execute(
+        "create table unpublished(v text); insert into unpublished select repeat('x', 100) from generate_series(1, 100)"
+    )
+    with monkeypatch.context() as patched:
+        Held(patched, {1, 2}, SourceUnreachable("the server went away"))
+        with pytest.raises(RunFailed):
+            consume(spark, job)
+    found = look(job)
+    assert (found.has_work, found.reason) == (True, "a run ended before it told what it applied")
+    following = consume(spark, replace(job, run_id="following"))
+    assert following.tables["public.t"].inserted == 2 * PER_BATCH
+    assert not look(job).has_work
+
+
+def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake, monkeypatch):
+    """Its TRUNCATE was applied meanwhile, however many batches ago, when nobody could tell yet what emptied the leaves."""
+    database.execute(
+        "create table p(id int primary key, v text) partition by range (id);"
+        "create table p1 partition of p for values from (minvalue) to (0);"
+        "create table p2 partition of p for values from (0) to (maxvalue);"
+        "insert into p select g, 'before' from generate_series(-9, 9) g"
+    )
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.p"], batch=BATCH))
+    name = job.pipeline.source.publications[0].name
+    database.execute(f"alter publication {name} set (publish_via_partition_root = true)")
+    sync(spark, job)
+    database.execute("truncate p")
+    for first in range(1, 3 * PER_BATCH, 50):
+        database.execute(
+            f"insert into p select g * (case when g % 2 = 0 then 1 else -1 end), 'v' from generate_series({first}, {first + 49}) g"
+        )
+    held = Held(monkeypatch, {1, 2})
+    result = consume(spark, job)
+    assert held.upto[:2] == [1, 2]
+    assert result.warnings == []
+    assert difference(spark, job, "public.p").rows == 0
 
 
 def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypatch):

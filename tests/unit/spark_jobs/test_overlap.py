@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.overlap import Overlap
+from spark_jobs.overlap import Overlap, WholeSteps
 from spark_jobs.steps import plan_steps, whole_upto
 from waldelta.errors import LateWriter
 from waldelta.tally import Landed, Transactions
@@ -34,6 +35,7 @@ class Applying:
         self.begun.set()
         assert self.may_end.wait(WAIT_S)
         self.ended.append(upto)
+        return upto
 
 
 def test_landing_goes_on_while_what_has_landed_is_applied():
@@ -58,13 +60,34 @@ def test_a_step_that_is_whole_later_is_applied_then():
     def two(landed):
         return landed[1].batch if len(landed) > 1 else None
 
-    with Overlap(two, lambda batch, _: (upto.append(batch), applied.set()), WAIT_S) as overlap:
+    def apply(batch, _):
+        upto.append(batch)
+        applied.set()
+        return batch
+
+    with Overlap(two, apply, WAIT_S) as overlap:
         for number in (1, 2, 3, 4, 5):
             overlap.landed(batch(number))
             if number % 2 == 0:
                 assert applied.wait(WAIT_S)
                 applied.clear()
     assert upto == [2, 4]
+
+
+def test_targets_that_are_farther_behind_come_step_by_step():
+    """Each step is one: what is left of the batches is asked for again."""
+    steps, caught_up = iter([-5, -2, 1]), threading.Event()
+
+    def apply(upto, _):
+        reached = next(steps)
+        if reached == upto:
+            caught_up.set()
+        return reached
+
+    with Overlap(newest, apply, WAIT_S) as overlap:
+        overlap.landed(batch(1))
+        assert caught_up.wait(WAIT_S)
+    assert next(steps, None) is None
 
 
 @pytest.mark.parametrize("landed", [0, 1, 3])
@@ -126,6 +149,24 @@ def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
     applying.may_end.set()
 
 
+def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
+    """What it holds is free then; that it was over its time already isn't waited for once more."""
+    interrupted, ended = threading.Event(), []
+
+    def apply(upto, goes_on):
+        with overlap.limited(interrupted.set):
+            assert interrupted.wait(WAIT_S)
+        ended.append(upto)
+        goes_on()
+
+    with Overlap(newest, apply, 0.05, grace_s=WAIT_S) as overlap:
+        overlap.landed(batch(1))
+        assert interrupted.wait(WAIT_S)
+    assert ended == [1]
+    assert "it is interrupted" in caplog.text
+    assert "doesn't end" not in caplog.text
+
+
 def test_a_run_that_is_ended_waits_for_nothing():
     """SIGTERM: the session is left at once, and what was being applied isn't gone on with."""
     applying = Applying()
@@ -165,6 +206,25 @@ def test_whole_steps(sizes, expected):
     if expected is not None:
         following = {**sizes, max(sizes) + 1: sizes[max(sizes)]}
         assert plan_steps((following, 100))[0] == expected
+
+
+def test_each_batch_is_weighed_once(monkeypatch):
+    """Of a backlog whose batches come sooner than they are applied, too; those that were applied are forgotten."""
+    asked = []
+
+    class Log:
+        def bytes_of_batches(self, after, upto):
+            asked.append((after, upto))
+            return dict.fromkeys(range(after + 1, upto + 1), 1 << 20)
+
+    limits = SimpleNamespace(max_changes=100, wal_window_mb=2)
+    whole = WholeSteps(SimpleNamespace(pipeline=SimpleNamespace(batch=limits)))
+    monkeypatch.setattr(WholeSteps, "_change_log", Log())
+    waiting = [batch(number) for number in range(1, 6)]
+    assert [whole(waiting[:count]) for count in (1, 2, 3, 5)] == [None, None, None, 4]
+    assert whole(waiting[3:]) is None
+    assert asked == [(0, 2), (2, 3), (3, 5), (5, 5)]
+    assert whole(waiting[2:]) is None
 
 
 def test_the_tightest_measure_ends_a_step():
