@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_jobs.land import land
+from spark_jobs.result import RunResult, StageResult
 from waldelta.change_log import ChangeLog
 from waldelta.peek import LANDING_SCHEMA, PeekBound
 from waldelta.server import read_position
@@ -36,3 +37,8 @@ def wrongly_counted(monkeypatch, only: int | None = None):
         return replace(found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1))
 
     monkeypatch.setattr(ChangeLog, "landed", landed)
+
+
+def told(job) -> None:
+    """The row of a run that has told of what it applied, without which a look asks for a run."""
+    RunResult("consume", job.run_id, "succeeded", stages={"apply": StageResult("succeeded", 0.0)}).record(job)

@@ -14,7 +14,7 @@ from spark_jobs.drain import drain
 from spark_jobs.maintain import run_maintain
 from spark_jobs.messages import write_messages
 from spark_jobs.sync import sync
-from tests.landing import land_only
+from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError
@@ -67,6 +67,7 @@ def consume_all(spark, job):
     drain(spark, job)
     write_messages(spark, job)
     assert apply(spark, job).failures == {}
+    told(job)
 
 
 def emit(transactional, prefix, content):
@@ -160,6 +161,7 @@ def test_a_transaction_over_several_batches(spark, database, lake):
             assert_same(spark, job, database)
         database.execute("select pg_switch_wal()")
         run(spark, job)
+        told(job)
         assert not look(job).has_work
         a.commit()
     run(spark, job)
