@@ -15,7 +15,7 @@ from spark_jobs.land import land
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
-from waldelta.errors import PeekTimeout, StandbyAway
+from waldelta.errors import BiteTooLarge, PeekTimeout, SourceError, StandbyAway
 from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
@@ -23,6 +23,7 @@ from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition
+from waldelta.slot import check_received
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position
 from waldelta.tally import Landed
@@ -91,14 +92,8 @@ def drain(
                     drained,
                     partial(check_unmoved, connection, job, identity, stands),
                 )
-            except PeekTimeout:
-                meter.timed_out(bite.timeout_s)
-                bites.timed_out()
-                continue
-            except StandbyAway as err:  # a shorter read may end before replay asks for the way
-                log.warning("%s", err)
-                if not bites.ended_by_replay():
-                    raise
+            except (BiteTooLarge, PeekTimeout, StandbyAway) as err:
+                _take_less(err, bites, meter, partial(check_received, connection, identity.slot, upto))
                 continue
             is_cut_off = _was_cut_off(job, landed)
             bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
@@ -121,6 +116,19 @@ def drain(
                 on_landed(landed)
         drained.bill = meter.bill(drained.seconds_landing + drained.seconds_consuming)
     return drained
+
+
+def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_received: Callable[[], None]) -> None:
+    """Make the next bite smaller after one that the server couldn't answer; raises where none is left to try, or that isn't what it takes."""
+    if isinstance(err, PeekTimeout):
+        check_received()
+        meter.timed_out(bites.next.timeout_s)
+        bites.timed_out()
+        return
+    log.warning("%s", err)
+    # Of a standby's read, a shorter one may end before replay asks for the way.
+    if not (bites.lacks_room() if isinstance(err, BiteTooLarge) else bites.ended_by_replay()):
+        raise err
 
 
 def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them

@@ -1,6 +1,6 @@
 """Bites: how much WAL one call reads and how long it may take; both follow what the server manages, from run to run.
 
-After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up to three hours. After an
+After a statement timeout, or where the server lacks room for the answer, the window is halved, down to a megabyte, and then the timeout doubled, up to three hours. After an
 answer within a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled, up to what
 the pipeline file says: so the next one is expected to take half of the time there is.
 """
@@ -88,6 +88,16 @@ class Bites:
             log.warning("the smallest bite took longer than %d s: %s", self.next.timeout_s, self._suspect())
         log.warning("the server was too slow: next bite %s", smaller)
         self._take(smaller)
+
+    def lacks_room(self) -> bool:
+        """The server has no room for the answer, which a shorter read may need less of; False when there is no shorter one.
+
+        No later bite of this drain is wider: it is only soon that there is an answer, whatever room it takes.
+        """
+        if not self.ended_by_replay():
+            return False
+        self._take(self.next)
+        return True
 
     def ended_by_replay(self) -> bool:
         """A standby's replay asked for the way, which a shorter read may leave it; False when there is no shorter one.

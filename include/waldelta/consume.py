@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +19,20 @@ from psycopg import sql
 
 from waldelta.asked import Asked
 from waldelta.binary_count import WORTH_IT, is_plain, is_refused
-from waldelta.errors import ConsumeMismatch, LateWriter, NoFreeSlot, SlotInUse, SlotStuck
+from waldelta.errors import (
+    ConsumeMismatch,
+    LateWriter,
+    NoFreeSlot,
+    PublicationGone,
+    SlotInUse,
+    SlotStuck,
+    SourceUnreachable,
+)
 from waldelta.fault import fault_point
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
-from waldelta.peek import call, in_binary, name_of_copy, peek_error, short_name, whole
+from waldelta.peek import NO_ROOM, call, in_binary, name_of_copy, peek_error, short_name, whole
 from waldelta.pipeline_file import Source
 from waldelta.tally import PreparedRows, Transactions
 
@@ -132,7 +140,7 @@ def check_landed(connection: Connection, source: Source, move: SlotMove, landed:
 
 
 def check_behind(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> bool:
-    """The same of what other runs landed behind the slot, which ``stands`` there or before.
+    """The same of what other runs landed behind the slot, which ``stands`` there or before; ``connection`` is for nothing else.
 
     Their pipeline files may have asked for more, or less, than this one's. Returns whether it was compared: there may be nothing
     to compare, or no way.
@@ -143,6 +151,8 @@ def check_behind(connection: Connection, source: Source, move: SlotMove, stretch
         _check_stretch(connection, source, move, stretch, stands)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
+        if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
+            raise
         between = LsnRange(Lsn(stretch.begins), Lsn(move.lsn))
         log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
         return False
@@ -232,7 +242,7 @@ def _get_verified(
     fault_point("consume.copied")
     consumed = None
     if sessions is not None and landed.changes >= WORTH_IT and not source.options.binary:
-        consumed = _get_in_binary(sessions, source, move)
+        consumed = _get_in_binary(sessions, source, move, _Kept(keep, _backend_pid(connection)))
         if consumed is None:
             _check_alone(connection, move)
     if consumed is None:
@@ -253,8 +263,34 @@ def _get_verified(
             f"{differs}; the slot {kept!r} still holds these changes: compare them with the change log, then drop one of "
             "the two slots"
         )
-    connection.execute("select pg_drop_replication_slot(%s)", (keep,))
+    # Where its session was lost while another one consumed, the copy is gone already, and what was found stands.
+    with suppress(psycopg.OperationalError):
+        connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The copy that is the way back, and the backend whose session holds it."""
+
+    name: str
+    pid: int
+
+
+def _backend_pid(connection: Connection) -> int:
+    ((pid,),) = connection.execute("select pg_backend_pid()").fetchall()
+    return int(pid)
+
+
+def _check_kept(session: Connection, kept: _Kept) -> None:
+    """Raises SourceUnreachable where the copy of the slot isn't to be seen from this session: its own may be lost, or on another server,
+    as behind an address that has moved to a standby which was promoted.
+    """
+    query = "select 1 from pg_replication_slots where slot_name = %s and temporary and active_pid = %s"
+    if session.execute(query, (kept.name, kept.pid)).fetchone() is None:
+        raise SourceUnreachable(
+            f"the session that holds {kept.name!r}, the way back, was lost before anything was consumed: the changes are landed; run again"
+        )
 
 
 def _check_alone(connection: Connection, move: SlotMove) -> None:
@@ -263,7 +299,7 @@ def _check_alone(connection: Connection, move: SlotMove) -> None:
         raise LateWriter(f"slot {move.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
 
 
-def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove) -> Transactions | None:
+def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove, kept: _Kept) -> Transactions | None:
     """The same call, for whose answer nobody has to print values; None where they have to be, and nothing was given away.
 
     In a session of its own: nothing is decoded in one any more in which that has failed, and the copy, which is temporary, goes with any
@@ -272,6 +308,7 @@ def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove) -> Transa
     with sessions() as session:
         if not is_plain(session, source.publication_names):
             return None
+        _check_kept(session, kept)
         try:
             return _counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
         except psycopg.Error as err:  # the slot moves behind the last message
@@ -350,7 +387,7 @@ def _named_use(slot: str) -> Iterator[None]:
     """Name what the server says when somebody else reads the slot at that moment."""
     try:
         yield
-    except psycopg.errors.ObjectInUse as err:
+    except (psycopg.errors.ObjectInUse, *NO_ROOM) as err:
         raise peek_error(slot, str(err)) from err
 
 

@@ -23,6 +23,7 @@
      |         +-- SlotLost              WAL it needed is gone
      |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
+     |         +-- BiteTooLarge          (retryable) the server has no room for what a call gives: temporary files, memory
      |         +-- NoFreeSlot            (retryable) the server has no room for the copies of the slot that keep a way back
      |         +-- SlotGap               it moved past changes we never landed, or lost since
      |         +-- SlotStuck             it should have moved and did not
@@ -165,6 +166,12 @@ class PublicationGone(SlotError):
 
 class PeekTimeout(SlotError):
     """Reading a bite of the slot took longer than the statement timeout."""
+
+    retryable = True
+
+
+class BiteTooLarge(SlotError):
+    """The server has no room for the answer of a call that reads the slot: temp_file_limit, a disk that is full, or memory."""
 
     retryable = True
 

@@ -44,6 +44,7 @@ REMEDIES: dict[str, str] = {
     "SlotGap": "find out who; drop it; resync",
     "SlotStuck": "look at pg_replication_slots and the server's log",
     "SlotCritical": "as the message says, at once: afterwards only a resync helps",
+    "BiteTooLarge": "raise temp_file_limit for the role, or free disk at the server; a huge transaction comes in one piece",
     "NoFreeSlot": "drop unused slots, or raise max_replication_slots; nothing was consumed",
     "StandbyAway": "start it, or let it catch up; or take it out of synchronized_standby_slots",
     "SourceChanged": "docs/failover.md: point the connection back, or resync",

@@ -24,6 +24,7 @@ from psycopg import sql
 from waldelta.arrow_columns import storage
 from waldelta.connection import connect, connect_arrow, ended_by_replay
 from waldelta.errors import (
+    BiteTooLarge,
     PeekTimeout,
     PrivilegeMissing,
     PublicationGone,
@@ -193,7 +194,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | Non
 
     Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind, because a
     backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody else holds the slot,
-    PeekTimeout when the bite was too large for the statement timeout.
+    PeekTimeout when the bite was too large for the statement timeout, BiteTooLarge when it was for the server's temporary files.
     """
     import adbc_driver_postgresql.dbapi  # brings pandas, which a look at an idle slot must not pay for
 
@@ -359,6 +360,11 @@ _CONNECTION_LOST = (
 )
 
 
+# The answer of a set-returning function lies in temporary files once it is more than work_mem.
+NO_ROOM = (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory, psycopg.errors.ConfigurationLimitExceeded)
+_NO_ROOM = r"temporary file size exceeds [^\n]*|[^\n]*No space left on device[^\n]*|out of memory[^\n]*"
+
+
 def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
     """The error for a reader that was ended from outside: the next one may not be."""
     if "conflict with recovery" in text:
@@ -366,6 +372,20 @@ def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
     if lost := re.search(_CONNECTION_LOST, text):
         return SourceUnreachable(
             f"the server ended the connection that read slot {slot!r}, or the network did ({lost[0]}): run again"
+        )
+    return None
+
+
+def _refused(slot: str, text: str) -> BiteTooLarge | PrivilegeMissing | None:
+    """The error for what the server won't give, whoever asks for it again."""
+    if no_room := re.search(_NO_ROOM, text):
+        return BiteTooLarge(
+            f"the server has no room for what reading slot {slot!r} gives ({no_room[0]}): raise temp_file_limit for the role (alter role … "
+            "set temp_file_limit), or give the disk of its temporary files room (temp_tablespaces)"
+        )
+    if refused := re.search(r"permission denied [^\n]*", text):
+        return PrivilegeMissing(
+            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"
         )
     return None
 
@@ -378,10 +398,8 @@ def peek_error(slot: str, text: str) -> SourceError:
         return lost
     if "statement timeout" in text:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
-    if refused := re.search(r"permission denied [^\n]*", text):
-        return PrivilegeMissing(
-            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"
-        )
+    if (refused := _refused(slot, text)) is not None:
+        return refused
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])
     return SourceError(f"reading slot {slot!r} failed: {text.strip()}")

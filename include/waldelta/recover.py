@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from waldelta.consume import (
     confirmed_lsn,
     move_idle_slot,
 )
-from waldelta.errors import ConsumeMismatch, LateWriter, PeekTimeout, SlotGap, SourceChanged, StandbyAway
+from waldelta.errors import BiteTooLarge, ConsumeMismatch, LateWriter, PeekTimeout, SlotGap, SourceChanged, StandbyAway
 from waldelta.failover import Promotion, find_promotion, record_promotion
 from waldelta.fault import fault_point
 from waldelta.job import Job
@@ -85,10 +86,15 @@ def recover(
             log.info(
                 "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
             )
-            most = (job.pipeline.batch.max_changes, Bites(job).next.window_bytes)
+            bites = Bites(job)
+            most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
             behind = landed_behind(change_log, (job.first_batch(), last), confirmed, most)
             move = slot_move(identity, job.run_id, landed_end, last)
-            _catch_up(connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite)
+            try:
+                _catch_up(connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite)
+            except BiteTooLarge:
+                bites.lacks_room()  # the next run compares less at once
+                raise
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
         record_promotion(job, promotion)
@@ -120,7 +126,8 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
         is_last = stretch is behind[-1]
         step = replace(move, lsn=end, batch=move.batch if is_last else stretch.batches[1])
         try:
-            compared = check_behind(connection, job.pipeline.source, step, stretch, stands.value)
+            with _session_beside(connection, job) as session:
+                compared = check_behind(session, job.pipeline.source, step, stretch, stands.value)
         except ConsumeMismatch:
             check_unmoved(connection, job, identity, stands)  # by another run, there is less than has landed
             raise
@@ -132,6 +139,17 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
             unverified = not compared and job.pipeline.source.options.acknowledge != "advance"
             move_idle_slot(connection, move.slot, job.ledger, replace(step, compared_after=unverified))
             stands, moved = Lsn(end), True
+
+
+@contextmanager
+def _session_beside(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job
+) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """One more, with the same limit of a statement: in one whose decoding has failed nothing is decoded any more (binary_count)."""
+    with job.connect_slot("compare") as session:
+        ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()
+        session.execute("select set_config('statement_timeout', %s, false)", (limit,))
+        yield session
 
 
 def check_unmoved(

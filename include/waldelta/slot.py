@@ -257,6 +257,20 @@ def open_transactions(conn: Connection) -> list[tuple[str, str]]:
     return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()
 
 
+def check_received(conn: Connection, name: str, upto: Lsn) -> None:
+    """Raises StandbyAway when a standby hasn't received WAL up to a position that a failover slot gives away only behind it.
+
+    Its connection says nothing: one that is up may receive nothing for hours. Who reads waits for it, as long as for a slow server.
+    """
+    rows = conn.execute(_NOT_RECEIVED, {"slot": name, "upto": str(upto)}).fetchall()
+    if rows:
+        listed = ", ".join(f"{standby} (up to {lsn or 'nowhere'})" for standby, lsn in rows)
+        raise StandbyAway(
+            f"slot {name!r} gives no changes before the standbys of synchronized_standby_slots have them up to {upto}, which {listed} doesn't: "
+            "let that standby catch up, or take it out of synchronized_standby_slots"
+        )
+
+
 def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) -> str:
     lines = "\n".join(f"  - {who}, since {since}" for who, since in rows) or "  - (they have ended just now)"
     return (
@@ -265,6 +279,15 @@ def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) ->
     )
 
 
+_NOT_RECEIVED = """
+select trim(both ' "' from listed.name), held.restart_lsn::text
+from pg_replication_slots s,
+     string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''), ',') as listed (name)
+left join pg_replication_slots held on held.slot_name = trim(both ' "' from listed.name)
+where s.slot_name = %(slot)s
+  and (to_jsonb(s) ->> 'failover')::boolean
+  and (held.restart_lsn < %(upto)s::pg_lsn) is not false
+"""
 _SLOT = """
 select s.slot_name,
        s.plugin,

@@ -26,7 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.idle import look
-from waldelta.recover import slot_move
+from waldelta.recover import never_compared, slot_move
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -135,6 +135,51 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, datab
     with counted(monkeypatch, worth_it=2) as asked:
         assert drain(spark, job).changes == 1
     assert asked == ["text"]
+
+
+def end_session_of(database, copy):
+    """Whoever holds a temporary slot."""
+    database.execute(
+        "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where slot_name = %s", (copy,)
+    )
+
+
+def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypatch):
+    """The copy's session is lost while the one that consumes is opened: the changes stay with the slot."""
+    database.execute("insert into t values (1, 'a')")
+    slot, real = job.pipeline.source.slot, consume_module.is_plain
+    before = confirmed_lsn(database.connection, slot)
+
+    def lost(*args):
+        end_session_of(database, f"{slot}_before_get")
+        return real(*args)
+
+    with counted(monkeypatch) as asked, monkeypatch.context() as patched:
+        patched.setattr(consume_module, "is_plain", lost)
+        with pytest.raises(SourceUnreachable, match="the way back, was lost before anything was consumed"):
+            drain(spark, job)
+    assert asked == []
+    assert confirmed_lsn(database.connection, slot) == before
+    assert drain(spark, job).changes == 0  # they have landed
+    assert confirmed_lsn(database.connection, slot) > before
+
+
+def test_what_was_found_equal_stands_though_the_copys_session_is_lost(spark, database, job, monkeypatch):
+    """No later run tells of a batch that nobody has compared."""
+    database.execute("insert into t values (1, 'a')")
+    slot = job.pipeline.source.slot
+
+    def lost(name):
+        if name == "consume.got":
+            end_session_of(database, f"{slot}_before_get")
+
+    with counted(monkeypatch) as asked, monkeypatch.context() as patched:
+        patched.setattr(consume_module, "fault_point", lost)
+        with pytest.raises(SourceUnreachable):
+            drain(spark, job)
+    assert asked == ["binary"]
+    assert job.ledger.last_move().event == "compared"
+    assert never_compared(database.connection, job, job.slot_identity()) == []
 
 
 def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(spark, database, lake, monkeypatch):

@@ -16,9 +16,11 @@ from spark_jobs.drain import drain
 from spark_jobs.land import land
 from tests.landing import land_only, landed_end, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
+from tests.waiting import wait_until
 from waldelta import idle
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import (
+    BiteTooLarge,
     ConsumeMismatch,
     LateWriter,
     LockHeld,
@@ -36,6 +38,7 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, reader_name
 from waldelta.pipeline_file import Publication
+from waldelta.slot import check_received
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -154,6 +157,77 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeyp
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
     assert job.ledger.last_bite().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
+
+
+def test_an_answer_that_has_no_room_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
+    """The server keeps it in temporary files; a smaller one fits, which the next run begins with."""
+    job = small_bites(database, lake)
+    for first in range(0, 18000, 1000):
+        database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
+    began, asked = confirmed_lsn(database.connection, job.pipeline.source.slot), []
+
+    def seen(spark, conninfo, source, bound, *rest):
+        asked.append((bound.upto_lsn - began) >> 20)
+        return land(spark, conninfo, source, bound, *rest)
+
+    monkeypatch.setattr("spark_jobs.drain.land", seen)
+    database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
+    assert drain(spark, job).changes == 18000
+    assert asked[:3] == [16, 8, 4]
+    assert asked[3] <= 8  # none wider in that run, however soon it is answered
+    assert caplog.text.count("temporary file size exceeds") == 2
+    assert job.ledger.last_bite().window_bytes == 4 << 20
+
+
+def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake, monkeypatch):
+    """As of one huge transaction, which comes in one piece; nothing is lost, and all goes on once there is room."""
+    monkeypatch.setattr("waldelta.bite.SMALLEST_WINDOW_BYTES", 16 << 20)
+    job = small_bites(database, lake)
+    database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
+    database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
+    with pytest.raises(BiteTooLarge, match="raise temp_file_limit for the role"):
+        drain(spark, job)
+    database.execute(f"alter database {database.name} reset temp_file_limit")
+    assert drain(spark, job).changes == 8000
+
+
+def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(spark, database, lake):
+    """The next run, that is: nothing more is decoded in this one."""
+    job = small_bites(database, lake)
+    database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
+    land_only(spark, job, 1)
+    database.execute(f"alter database {database.name} set temp_file_limit = '1MB'")
+    with pytest.raises(BiteTooLarge):
+        drain(spark, job)
+    assert job.ledger.last_bite().window_bytes == 8 << 20
+    database.execute(f"alter database {database.name} reset temp_file_limit")
+    assert drain(spark, job).changes == 0
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
+
+
+def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
+    """It is connected, and may receive nothing for hours: no bite is small enough, and no transaction is to blame."""
+    if database.connection.info.server_version < 170000:
+        pytest.skip("failover slots are PostgreSQL 17's")
+    slot, standby = f"s_{database.name}", f"standby_{database.name}"
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (slot,))
+    database.execute("select pg_create_physical_replication_slot(%s, true)", (standby,))
+    database.execute("select pg_logical_emit_message(true, 'x', 'behind the standby')")
+    ((upto,),) = database.execute("select pg_current_wal_flush_lsn()::text")
+    with database.connect() as connection:
+        check_received(connection, slot, Lsn.parse(upto))
+        database.execute(f"alter system set synchronized_standby_slots = '{standby}'")
+        database.execute("select pg_reload_conf()")
+        try:
+            wait_until(lambda: connection.execute("show synchronized_standby_slots").fetchone() == (standby,))
+            with pytest.raises(StandbyAway, match=f"{standby} .up to .*take it out of synchronized_standby_slots"):
+                check_received(connection, slot, Lsn.parse(upto))
+            check_received(connection, slot, Lsn(1))
+        finally:
+            database.execute("alter system reset synchronized_standby_slots")
+            database.execute("select pg_reload_conf()")
+    for name in (slot, standby):
+        database.execute("select pg_drop_replication_slot(%s)", (name,))
 
 
 def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypatch, caplog):
