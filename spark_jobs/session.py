@@ -79,7 +79,21 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
             if key is not None:
                 _close(spark)
             else:
-                spark.stop()
+                _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    """Stop a session; where it is classic, with its JVM's context.
+
+    PySpark waits up to a second and a half for a thread of its own that looks every so often whether it is to end; it may do so later.
+    """
+    context = None if is_connect(spark) else spark.sparkContext
+    accumulators = getattr(context, "_accumulatorServer", None)
+    if accumulators is not None:
+        setattr(context, "_accumulatorServer", None)  # noqa: B010 - none of PySpark's public names
+    spark.stop()
+    if accumulators is not None:
+        threading.Thread(target=accumulators.shutdown, name="stop accumulators", daemon=True).start()
 
 
 def _connect_session(remote: str, session_key: str | None) -> SparkSession:
