@@ -7,57 +7,45 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-import tenacity
-
 from spark_jobs.applied import Applied, isolated, to_be_fed
-from spark_jobs.collapse import ACTION_DELETE, ACTION_UPDATE
 from spark_jobs.fed import Fed, read_fed, read_settled
 from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.merge import (
-    FOUND_DELETES,
-    FOUND_UPDATES,
     CommitTag,
-    insert_statement,
-    merge_statement,
-    tagged,
-    with_variants,
 )
-from spark_jobs.merge_copies import CopiedColumn, count_statement, rewrite_statement
-from spark_jobs.merge_files import merge_files
-from spark_jobs.merge_here import changes_copies, merge_here
-from spark_jobs.merge_states import complete_states, merge_states
+from spark_jobs.merge_staged import merge_staged
+from spark_jobs.merge_states import complete_states
 from spark_jobs.net_rows import WRITTEN
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
 from spark_jobs.reshape import reshape
 from spark_jobs.split import splitting
-from spark_jobs.stage import Staged, check_whole, stage
+from spark_jobs.stage import stage
 from spark_jobs.staging import staged_in
+from spark_jobs.step_cut import finish_step
 from spark_jobs.steps import measures, plan_steps, told_steps
 from spark_jobs.stretch import Stretches
-from spark_jobs.target import VARIANT
-from spark_jobs.target_commit import add_cuts, read_commit, read_unreported, read_untouched, take_over_target
-from spark_jobs.task_error import is_passing, of_table, writing_error
-from spark_jobs.tasks import run_tasks
-from spark_jobs.told import Told
+from spark_jobs.target_commit import add_cuts, read_commit, read_untouched, take_over_target
+from spark_jobs.task_error import of_table, writing_error
+from spark_jobs.untold import left_untold, unreported
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
-from waldelta.errors import LateWriter, NeedsSync, SchemaChanged, WaldeltaError
+from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
 from waldelta.foreign import Watch
 from waldelta.gate_verdicts import tell_passed
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
+from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.locks import LockSessions, target_lock
 from waldelta.present import PresentTable
 from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
 from waldelta.shared_connection import SharedConnection
+from waldelta.standing import record_removed
 from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
 from waldelta.type_catalog import KnownTypes
@@ -104,13 +92,15 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     fed = read_fed(spark, job, landed_as_of, applied)
     if last is not None:
         _feed(spark, job, fed, last, applied, Pace())
+    applied.retold += left_untold(job, fed.left)
+    applied.removed = record_removed(job, fed.left)
     return applied
 
 
 def apply_meanwhile(
     spark: SparkSession, job: Job, upto: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
 ) -> int:
-    """Bring targets a step nearer to a landed batch while more is landing, but for those of which something has to be told or marked first.
+    """Bring targets a step nearer to a landed batch while more is landing, but for those of which something is to be told first.
 
     Returns the batch they have come to: before ``upto`` where some are farther behind. What that does is told by the apply behind the landing, as what a killed run has committed: if there is none, by the next run's.
     ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
@@ -152,25 +142,15 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
     watermarks = _watermarks(job, held, states, applied)
     fed_from = [watermarks[state.table_name] for state in to_be_fed(states, applied)]
     sizes = change_log.sizes(min(fed_from, default=last), last)
-    watch = Watch(job, cut)
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
-    gates, types = read_gates(job, states), KnownTypes(planning.use)
-
-    def waiting(stream: Stream) -> list[int]:
-        late = [state for state in to_be_fed(states, applied) if watermarks[state.table_name] <= stream.segments.after]
-        return [oid for state in late for oid in state.relation_ids]
-
-    with splitting(spark, job, change_log, waiting) as split, planning, locks, _telling(watch, applied):
-        stretches = Stretches(change_log, sizes, split)
-        run = _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on)
+    with _begun(spark, job, fed, (held, watermarks, sizes), applied, Watch(job, cut), pace) as run:
         for state in to_be_fed(states, applied):
             _look(run, state, held.versions[state.table_name], applied)
         ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
         is_all = fed.is_all and (not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied))
         untold = dict(fed.mended)
-        if is_all or not pace.is_meanwhile:
-            untold |= _unreported(run, [s for s in states if s.table_name in watermarks], cut, applied)
+        if is_all or not pace.is_meanwhile:  # else there is no cut, and who follows tells
+            known = [state for state in states if state.table_name in watermarks]
+            untold |= unreported(job, identity, known, cut, applied)
         for upto in told_steps(sizes, ends or [last] * bool(untold)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Told by a cut that is published, where there is to be one.
@@ -179,10 +159,37 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
             in_turn = sorted(to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
             done = [_apply_step(run, state, upto, watermarks, told, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
-            applied.steps.append(_finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
+            applied.steps.append(finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
         # Of those that are given up, too.
-        applied.retold += [*untold.values(), *_left_untold(run, fed.left)]
+        applied.retold += untold.values()
     return (ends or [last])[-1]
+
+
+@contextmanager
+def _begun(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts would be together
+    spark: SparkSession,
+    job: Job,
+    fed: Fed,
+    at: tuple[Watermarks, Mapping[str, int], dict[int, int]],
+    applied: Applied,
+    watch: Watch,
+    pace: Pace,
+) -> Iterator[_Run]:
+    """What the targets are applied with; ``at`` is where they stand, as they are asked and as was found, and the batches' sizes."""
+    held, watermarks, sizes = at
+    change_log = job.change_log(held.identity)
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
+    gates, types = read_gates(job, fed.states), KnownTypes(planning.use)
+
+    def waiting(stream: Stream) -> list[int]:
+        fed_now = to_be_fed(fed.states, applied)
+        late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
+        return [oid for state in late for oid in state.relation_ids]
+
+    with splitting(spark, job, change_log, waiting) as split, planning, locks, _telling(watch, applied):
+        stretches = Stretches(change_log, sizes, split)
+        yield _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on)
 
 
 @contextmanager
@@ -215,38 +222,6 @@ def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
         applied.warnings += run.watch.look(state, version)
 
 
-def _unreported(
-    run: _Run, states: Sequence[TableState], cut: BatchCut | None, applied: Applied
-) -> dict[str, TargetCut]:
-    """What was committed and never told, by a run that was killed before it could or while more was landing: this run tells, checks and announces it.
-
-    Of that the newest cut has its part already; the rest is returned, for the next one.
-    """
-    members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
-    untold, told = {}, Told(run.job.ledger, run.job.run_id)
-    for state in states:
-        with isolated(run.job, state, applied):
-            in_cut = members.get((state.table_name, state.generation))
-            retold, beyond = read_unreported(run.job, run.held.identity, state, told, in_cut)
-            applied.retold += [retold] if retold is not None else []
-            if beyond is not None:
-                untold[state.table_name] = beyond
-    return untold
-
-
-def _left_untold(run: _Run, states: Sequence[TableState]) -> list[TargetCut]:
-    """What nobody has told of targets that have left: nobody asks for it later. They get nothing any more, so that it is no failure of the run's."""
-    found, told = [], Told(run.job.ledger, run.job.run_id)
-    for state in states:
-        try:
-            _, untold = read_unreported(run.job, run.held.identity, state, told)
-        except Exception as err:
-            log.warning("table=%s what was applied to it before it left can't be told: %s", state.table_name, err)
-        else:
-            found += [untold] if untold is not None else []
-    return found
-
-
 def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied) -> dict[str, int]:
     """The last batch of each target; those that can't be fed go into the failures."""
     watermarks: dict[str, int] = {}
@@ -255,35 +230,6 @@ def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applie
             reached = applied.reached.get((state.table_name, state.generation), 0)
             watermarks[state.table_name] = max(held.of(state), reached)
     return watermarks
-
-
-def _finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool) -> BatchCut:
-    landed = change_log.landed(batch)
-    cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
-    newest = last_cut(job)
-    if complete and cuts and (newest is None or not _is_told(cut, newest)):
-        fault_point("apply.cutting")
-        try:
-            job.ledger.append_cut(cut, newest)
-        except LateWriter as err:  # readers take the newest row: it must never be of an older batch
-            log.warning("no cut of batch %d: %s", batch, err)
-        fault_point("apply.cut")
-    return cut
-
-
-def _is_told(cut: BatchCut, newest: BatchCut) -> bool:
-    """Whether the newest cut is this one, or of a later batch of the same copies.
-
-    In another life of the slot, whose copies are of later generations, batches may be numbered anew.
-    """
-    if newest.batch <= cut.batch:
-        return (newest.batch, _members(newest)) == (cut.batch, _members(cut))
-    generations = dict(_members(newest))
-    return any(generations.get(name, 0) >= generation for name, generation in _members(cut))
-
-
-def _members(cut: BatchCut) -> set[tuple[str, int]]:
-    return {(target.table_name, target.generation) for target in cut.targets}
 
 
 def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
@@ -361,7 +307,7 @@ def _bring(run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Call
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
         tell_passed(job, state.table_name)
     fault_point("apply.merging")
-    tag = _merge_staged(run, changes, plan, replace(tag, counts=changes.counts), check)
+    tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), check)
     fault_point("apply.merged")
     return tag
 
@@ -370,64 +316,3 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
     names = [column.state.name for column in evolution.columns]
     for clash in clashes(names, metadata_columns=job.pipeline.target.metadata_columns):
         raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
-
-
-def _merge_staged(
-    run: _Run, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]
-) -> CommitTag:
-    """Commit the net changes here, else file by file in tasks, else by Spark, as states always; returns the tag of the commit."""
-    done = None
-    if plan.decode.unfolding is None:
-        done = None if changes.net is None else merge_here(run.job, plan, changes.net, tag, check)
-        if done is None and changes.files is not None:
-            done = merge_files(partial(run_tasks, run.spark), run.job, plan, changes.files, tag, check)
-    if done is not None:
-        return done
-    # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
-    check()
-    again = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_passing),
-        stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        before_sleep=lambda _: log.warning(
-            "table=%s somebody else committed beside the merge: again", plan.state.table_name
-        ),
-        reraise=True,
-    )
-    if plan.decode.unfolding is not None:
-        return again(merge_states, run.spark, uri_of(run.job, plan.state.table_name), plan, changes, tag)
-    if changes.net is None and changes.files is not None:
-        check_whole(run.spark, changes)
-    return again(_merge, run, changes.source, plan, tag, check)
-
-
-def _merge(run: _Run, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]) -> CommitTag:
-    """Commit the net changes; returns the tag they were committed under.
-
-    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (take_over_target).
-    """
-    uri, keep_metadata = uri_of(run.job, plan.state.table_name), run.job.pipeline.target.metadata_columns
-    names = plan.decode.names
-    source = with_variants(source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT])
-    by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
-    columns = [by_name[name] for name in names]
-    found = {}
-    if changes_copies(plan, tag):
-        counted = run.spark.sql(
-            count_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=plan.truncated_leaves)
-        ).collect()
-        by_action = {row["action"]: row["rows"] for row in counted}
-        found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
-        tag = replace(tag, counts=tag.counts | found)
-        check()  # counting takes as long as it takes
-    cut = plan.truncated_leaves
-    if any(found.values()) or (cut and not plan.decode.shape.key):
-        statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=cut)
-    elif plan.is_emptied or not plan.decode.shape.key:
-        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_emptied)
-    else:
-        statement = merge_statement(
-            uri, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
-        )
-    with tagged(run.spark, tag):
-        run.spark.sql(statement).collect()
-    return tag

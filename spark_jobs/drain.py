@@ -15,7 +15,7 @@ from spark_jobs.land import land
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
-from waldelta.errors import BiteTooLarge, PeekTimeout, SourceError, StandbyAway
+from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, SourceError, StandbyAway
 from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
@@ -92,7 +92,7 @@ def drain(
                     drained,
                     partial(check_unmoved, connection, job, identity, stands),
                 )
-            except (BiteTooLarge, PeekTimeout, StandbyAway) as err:
+            except (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway) as err:
                 _take_less(err, bites, meter, partial(check_received, connection, identity.slot, upto))
                 continue
             is_cut_off = _was_cut_off(job, landed)
@@ -126,8 +126,11 @@ def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_received:
         bites.timed_out()
         return
     log.warning("%s", err)
-    # Of a standby's read, a shorter one may end before replay asks for the way.
-    if not (bites.lacks_room() if isinstance(err, BiteTooLarge) else bites.ended_by_replay()):
+    if isinstance(err, StandbyAway):  # a shorter read may end before replay asks for the way
+        has_narrowed = bites.ended_by_replay()
+    else:
+        has_narrowed = bites.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))
+    if not has_narrowed:
         raise err
 
 

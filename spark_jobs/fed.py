@@ -23,7 +23,7 @@ from waldelta.patience import Barred, read_around
 from waldelta.present import PresentTable, read_present
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
-from waldelta.standing import SYNCED, Due, Standing, due, read_published, read_standings, record_removed
+from waldelta.standing import Due, Standing, due, read_published, read_standings
 from waldelta.standing import states as due_states
 from waldelta.targets import Feed, Target
 from waldelta.unpublished import unpublished
@@ -39,21 +39,21 @@ LOCK_TIMEOUT_S = 10.0
 class Fed:
     """The targets to be fed, with the tables that feed them as they are now.
 
-    ``mended`` is what killed repairs have committed, which is told with what else nobody has told, as is what was committed to
-    those that have ``left`` since. Unless they are all that should be fed (``is_all``), they make no cut.
+    ``mended`` is what killed repairs have committed, which is told with what else nobody has told. Unless they are all that
+    should be fed (``is_all``), they make no cut. ``left`` are those that aren't published any more.
     """
 
     states: Sequence[TableState]
     present: Mapping[str, PresentTable]
     mended: dict[str, TargetCut] = field(default_factory=dict)
-    left: Sequence[TableState] = ()
+    left: Sequence[Standing] = ()
     is_all: bool = True
 
 
 def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied) -> Fed:
     """All that landed changes are due; enters into ``applied`` what is to be told, and which of them can't be fed.
 
-    Records which tables left and which leaves joined, and marks those that only a new copy, or a repair, makes exact.
+    Records which leaves joined, and marks those that only a new copy, or a repair, makes exact.
     """
     with job.connect("apply") as connection:
         applied.published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
@@ -62,8 +62,6 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, (states, applied.published), barred, landed_as_of)
-    left = [state for state in due_states(standings, Due.REMOVED) if state.status == SYNCED]
-    applied.removed = record_removed(job, standings)
     applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
     for state in source.states:
         with isolated(job, state, applied):
@@ -72,7 +70,7 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
             applied.warnings += check_drift(job, state, now_there, source.target(state), applied.drifted)
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
-    return Fed(source.states, source.present, mended, left)
+    return Fed(source.states, source.present, mended, due(standings, Due.REMOVED))
 
 
 def read_settled(job: Job) -> Fed:

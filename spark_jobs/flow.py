@@ -126,6 +126,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         result.add_target(target)
     for cut in applied.steps:
         result.add_cut(cut)
+    result.told_applied = True
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
             result.warnings.append(

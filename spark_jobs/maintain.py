@@ -205,7 +205,7 @@ def _is_needed(prepared: Prepared, expired: int) -> bool:
 def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
     """After the change log: cuts by which its old batches are told must outlive them."""
     kept = job.pipeline.maintenance
-    oldest = now() - max(timedelta(days=kept.keep_changes_days), timedelta(hours=kept.keep_versions_hours))
+    oldest = now() - kept.keeps_rows
     change_log = job.change_log(job.slot_identity())
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
     expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))

@@ -73,7 +73,7 @@ class Overlap:
             while True:
                 waiting = self._still_waiting()
                 upto = self._whole(waiting) if waiting else None
-                if upto is not None:
+                if upto is not None and self._still_waiting():
                     reached = self._apply_upto(upto, self._goes_on)
                     with self._lock:
                         self._waiting = [batch for batch in self._waiting if batch.batch > reached]
@@ -116,6 +116,7 @@ class Overlap:
             yield
         finally:
             timer.cancel()
+            self._deadline = None
 
     def _goes_on(self) -> None:
         if self._is_over:

@@ -128,6 +128,7 @@ class RunResult:
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
     warned_expectations: list[str] = field(default_factory=list)  # unmet, and told only
+    told_applied: bool = False  # whether its apply came to tell what there was to tell
     not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
     needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
     never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
@@ -229,7 +230,9 @@ class RunResult:
     def _applied(self) -> bool | None:
         """Whether every target holds all that was landed; None of a run that hasn't come so far, or isn't to apply anything."""
         stage = self.stages.get("apply")
-        return None if stage is None else stage.status == "succeeded" and not self.not_applied
+        if stage is None or (stage.status != "succeeded" and not self.told_applied):
+            return None
+        return stage.status == "succeeded" and not self.not_applied
 
     def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
         """What the run, or its one ``stage``, did to each table, LSN range, lag and seconds, for people."""

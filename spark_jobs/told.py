@@ -19,9 +19,9 @@ _Versions = dict[str, int]
 class Told:
     """What runs tell of targets; each result is read once, and none that was told before the commits in question."""
 
-    def __init__(self, ledger: Ledger, run_id: str) -> None:
-        """``run_id`` is the run that asks, of which no result needn't mean that it was forgotten."""
-        self._ledger, self._asking = ledger, run_id
+    def __init__(self, ledger: Ledger, forgotten_before: datetime) -> None:
+        """``forgotten_before``: as far back as maintenance leaves results; a run of later has none because it told none."""
+        self._ledger, self._forgotten_before = ledger, forgotten_before
         self._of_runs: dict[str, _Versions | None] = {}
         self._since: datetime | None = None
         self._rows: list[tuple[datetime, _Versions]] = []
@@ -36,8 +36,8 @@ class Told:
         own = self._of_run(run_id)
         if own is not None and own.get(table_name, -1) >= version:
             return True
-        # Maintenance forgets old runs; what is older than all that are left was told long ago.
-        is_forgotten = own is None and run_id != self._asking
+        # What is older than all that are left was told long ago.
+        is_forgotten = own is None and committed_at < self._forgotten_before
         if is_forgotten and self._first is not None and committed_at < self._first:
             return True
         # An earlier row's may be of another table in the same place, whose versions had come further.

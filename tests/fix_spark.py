@@ -52,14 +52,14 @@ def compiled(spark) -> Iterator[None]:
 @pytest.fixture
 def merged_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark merges even what Arrow could."""
-    monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
-    monkeypatch.setattr("spark_jobs.apply.merge_files", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.merge_staged.merge_files", lambda *_: None)
 
 
 @pytest.fixture
 def merged_by_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks merge even the few changes of a small target, file by file, as they do for larger ones."""
-    monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
 
 
 @pytest.fixture(params=[pytest.param("driver", marks=pytest.mark.soak), "tasks"])

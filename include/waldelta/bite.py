@@ -89,11 +89,14 @@ class Bites:
         log.warning("the server was too slow: next bite %s", smaller)
         self._take(smaller)
 
-    def lacks_room(self) -> bool:
+    def lacks_room(self, *, is_disk_full: bool = False) -> bool:
         """The server has no room for the answer, which a shorter read may need less of; False when there is no shorter one.
 
-        No later bite of this drain is wider: it is only soon that there is an answer, whatever room it takes.
+        No later bite of this drain is wider: it is only soon that there is an answer, whatever room it takes. A full disk is
+        met once more at the most: others need it, too, and a server that can't write WAL stops.
         """
+        if is_disk_full and self.next.narrower() is not None:
+            self.next = replace(self.next, window_bytes=2 * SMALLEST_WINDOW_BYTES)
         if not self.ended_by_replay():
             return False
         self._take(self.next)

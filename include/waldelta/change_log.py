@@ -21,6 +21,7 @@ from waldelta.delta_log import read_metadata
 from waldelta.lake import CHANGES, bookkeeping_uri, files_of, rooted, sync_commit
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
+from waldelta.pgoutput.truncate import read_truncate
 from waldelta.row_messages import RowMessages, of_batches
 from waldelta.stream import Stream
 from waldelta.tally import COLUMNS, Landed, Tally
@@ -198,10 +199,15 @@ class ChangeLog(RowMessages):
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
         return Stream(timeline, segments)
 
-    def first_truncate(self, after_batch: int, upto_batch: int) -> int | None:
-        """The first batch of a range that has a TRUNCATE, of whatever table; None when none has."""
+    def first_truncate(self, after_batch: int, upto_batch: int, relation_ids: Collection[int]) -> int | None:
+        """The first batch of a range that has a TRUNCATE of one of these relations; None when none has. Only TRUNCATEs are read."""
         chosen = of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
-        found = [pc.min(part["batch"]).as_py() for part in self.scan(chosen, ["batch"]) if len(part)]
+        wanted, found = set(relation_ids), []
+        for part in self.scan(chosen, ["batch", "streamed_xid", "data"]):
+            for row in part.to_pylist():
+                truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+                if not wanted.isdisjoint(truncated.relation_ids):
+                    found.append(row["batch"])
         return min(found, default=None)
 
     def prepared(self) -> list[Prepared]:

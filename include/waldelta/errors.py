@@ -23,7 +23,8 @@
      |         +-- SlotLost              WAL it needed is gone
      |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
      |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
-     |         +-- BiteTooLarge          (retryable) the server has no room for what a call gives: temporary files, memory
+     |         +-- BiteTooLarge          (retryable) the server can't hold what a call gives: temp_file_limit, memory
+     |         +-- SourceDiskFull        (retryable) a disk of the server's is full
      |         +-- NoFreeSlot            (retryable) the server has no room for the copies of the slot that keep a way back
      |         +-- SlotGap               it moved past changes we never landed, or lost since
      |         +-- SlotStuck             it should have moved and did not
@@ -171,7 +172,13 @@ class PeekTimeout(SlotError):
 
 
 class BiteTooLarge(SlotError):
-    """The server has no room for the answer of a call that reads the slot: temp_file_limit, a disk that is full, or memory."""
+    """The server may not, or can't, hold the answer of a call that reads the slot: temp_file_limit, or memory."""
+
+    retryable = True
+
+
+class SourceDiskFull(SlotError):
+    """A disk of the server's is full, which reading the slot takes room of; nothing was consumed."""
 
     retryable = True
 

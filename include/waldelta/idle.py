@@ -19,7 +19,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
-from waldelta.errors import PeekTimeout, StateError
+from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, StateError
 from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
 from waldelta.job import Job
@@ -28,7 +28,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited, read_around
-from waldelta.peek import call, end_old_backends, peek_error, whole
+from waldelta.peek import NO_ROOM, call, end_old_backends, peek_error, whole
 from waldelta.present import PresentTable, read_present
 from waldelta.private import private_files
 from waldelta.recover import check_unmoved, recover, slot_move
@@ -93,7 +93,7 @@ def look(job: Job) -> Look:
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
                 recovered = recover(connection, job, identity, change_log, server, one_bite=True)
-        except (psycopg.errors.QueryCanceled, PeekTimeout):
+        except (psycopg.errors.QueryCanceled, PeekTimeout, BiteTooLarge, SourceDiskFull):
             behind = "the slot is behind what has landed, by more WAL than a look goes through"
             return Look(True, behind, server.lag_of(slot.confirmed_flush_lsn), critical=tuple(critical(warnings)))
         stands, identity = recovered.confirmed, recovered.identity
@@ -119,7 +119,7 @@ def _reason_to_run(
 ) -> str | None:
     """Changes for us in a stretch of WAL, or more WAL than can be looked through in time; None when there is nothing."""
     between = f"between {span[0]} and {span[1]}"
-    too_much = f"more WAL {between} than a look of {BUDGET_S:g} s goes through"
+    too_much = f"more WAL {between} than a look of {BUDGET_S:g} s goes through, or the server has room for"
     if timeout_s <= 0:
         return too_much
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
@@ -128,8 +128,8 @@ def _reason_to_run(
     try:
         with limited(connection, "statement_timeout", timeout_s):
             found = connection.execute(f"{statement} limit 1".encode()).fetchone()
-    except psycopg.errors.QueryCanceled:
-        return too_much  # landing takes smaller bites until it goes
+    except (psycopg.errors.QueryCanceled, *NO_ROOM):
+        return too_much  # landing takes smaller bites until it goes, or says what it lacks
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(job.pipeline.source.slot, str(err)) from None
     return f"changes {between}" if found is not None else None
@@ -212,10 +212,8 @@ def _has_untold(job: Job) -> bool:
     A run that fails or is killed while it lands may have applied steps by then. Once results are forgotten, a run that finds nothing
     to tell is the next one that has told.
     """
-    if (cut := job.ledger.last_cut()) is None:
-        return False
-    at = job.ledger.first_cut_at(cut.batch)  # maintenance publishes one again
-    return not any(run.verb == "consume" and run.applied is not None for run in job.ledger.runs(at))
+    cut = job.ledger.last_cut()
+    return cut is not None and not job.ledger.is_told(cut)
 
 
 def _drifted(

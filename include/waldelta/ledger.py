@@ -208,10 +208,20 @@ class Ledger:
         rows = self._table(BatchCut).scan(["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch)
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
-    def first_cut_at(self, batch: int) -> datetime:
-        """When the first cut of a batch was made; raises ValueError when there is none."""
-        found: list[datetime] = self._table(BatchCut).scan(["at"], chosen=pc.field("batch") == batch)["at"].to_pylist()
-        return min(found)
+    def is_told(self, cut: BatchCut) -> bool:
+        """Whether a run has told what it applied since a cut of the same batch was made: the one that made it, or a later one."""
+        same = (pc.field("batch") == cut.batch) & (
+            pc.field("end_lsn") == cut.end_lsn
+        )  # maintenance publishes one again
+        made = self._table(BatchCut).scan(["run_id", "at"], chosen=same)
+        runs = self._table(Run).scan(["run_id", "at", "applied"], chosen=pc.field("verb") == "consume")
+        runs = runs.filter(pc.is_valid(runs["applied"]))
+        # By its name first: clocks of other machines may differ.
+        is_one = pc.or_(
+            pc.is_in(runs["run_id"], value_set=made["run_id"].combine_chunks()),
+            pc.greater_equal(runs["at"], pc.min(made["at"])),
+        )
+        return bool(pc.any(is_one).as_py())
 
     def expire_cuts(self, before: datetime) -> int:
         """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""

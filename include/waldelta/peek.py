@@ -29,6 +29,7 @@ from waldelta.errors import (
     PrivilegeMissing,
     PublicationGone,
     SlotInUse,
+    SourceDiskFull,
     SourceError,
     SourceUnreachable,
     StandbyAway,
@@ -194,7 +195,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | Non
 
     Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind, because a
     backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody else holds the slot,
-    PeekTimeout when the bite was too large for the statement timeout, BiteTooLarge when it was for the server's temporary files.
+    PeekTimeout when the bite was too large for the statement timeout, BiteTooLarge and SourceDiskFull when it was for the server's room.
     """
     import adbc_driver_postgresql.dbapi  # brings pandas, which a look at an idle slot must not pay for
 
@@ -362,7 +363,11 @@ _CONNECTION_LOST = (
 
 # The answer of a set-returning function lies in temporary files once it is more than work_mem.
 NO_ROOM = (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory, psycopg.errors.ConfigurationLimitExceeded)
-_NO_ROOM = r"temporary file size exceeds [^\n]*|[^\n]*No space left on device[^\n]*|out of memory[^\n]*"
+_DISK_FULL = r"[^\n]*No space left on device[^\n]*"
+_TOO_LARGE = {
+    r"temporary file size exceeds [^\n]*": "raise temp_file_limit for the role (alter role … set temp_file_limit)",
+    r"out of memory[^\n]*": "lower batch.wal_window_mb, or see what takes the server's memory",
+}
 
 
 def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
@@ -376,13 +381,23 @@ def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
     return None
 
 
-def _refused(slot: str, text: str) -> BiteTooLarge | PrivilegeMissing | None:
-    """The error for what the server won't give, whoever asks for it again."""
-    if no_room := re.search(_NO_ROOM, text):
-        return BiteTooLarge(
-            f"the server has no room for what reading slot {slot!r} gives ({no_room[0]}): raise temp_file_limit for the role (alter role … "
-            "set temp_file_limit), or give the disk of its temporary files room (temp_tablespaces)"
+def _lacks_room(slot: str, text: str) -> BiteTooLarge | SourceDiskFull | None:
+    """The error for an answer that there is no room for."""
+    if full := re.search(_DISK_FULL, text):
+        return SourceDiskFull(
+            f"a disk of the server is full, by what reading slot {slot!r} takes or by others ({full[0].strip()}): free that of its temporary files "
+            "(temp_tablespaces) or, where its pg_replslot is named, of its data directory, or raise logical_decoding_work_mem"
         )
+    for said, remedy in _TOO_LARGE.items():
+        if found := re.search(said, text):
+            return BiteTooLarge(f"the server can't hold what reading slot {slot!r} gives ({found[0]}): {remedy}")
+    return None
+
+
+def _refused(slot: str, text: str) -> SourceError | None:
+    """The error for what the server won't give, whoever asks for it again."""
+    if (lacking := _lacks_room(slot, text)) is not None:
+        return lacking
     if refused := re.search(r"permission denied [^\n]*", text):
         return PrivilegeMissing(
             f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -342,6 +343,11 @@ class Maintenance(_Model):
     keep_versions_hours: int = Field(
         168, ge=168, description="time travel and consistent cuts reach back so far; Delta refuses less than a week"
     )
+
+    @property
+    def keeps_rows(self) -> timedelta:
+        """How far back the ledger's rows reach."""
+        return max(timedelta(days=self.keep_changes_days), timedelta(hours=self.keep_versions_hours))
 
 
 class SlotLimits(_Model):

@@ -21,7 +21,16 @@ from waldelta.consume import (
     confirmed_lsn,
     move_idle_slot,
 )
-from waldelta.errors import BiteTooLarge, ConsumeMismatch, LateWriter, PeekTimeout, SlotGap, SourceChanged, StandbyAway
+from waldelta.errors import (
+    BiteTooLarge,
+    ConsumeMismatch,
+    LateWriter,
+    PeekTimeout,
+    SlotGap,
+    SourceChanged,
+    SourceDiskFull,
+    StandbyAway,
+)
 from waldelta.failover import Promotion, find_promotion, record_promotion
 from waldelta.fault import fault_point
 from waldelta.job import Job
@@ -92,8 +101,8 @@ def recover(
             move = slot_move(identity, job.run_id, landed_end, last)
             try:
                 _catch_up(connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite)
-            except BiteTooLarge:
-                bites.lacks_room()  # the next run compares less at once
+            except (BiteTooLarge, SourceDiskFull) as err:
+                bites.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))  # the next run compares less at once
                 raise
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:

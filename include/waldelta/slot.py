@@ -258,7 +258,7 @@ def open_transactions(conn: Connection) -> list[tuple[str, str]]:
 
 
 def check_received(conn: Connection, name: str, upto: Lsn) -> None:
-    """Raises StandbyAway when a standby hasn't received WAL up to a position that a failover slot gives away only behind it.
+    """Raises StandbyAway when a standby hasn't received WAL up to a position, which a failover slot doesn't give away before.
 
     Its connection says nothing: one that is up may receive nothing for hours. Who reads waits for it, as long as for a slow server.
     """
@@ -266,8 +266,8 @@ def check_received(conn: Connection, name: str, upto: Lsn) -> None:
     if rows:
         listed = ", ".join(f"{standby} (up to {lsn or 'nowhere'})" for standby, lsn in rows)
         raise StandbyAway(
-            f"slot {name!r} gives no changes before the standbys of synchronized_standby_slots have them up to {upto}, which {listed} doesn't: "
-            "let that standby catch up, or take it out of synchronized_standby_slots"
+            f"slot {name!r} gives no changes up to {upto} before the standbys of synchronized_standby_slots have them; behind: {listed}: let that "
+            "standby catch up, or take it out of synchronized_standby_slots"
         )
 
 

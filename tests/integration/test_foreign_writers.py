@@ -13,8 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import BooleanType
 
-import spark_jobs.apply
 import spark_jobs.merge_files
+import spark_jobs.merge_staged
 from spark_jobs.identifier import path
 from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
@@ -146,7 +146,7 @@ def names(cases):
 
 def by_tasks(monkeypatch, acts):
     """Between the reading of the target and the commit of what tasks merged."""
-    monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
     real = spark_jobs.merge_files._commit
 
     def commit(table, *given, **named):
@@ -158,11 +158,11 @@ def by_tasks(monkeypatch, acts):
 
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
-    monkeypatch.setattr("spark_jobs.apply.merge_here", lambda *_: None)
-    monkeypatch.setattr("spark_jobs.apply.merge_files", lambda *_: None)
-    real = spark_jobs.apply._merge
+    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
+    monkeypatch.setattr("spark_jobs.merge_staged.merge_files", lambda *_: None)
+    real = spark_jobs.merge_staged._merge
 
-    def merge(run, source, plan, tag, check):
+    def merge(spark, job, source, plan, tag, check):
         table = plan.state.table_name.removeprefix("public.")
 
         def beside(_):
@@ -170,10 +170,10 @@ def by_spark(monkeypatch, acts):
             return True
 
         name = f"beside_{table}"
-        run.spark.udf.register(name, beside, BooleanType())
-        return real(run, f"(select * from {source} where {name}(action))", plan, tag, check)
+        spark.udf.register(name, beside, BooleanType())
+        return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, check)
 
-    monkeypatch.setattr("spark_jobs.apply._merge", merge)
+    monkeypatch.setattr("spark_jobs.merge_staged._merge", merge)
 
 
 @pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])

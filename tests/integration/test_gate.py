@@ -535,7 +535,7 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
         raise SystemExit(1)
 
     with monkeypatch.context() as patched:
-        patched.setattr("spark_jobs.apply._merge_staged", die)
+        patched.setattr("spark_jobs.apply.merge_staged", die)
         with pytest.raises(SystemExit):
             made.run("first")
     assert made.told() == [(QUARANTINED, "1", False)]

@@ -179,6 +179,15 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
     assert not look(job).has_work
 
 
+def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
+    """Which takes smaller bites, or says by name what the server lacks; a look reads whole transactions."""
+    database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
+    database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
+    found = look(job)
+    assert found.has_work
+    assert found.reason.endswith("or the server has room for")
+
+
 def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
     """The time that a look may take to find a change isn't that of the statement that moves the slot."""
     seen = []

@@ -148,7 +148,7 @@ def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(spar
     """And told once, by the apply behind the landing."""
     write(database, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(apply_module, "_finish_step", killed)
+        patched.setattr(apply_module, "finish_step", killed)
         with pytest.raises(RunFailed, match="killed"):
             consume(spark, replace(job, run_id="killed"))
     assert in_cuts(job) == 0
@@ -277,6 +277,31 @@ def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monk
             consume(spark, job)
     found = look(job)
     assert (found.has_work, found.reason) == (True, "a run ended before it told what it applied")
+    following = consume(spark, replace(job, run_id="following"))
+    assert following.tables["public.t"].inserted == 2 * PER_BATCH
+    assert not look(job).has_work
+
+
+@pytest.mark.parametrize("fails_in", ["read_fed", "_feed"])
+def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(spark, database, job, monkeypatch, fails_in):
+    """Nothing follows on the source, and a table has left: a look finds it, and that run tells all of it."""
+    write(database, 2)
+    database.execute(
+        "create table unpublished(v text); insert into unpublished select repeat('x', 100) from generate_series(1, 100)"
+    )
+    Held(monkeypatch, {1, 2})
+
+    def fail(*args):
+        database.execute(f"alter publication {job.pipeline.source.publications[0].name} drop table t")
+        raise SourceUnreachable("the server went away")
+
+    real = apply_module._feed
+    behind = fail if fails_in == "read_fed" else lambda *args: real(*args) if args[-1].is_meanwhile else fail()
+    with monkeypatch.context() as patched:
+        patched.setattr(apply_module, fails_in, behind)
+        with pytest.raises(RunFailed):
+            consume(spark, job)
+    assert look(job).reason == "a run ended before it told what it applied"
     following = consume(spark, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
     assert not look(job).has_work

@@ -444,7 +444,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
 
     from spark_jobs.apply import apply
 
-    monkeypatch.setattr("spark_jobs.apply._merge", killed)
+    monkeypatch.setattr("spark_jobs.merge_staged._merge", killed)
     with pytest.raises(Killed):
         apply(spark, job)
     assert len(told(job)) == 2
@@ -476,7 +476,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, databas
     from spark_jobs.apply import apply
 
     if fate == "killed":
-        monkeypatch.setattr("spark_jobs.apply._merge", killed)
+        monkeypatch.setattr("spark_jobs.merge_staged._merge", killed)
         with pytest.raises(Killed):
             apply(spark, job)
         monkeypatch.undo()

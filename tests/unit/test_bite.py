@@ -109,3 +109,15 @@ def test_what_replay_ends_is_another_matter(run):
     while bites.ended_by_replay():
         pass
     assert size_of(bites.next) == (1, 600)
+
+
+def test_an_answer_without_room_is_narrowed_for_good(run):
+    """By halves where the server limits it; a full disk is met once more at the most. The next run begins there."""
+    bites = run()
+    assert bites.lacks_room()
+    bites.answered(1, is_whole=True)
+    assert size_of(bites.next) == size_of(run().next) == (32, 600)
+    assert bites.lacks_room(is_disk_full=True)
+    assert size_of(bites.next) == size_of(run().next) == (1, 600)
+    assert not bites.lacks_room(is_disk_full=True)
+    assert not bites.lacks_room()

@@ -9,7 +9,7 @@ from tests.unit.spark_jobs.test_decode_streams import plain
 from tests.unit.test_pending import written
 
 ROWS = plain(7, enc.insert(16400, ["1", "x"]))
-TRUNCATE = plain(8, enc.truncate([16400]))
+TRUNCATE, OTHERS = plain(8, enc.truncate([16399, 16400])), plain(8, enc.truncate([16401]))
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ TRUNCATE = plain(8, enc.truncate([16400]))
 )
 def test_the_first_truncate(tmp_path, after, upto, expected):
     """However far back it is looked for, nothing else is read."""
-    log = written(tmp_path, ROWS, TRUNCATE, ROWS, TRUNCATE, ROWS)
-    assert log.first_truncate(after, upto) == expected
+    log = written(tmp_path, OTHERS + ROWS, TRUNCATE, ROWS + OTHERS, TRUNCATE, ROWS)
+    assert log.first_truncate(after, upto, [16400]) == expected

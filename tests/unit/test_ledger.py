@@ -505,3 +505,27 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     for number in range(3):
         Ledger(root).append(move("intent", number))
     assert list(local_path(bookkeeping_uri(root, SlotMove.table)).glob("_delta_log/*2.checkpoint.parquet"))
+
+
+@pytest.mark.parametrize(
+    "runs, told",
+    [
+        pytest.param([], False, id="no run has told anything"),
+        pytest.param([("r", 1, None)], False, id="it ended before"),
+        pytest.param([("r", 1, False)], True, id="its own run has, by which one table failed"),
+        pytest.param([("r", -1, True)], True, id="its own run has, whose clock is behind"),
+        pytest.param([("before", -1, True)], False, id="an earlier one of the same day says nothing of it"),
+        pytest.param([("r", 1, None), ("later", 2, True)], True, id="a later one has told what a killed one committed"),
+    ],
+)
+def test_whether_a_cut_is_told(tmp_path, runs, told):
+    """By whatever run; that maintenance publishes it again changes nothing, nor does a cut of the same number in an earlier life."""
+    ledger = Ledger(tmp_path.as_uri())
+    ledger.append(replace(cut(7, NOON - DAY), end_lsn=3))
+    made = cut(7)
+    ledger.append_cut(made, ledger.last_cut())
+    ledger.append_cut(replace(made, at=NOON + DAY, run_id="maintain"), ledger.last_cut())
+    for run_id, minutes, applied in runs:
+        ledger.append(replace(run(run_id, NOON + timedelta(minutes=minutes)), applied=applied))
+    ledger.append(replace(run("maintain", NOON + DAY, "maintain"), applied=None))
+    assert ledger.is_told(ledger.last_cut()) == told

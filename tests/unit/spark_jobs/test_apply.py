@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-import spark_jobs.apply as apply_module
+import spark_jobs.merge_staged as merge_module
 from spark_jobs.applied import Applied, isolated
-from spark_jobs.apply import _is_told
 from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
 from spark_jobs.stage_tasks import tasks_for
+from spark_jobs.step_cut import is_told
 from spark_jobs.steps import plan_steps, told_steps
 from waldelta.errors import LockHeld
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
@@ -38,14 +38,14 @@ def cut(batch: int, **generations: int) -> BatchCut:
 )
 def test_a_cut_is_published_once_and_never_behind_a_later_one(ours, newest, told):
     """Readers take the newest row of the ledger: it must not go back."""
-    assert _is_told(ours, newest) == told
+    assert is_told(ours, newest) == told
 
 
 def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     """Whoever committed while the target was merged here may have taken it over, and copied it again."""
     merged = []
-    monkeypatch.setattr(apply_module, "merge_here", lambda *_: None)
-    monkeypatch.setattr(apply_module, "_merge", lambda *_: merged.append(1))
+    monkeypatch.setattr(merge_module, "merge_here", lambda *_: None)
+    monkeypatch.setattr(merge_module, "_merge", lambda *_: merged.append(1))
 
     def taken() -> None:
         raise LockHeld("by another run")
@@ -53,7 +53,7 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     changes = Staged("folder", "source", {}, net=pa.table({"action": ["insert"]}))
     plan = SimpleNamespace(decode=SimpleNamespace(unfolding=None))
     with pytest.raises(LockHeld):
-        apply_module._merge_staged(SimpleNamespace(job=None), changes, plan, CommitTag("app", 1), taken)
+        merge_module.merge_staged(None, None, changes, plan, CommitTag("app", 1), taken)
     assert merged == []
 
 

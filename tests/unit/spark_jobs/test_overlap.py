@@ -9,6 +9,7 @@ import pytest
 
 from spark_jobs.overlap import Overlap, WholeSteps
 from spark_jobs.steps import plan_steps, whole_upto
+from tests.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.tally import Landed, Transactions
 
@@ -165,6 +166,28 @@ def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
     assert ended == [1]
     assert "it is interrupted" in caplog.text
     assert "doesn't end" not in caplog.text
+
+
+def test_each_step_has_its_own_time():
+    """What is left of the time of the one before says nothing of a step that is just beginning when landing ends."""
+    second, may_end, ended = threading.Event(), threading.Event(), []
+
+    def apply(upto, _):
+        if upto == 2:  # before its limit begins, as while its session is made
+            second.set()
+            assert may_end.wait(WAIT_S)
+        with overlap.limited(lambda: None):
+            ended.append(upto)
+        return upto
+
+    with Overlap(newest, apply, 0.05, grace_s=0.0) as overlap:
+        overlap.landed(batch(1))
+        wait_until(lambda: ended == [1], WAIT_S)
+        overlap.landed(batch(2))
+        assert second.wait(WAIT_S)
+        assert overlap._patience_s() == 0.05
+        may_end.set()
+    assert ended == [1, 2]
 
 
 def test_a_run_that_is_ended_waits_for_nothing():

@@ -55,20 +55,20 @@ def test_what_is_told(ledger, told, expected):
     """Of version 5 of a target, which run "a" committed."""
     for run_id, minutes, version in told:
         tell(ledger, run_id, minutes, version)
-    assert Told(ledger, "asking").has("a", "public.t", 5, at(0), lambda: at(-30)) == expected
+    assert Told(ledger, at(1)).has("a", "public.t", 5, at(0), lambda: at(-30)) == expected
 
 
-def test_a_run_that_hasnt_told_yet_asks_for_its_own(ledger):
-    """All rows that are left are later than its commit; it wasn't forgotten for all that."""
+def test_a_run_of_late_without_a_result_was_not_forgotten(ledger):
+    """It hasn't told yet, or was killed before it could, the lake's first: all rows that are left are later ones."""
     tell(ledger, "b", 600)
-    assert not Told(ledger, "a").has("a", "public.t", 5, at(0), lambda: at(-30))
+    assert not Told(ledger, at(-1)).has("a", "public.t", 5, at(0), lambda: at(-30))
 
 
 def test_other_verbs_tell_nothing(ledger):
     """A sync's version is that of its copy."""
     tell(ledger, "z", -600)
     tell(ledger, "s", 10, 7, "sync")
-    assert not Told(ledger, "asking").has("a", "public.t", 5, at(0), lambda: at(-30))
+    assert not Told(ledger, at(1)).has("a", "public.t", 5, at(0), lambda: at(-30))
 
 
 def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
@@ -78,7 +78,7 @@ def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
         tell(ledger, f"r{number}", 10 + number)
     parsed, real = [], RunResult.from_json.__func__
     monkeypatch.setattr(RunResult, "from_json", classmethod(lambda cls, text: parsed.append(text) or real(cls, text)))
-    told = Told(ledger, "asking")
+    told = Told(ledger, at(1))
     for version in range(20):
         assert not told.has("a", "public.t", 5 + version, at(0), lambda: at(-30))
         assert not told.has("a", "public.u", 5 + version, at(1), lambda: at(-30))

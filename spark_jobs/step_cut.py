@@ -1,0 +1,44 @@
+"""Step cut: what a step of an apply did to all targets, and whether that is a consistent cut to publish."""
+
+from __future__ import annotations
+
+import logging
+
+from waldelta.change_log import ChangeLog
+from waldelta.errors import LateWriter
+from waldelta.fault import fault_point
+from waldelta.job import Job
+from waldelta.ledger_rows import BatchCut, TargetCut, now
+from waldelta.watermark import last_cut
+
+log = logging.getLogger(__name__)
+
+
+def finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool) -> BatchCut:
+    """The cut of a step, which is published when it is ``complete`` and tells anything new."""
+    landed = change_log.landed(batch)
+    cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
+    newest = last_cut(job)
+    if complete and cuts and (newest is None or not is_told(cut, newest)):
+        fault_point("apply.cutting")
+        try:
+            job.ledger.append_cut(cut, newest)
+        except LateWriter as err:  # readers take the newest row: it must never be of an older batch
+            log.warning("no cut of batch %d: %s", batch, err)
+        fault_point("apply.cut")
+    return cut
+
+
+def is_told(cut: BatchCut, newest: BatchCut) -> bool:
+    """Whether the newest cut is this one, or of a later batch of the same copies.
+
+    In another life of the slot, whose copies are of later generations, batches may be numbered anew.
+    """
+    if newest.batch <= cut.batch:
+        return (newest.batch, _members(newest)) == (cut.batch, _members(cut))
+    generations = dict(_members(newest))
+    return any(generations.get(name, 0) >= generation for name, generation in _members(cut))
+
+
+def _members(cut: BatchCut) -> set[tuple[str, int]]:
+    return {(target.table_name, target.generation) for target in cut.targets}
