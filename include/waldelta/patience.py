@@ -109,9 +109,9 @@ where l.locktype = 'relation'
   and l.mode = any(%s)
 """
 
-# A prepared transaction's locks have no pid.
+# A prepared transaction's locks have no pid, an autovacuum worker no name.
 _LOCK_HOLDERS = """
-select distinct coalesce('pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+select distinct coalesce('pid ' || l.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), nullif(a.backend_type, 'client backend')) || ')', ''),
                          'prepared transaction ' || coalesce(quote_literal(x.gid), 'that was just decided')),
        l.relation::regclass::text || case when l.granted then '' else ' (waits for the lock' || coalesce(', behind ' || b.pids, '') || ')' end
 from pg_locks l

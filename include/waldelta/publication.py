@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -195,10 +196,16 @@ def try_publications(
     return replace(wanted, tables=tuple(sorted(tables)), filter_columns=filter_columns), problems
 
 
+def trial_timeout_ms(conn: Connection) -> int:
+    """How long a trial waits for a lock: less than deadlock_timeout, as whoever waits so long ends the autovacuum in its way."""
+    ((deadlock_timeout,),) = conn.execute("select current_setting('deadlock_timeout')::interval").fetchall()
+    return min(LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
+
+
 def _try(conn: Connection, wanted: PublicationState) -> PublicationState:
     trial = replace(wanted, name=f"waldelta_trial_{conn.info.backend_pid}")
     with conn.transaction(force_rollback=True):
-        conn.execute(sql.SQL("set local lock_timeout = {}").format(LOCK_TIMEOUT_MS))
+        conn.execute(sql.SQL("set local lock_timeout = {}").format(trial_timeout_ms(conn)))
         conn.execute(_create(trial))
         return read_publications(conn, [trial.name])[trial.name]
 

@@ -38,6 +38,7 @@ from waldelta.publication import (
     plan_publications,
     read_marked,
     read_publications,
+    trial_timeout_ms,
     try_publications,
     wanted_publication,
 )
@@ -330,13 +331,17 @@ def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tup
         return wanted, []
     known = facts.actual.get(entry.name)
     tried = replace(wanted, tables=tuple(t for t in wanted.tables if t.id in facts.tables))
-    state, problems = _with_lock_retry(conn, lambda: try_publications(conn, tried, known))
+    trial = partial(try_publications, conn, tried, known)
+    state, problems = _with_lock_retry(conn, trial, timeout_ms=trial_timeout_ms(conn))
     absent = [t for t in wanted.tables if t.id not in facts.tables]
     return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [problem(text) for text in problems]
 
 
 def _with_lock_retry(
-    conn: Connection, action: Callable[[], _Found], read_holders: Callable[[], str] | None = None
+    conn: Connection,
+    action: Callable[[], _Found],
+    read_holders: Callable[[], str] | None = None,
+    timeout_ms: int | None = None,
 ) -> _Found:
     attempts = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(psycopg.errors.LockNotAvailable),
@@ -349,7 +354,7 @@ def _with_lock_retry(
     except psycopg.errors.LockNotAvailable as err:
         holders = read_holders() if read_holders is not None else lock_holders(conn, _IN_THE_WAY)
         raise TableBusy(
-            f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_MS} ms; "
+            f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {timeout_ms or LOCK_TIMEOUT_MS} ms; "
             f"nothing was changed. Locks that stand in the way:\n{holders}\nwait until they end, and run setup again"
         ) from err
 

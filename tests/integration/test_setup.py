@@ -421,6 +421,20 @@ def test_locked_table(database, conn, lake, tables, monkeypatch):
         assert state(database) == before
 
 
+def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkeypatch):
+    """Whoever waits for deadlock_timeout looks who is in the way, and ends an autovacuum worker: the trial has given up by then."""
+    monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 1)
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    looked = []
+    conn.add_notice_handler(lambda notice: looked.append(notice.message_primary))
+    conn.execute("set deadlock_timeout = '600ms'; set log_lock_waits = on; set client_min_messages = log")
+    with database.connect(application_name="vacuum-like") as other, other.transaction():
+        other.execute("lock table flights in share update exclusive mode")
+        with pytest.raises(TableBusy, match=r"1 attempts of 300 ms; .*\n.*vacuum-like\) on public.flights"):
+            plan_setup(conn, job)
+    assert looked == []
+
+
 def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch):
     """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what nobody asked for isn't read."""
     monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
