@@ -197,7 +197,7 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
     for state in managed:
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
-    findings += judge_younger(conn, slot_conn, pipeline.source, managed, facts)
+    findings += judge_younger(conn, slot_conn, job, managed, facts)
     findings += judge_standby(conn, slot_conn, job, facts)
     fed: list[str] = []
     if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:

@@ -1,7 +1,7 @@
 """Publications that are younger than what waits in the slot: before PostgreSQL 18 such changes can't be decoded by their names.
 
 pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 passes over one that isn't there yet; before,
-peek and get fail for good. So a copy of the slot that goes with the session is read first: the server's own answer.
+peek and get fail for good. So a copy of the slot is read first, which goes with a session of its own: the server's own answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import psycopg
 
 from waldelta.errors import PublicationGone
 from waldelta.finding import Finding, problem, warning
+from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.peek import call, peek_error, whole
 from waldelta.pipeline_file import Source
@@ -33,7 +34,7 @@ TRIAL_S = 20
 
 
 def judge_younger(
-    primary: Connection, conn: Connection, source: Source, managed: Sequence[PublicationState], facts: Facts
+    primary: Connection, conn: Connection, job: Job, managed: Sequence[PublicationState], facts: Facts
 ) -> Iterator[Finding]:
     """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot.
 
@@ -50,30 +51,45 @@ def judge_younger(
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
     if is_readable and not slot.invalidation_reason:
-        yield from _judge_existing(primary, conn, source)
+        yield from _judge_existing(primary, conn, job)
 
 
-def _judge_existing(primary: Connection, conn: Connection, source: Source) -> Iterator[Finding]:
+def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator[Finding]:
+    source = job.pipeline.source
     young = fetch(conn, _YOUNG, {"publications": list(source.publication_names), "slot": source.slot})
     if not young:
         return
     names = [row.name for row in young]
-    try:
-        _read_all(conn, source, names)
-    except PublicationGone as err:
-        yield problem(str(err))
-        return
-    except psycopg.Error as err:
-        log.info("slot=%s can't be tried: %s", source.slot, err)
-        yield warning(
-            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
-            f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
-        )
+    if (found := _try(job, names)) is not None:
+        yield found
+        if found.severity == "problem":
+            return
     for row in fetch(primary, _OLDER, {"publications": names}):
         yield warning(
             f"publication {row.name!r} is younger than transactions that are still open ({', '.join(row.older)}): what they "
             "wrote before couldn't be decoded; wait until they have ended and a run without it has consumed them"
         )
+
+
+def _try(job: Job, names: Sequence[str]) -> Finding | None:
+    """What decoding by these publications says.
+
+    In a session of its own: setup tries again on its connections when a table was locked, and before PostgreSQL 15.15, 16.11 and 17.7
+    a second decode in a session in which one has failed may crash the server.
+    """
+    source = job.pipeline.source
+    with job.connect_slot("trial") as connection:
+        try:
+            _read_all(connection, source, names)
+        except PublicationGone as err:
+            return problem(str(err))
+        except psycopg.Error as err:
+            log.info("slot=%s can't be tried: %s", source.slot, err)
+            return warning(
+                f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
+                f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
+            )
+    return None
 
 
 def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
@@ -89,8 +105,6 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
             cursor.execute(call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode())
         except psycopg.errors.UndefinedObject as err:
             raise peek_error(source.slot, str(err)) from None
-        finally:
-            cursor.execute("set statement_timeout = 0")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.test_setup import job_for
+from waldelta import younger
 from waldelta.connection import connect
 from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.idle import look
@@ -77,6 +78,33 @@ def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(a
             assert "'q' is younger" not in " ".join(plan.warnings)
         assert "publication 'later' does not exist" in " ".join(plan_setup(conn, job("q", "later")).problems)
         assert any_database.execute("select count(*) from pg_replication_slots where temporary") == [(0,)]
+
+
+def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, lake, monkeypatch):
+    """Setup tries again on its own connection; a server without the fix of its minor release could crash by it."""
+    any_database.execute("create table t (id int primary key)")
+    sessions, real = [], younger._read_all
+
+    def reads(conn, *of):
+        sessions.append(conn.info.backend_pid)
+        real(conn, *of)
+
+    with connect(any_database.conninfo, "test") as conn:
+        ours = {"name": "p", "tables": [{"name": "public.t"}]}
+        job = job_for(any_database.conninfo, lake, ours)
+        apply_setup(conn, job)
+        if conn.info.server_version >= 180000:
+            return  # such publications aren't tried
+        # More than can be decoded in the time that it is given.
+        any_database.execute("insert into t select generate_series(1, 20000); create publication q for table t")
+        monkeypatch.setattr(younger, "_read_all", reads)
+        monkeypatch.setattr(younger, "TRIAL_S", 0.001)
+        job = job_for(any_database.conninfo, lake, ours, {"name": "q", "manage": False}, slot=job.pipeline.source.slot)
+        for _ in range(2):
+            assert "couldn't be tried (canceling statement due to statement timeout)" in " ".join(
+                plan_setup(conn, job).warnings
+            )
+        assert len({*sessions, conn.info.backend_pid}) == 3
 
 
 def _inserted(database, job):

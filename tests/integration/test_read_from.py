@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 
+from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from tests.standby import (
     SCHEMA,
@@ -30,6 +31,7 @@ from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, 
 from waldelta.idle import look
 from waldelta.ledger_rows import now
 from waldelta.orphans import drop_orphans, find_orphans
+from waldelta.pipeline_file import Publication
 from waldelta.standby import committed_upto, slot_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -149,6 +151,13 @@ def test_the_oldest_version_that_can(pair, lake):
     assert look(pipeline.job()).has_work
     slot = pipeline.status()["slot"]
     assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
+    # What waits is tried where the slot is.
+    ask(primary, "create publication young for table app.t")
+    catch_up(standby, primary)
+    publications = [*pipeline.file.source.publications, Publication(name="young", manage=False)]
+    source = pipeline.file.source.model_copy(update={"publications": publications})
+    (found,) = Pipeline(pipeline.file.model_copy(update={"source": source})).check().problems
+    assert "publication 'young' does not exist at the WAL position" in found
     assert pipeline.teardown() == ["slot flights", "publication p"]
     assert ask(standby, SLOTS) == [(0,)]
 
