@@ -70,7 +70,7 @@ def compare_target(
     isn't published any more.
     """
     table_id = TableId.parse(state.table_name)
-    with SnapshotHolder(conninfo, f"waldelta compare {table_id}"[:63]) as holder:
+    with SnapshotHolder(conninfo, f"waldelta compare {pipeline.source.slot} {table_id}") as holder:
         table = _fed_as_of(holder, pipeline, table_id).table
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
         files = holder.relfilenodes([leaf.oid for leaf in leaves])

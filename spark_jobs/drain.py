@@ -50,6 +50,20 @@ class Drained:
         """Row changes landed."""
         return sum(batch.transactions.changes for batch in self.batches)
 
+    def before(self, later: Drained) -> Drained:
+        """What both landed, this one first."""
+        bill = SourceBill()
+        for drained in (self, later):
+            bill.add(drained.bill)
+        return Drained(
+            self.start,
+            later.end,
+            [*self.batches, *later.batches],
+            self.seconds_landing + later.seconds_landing,
+            self.seconds_consuming + later.seconds_consuming,
+            bill,
+        )
+
 
 def drain(
     spark: SparkSession,

@@ -1,11 +1,13 @@
-"""Land through: land on until everything that a snapshot sees is in the change log."""
+"""Land through: land on until everything that a snapshot sees is in the change log.
+
+A snapshot holds back vacuum on the whole server. So a backlog is landed before it is taken, and what is left, while it is held.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -23,6 +25,12 @@ FLUSH_TIMEOUT_S = 60.0
 LOCK_TIMEOUT_S = 30.0
 
 
+def land_backlog(spark: SparkSession, job: Job) -> Drained:
+    """Land what waits in the slot."""
+    with _slot_lock(job) as lock:
+        return drain(spark, job, lock.check)
+
+
 def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
     """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees."""
     deadline = time.monotonic() + FLUSH_TIMEOUT_S
@@ -38,9 +46,7 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
                     )
                 raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
             time.sleep(0.2)
-            further = drain(spark, job, lock.check)
-            further.bill.add(drained.bill)
-            drained = replace(further, start=drained.start, batches=[*drained.batches, *further.batches])
+            drained = drained.before(drain(spark, job, lock.check))
     return drained
 
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
+from spark_jobs.drain import Drained
 from spark_jobs.flow import Stage, all_failures, continued, report_stage, run_stages
-from spark_jobs.land_through import land_through
+from spark_jobs.land_through import land_backlog, land_through
 from spark_jobs.reconcile_table import Feeding, Found, compare, why_not_compared
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
@@ -198,15 +199,17 @@ def _compare_group(work: _Work, states: Sequence[TableState]) -> dict[str, tuple
     """Compare some tables as one snapshot sees them; returns those that differ."""
     spark, job = work.spark, work.job
     try:
+        _count_landed(work, land_backlog(spark, job))
         # Before the snapshot: what a target gets meanwhile is behind the batch that it is compared at.
         marks = Watermarks(job, job.slot_identity())
         batches = {state.table_name: marks.of(state) for state in states}
-        with named_loss(job.conninfo), SnapshotHolder(job.conninfo, "waldelta reconcile") as holder:
+        with (
+            named_loss(job.conninfo),
+            SnapshotHolder(job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}") as holder,
+        ):
             feedings = _feedings(work, holder, states, batches, marks.versions)
             if feedings:
-                drained = land_through(spark, job, holder.lsn)
-                work.result.changes += drained.changes
-                work.result.source.add(drained.bill)
+                _count_landed(work, land_through(spark, job, holder.lsn))
             with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="reconcile") as pool:
                 done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
                 return {
@@ -219,6 +222,11 @@ def _compare_group(work: _Work, states: Sequence[TableState]) -> dict[str, tuple
             if state.table_name not in work.found:
                 work.fail(state.table_name, err)
         return {}
+
+
+def _count_landed(work: _Work, drained: Drained) -> None:
+    work.result.changes += drained.changes
+    work.result.source.add(drained.bill)
 
 
 def _feedings(
@@ -290,8 +298,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
         work.found[name] = replace(row, reason=f"not repaired: {err}")
         return
     cut = done.cut
-    work.result.changes += done.drained.changes
-    work.result.source.add(done.drained.bill)
+    _count_landed(work, done.drained)
     work.result.tables[name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
     mended = cut.inserted + cut.updated + cut.deleted
     work.found[name] = replace(

@@ -1,6 +1,6 @@
 """Repair: mend a drifted target by the rows that enter it and leave it, in one MERGE, instead of copying it again.
 
-1. Settle the publications and take a snapshot, as for a copy.
+1. Land what waits, then settle the publications and take a snapshot, as for a copy.
 2. Land on until everything that the snapshot sees is in the change log. Each key of the table that is touched there,
    after what the target holds, is to be read again: such rows can't be judged by comparing filters. So is each key in
    quarantine, which the target lacks whatever its filter says.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.drain import Drained
 from spark_jobs.gate import judge_reread, read_gates
-from spark_jobs.land_through import land_through
+from spark_jobs.land_through import land_backlog, land_through
 from spark_jobs.merge_rows import merge_rows
 from spark_jobs.repair_end import end_repair, keep_discarded, record_repaired, repair_tag
 from spark_jobs.repair_rows import (
@@ -162,12 +162,13 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
     if again is not None and again.keys is not None:
         _check_none_kept_out(name, [*watched.values(), *(discarded[key] for key in discarded.keys() & again.keys)])
     named = watched.keys() | ((again.keys if again is not None else None) or set())
+    drained = land_backlog(spark, job)
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
     with staged_in(spark, staged):
-        with SnapshotHolder(job.conninfo, f"waldelta repair {name}"[:63]) as holder:
+        with SnapshotHolder(job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}") as holder:
             check_settled(holder, settled)
             fed, storage = fed_as_of(holder, job, TableId.parse(name))
             membership = read_version_as_of(holder, settled, fed.table.relation_ids)
@@ -176,7 +177,7 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
                 rows = plan_rows(job, drifted, own, holder, connection)
                 rows = replace(rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named))
                 size = check_cost(connection, rows)
-            drained = land_through(spark, job, holder.lsn)
+            drained = drained.before(land_through(spark, job, holder.lsn))
             counted = {
                 f"{staged}/touched": _stage_touched(spark, job, drifted, f"{staged}/touched"),
                 f"{staged}/named": stage_named(rows, named, f"{staged}/named"),

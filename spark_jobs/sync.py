@@ -209,7 +209,10 @@ def sync_table(
     """
     began = time.monotonic()
     target = job.pipeline.target
-    with named_loss(job.conninfo), SnapshotHolder(job.conninfo, f"waldelta snapshot {table_id}"[:63]) as holder:
+    with (
+        named_loss(job.conninfo),
+        SnapshotHolder(job.conninfo, f"waldelta snapshot {job.pipeline.source.slot} {table_id}") as holder,
+    ):
         taken_at = read_clock(holder.connection)
         check_settled(holder, settled)
         fed, storage = fed_as_of(holder, job, table_id)

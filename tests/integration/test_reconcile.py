@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from datetime import date
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from spark_jobs import land_through as land_module
 from spark_jobs import repair as repair_module
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
@@ -436,6 +438,35 @@ def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
     pipeline.sync(spark)
     row = reconcile(spark, pipeline)["t"]
     assert (row.status, row.source_rows) == ("equal", 1000)
+
+
+@pytest.mark.parametrize("repairs", [False, True])
+def test_a_backlog_is_landed_before_a_snapshot_is_held(spark, database, pipeline, monkeypatch, repairs):
+    """Only what came meanwhile lands while vacuum is held back, by a session that says whose it is."""
+    held, writes = [], itertools.count()
+    holders = (
+        "select application_name from pg_stat_activity where datname = current_database() "
+        "and backend_xmin is not null and state = 'idle in transaction'"
+    )
+
+    def written_meanwhile(*of, real=land_module.drain):
+        names = [name for (name,) in database.execute(holders)]
+        drained = real(*of)
+        database.execute(f"insert into t values ('west', date '2000-01-01' + {next(writes)})")
+        held.append((names, drained.changes))
+        return drained
+
+    database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")
+    monkeypatch.setattr(land_module, "drain", written_meanwhile)
+    if repairs:
+        target(pipeline).delete("day = '2024-01-08'")
+    assert reconcile(spark, pipeline, repair=repairs)["t"].status == ("repaired" if repairs else "equal")
+    slot, ours = pipeline.file.source.slot, [("reconcile", 2, 1), ("repair", 1, 1)]
+    expected = []
+    for verb, waited, came in ours if repairs else ours[:1]:
+        name = f"waldelta {verb} {slot}" + (" public.t" if verb == "repair" else "")
+        expected += [([], waited), ([name], came)]
+    assert held == expected
 
 
 def test_a_locked_table_is_not_waited_for(spark, database, lake):

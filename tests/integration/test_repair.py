@@ -97,11 +97,11 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     assert difference(spark, job).rows == 0
     assert run(spark, job).warnings == []
 
-    def write_then_drain(*args):
+    def write_then_land(*args):
         database.execute(
             "update t set n = 77 where a in (2, 3); insert into t values (5000, 4, 1, 'w'); delete from t where a = 15"
         )
-        return drain(*args)
+        return land_module.land_through(*args)
 
     # Unread in the slot, on both sides of the change: into, out of, within and outside of both filters, keys moved.
     changes = """
@@ -117,7 +117,7 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     publish(database, job, "a < 20")
     database.execute(changes.format(1))
     with monkeypatch.context() as patched:
-        patched.setattr(land_module, "drain", write_then_drain)
+        patched.setattr(repair_module, "land_through", write_then_land)
         assert "rows entered" in told(run(spark, job))
     assert difference(spark, job).rows > 0  # what was written since the snapshot is the next run's
     assert run(spark, job).warnings == []
