@@ -22,7 +22,7 @@ from spark_jobs.live_rows import SNAPSHOT, live_rows
 from spark_jobs.merge import CommitTag, tagged, with_variants
 from spark_jobs.merge_rows import staged_names
 from spark_jobs.merge_states import ENDS, STATES, Kept, states_statement
-from spark_jobs.snapshot_diff import TWICE, differences
+from spark_jobs.snapshot_diff import TWICE, CopiedRows, differences
 from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
 from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched, take_over_for_copy
@@ -92,18 +92,15 @@ def prepare_states(
         spark.sql(f"alter table {path(uri)} alter column {quote(name)} drop not null")
 
 
-def copy_states(
-    spark: SparkSession, job: Job, begun: TableState, copied: tuple[TableCopy, DataFrame, DataFrame], commit: Commit
-) -> Written:
-    """Bring a target to what a snapshot shows, in one commit; ``copied`` are the copy, its rows as read, once, and as stored."""
-    copy, rows, stored = copied
+def copy_states(spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: Commit) -> Written:
+    """Bring a target to what a snapshot shows, in one commit."""
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
     if not commit.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
-        frame = stored.select("*", *_first(mode, copy, commit.moment))
+        frame = copied.stored.select("*", *_first(mode, copied.copy, commit.moment))
         return replace_target(spark, uri, frame, commit.txn, commit.metadata)
     try:
-        return _add(spark, job, begun, (copy, rows, stored), commit)
+        return _add(spark, job, begun, copied, commit)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -124,21 +121,22 @@ def _add(
     spark: SparkSession,
     job: Job,
     begun: TableState,
-    copied: tuple[TableCopy, DataFrame, DataFrame],
+    copied: CopiedRows,
     commit: Commit,
 ) -> Written:
     mode, moment, txn = job.pipeline.target.mode_of(begun.table_name), commit.moment, commit.txn
-    (copy, rows, stored), table, uri = copied, begun.table_name, uri_of(job, begun.table_name)
+    copy, table, uri = copied.copy, begun.table_name, uri_of(job, begun.table_name)
     compared = read_untouched(job, begun).version
     held = spark.read.format("delta").load(uri)
-    _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(stored.dtypes))
+    _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(copied.stored.dtypes))
     _check_position(table, held, mode, moment.lsn)
     take_over_for_copy(spark, job, table, begun.generation)
     live = live_rows(held, mode, copy.key_columns)
-    found = differences(copy, rows.toDF(*staged_names(copy)), live)
+    found = differences(copy, copied.rows.toDF(*staged_names(copy)), live)
     folder = staging_folder(job.pipeline.target.root, table, begun.generation, txn[1], job.run_id)
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
+        copied.all_read()
         counts = {row["action"]: row["count"] for row in spark.read.parquet(folder).groupBy("action").count().collect()}
         if TWICE in counts:
             raise ModeRefused(

@@ -7,7 +7,7 @@ metadata columns. It is as exact as a copy whatever the target held before, sinc
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,19 @@ class Former:
     state: TableState | None
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """A copy and its rows, as they are read, once, and as the target would store them.
+
+    ``all_read`` is to be called when nothing reads them from the source again, whatever Spark does anew: it ends the snapshot.
+    """
+
+    copy: TableCopy
+    rows: DataFrame
+    stored: DataFrame
+    all_read: Callable[[], object]
+
+
 def obstacle(former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
     """Why only a copy of the whole table is exact; None when a diff is.
 
@@ -89,22 +102,21 @@ def mend_target(
     job: Job,
     state: TableState,
     former: Former,
-    copied: tuple[TableCopy, DataFrame, DataFrame],
+    copied: CopiedRows,
     attempt: int,
 ) -> RowDiff | str:
     """Compare a copy's rows with the target, by key, and merge what differs; or say why only a whole copy is exact.
 
-    ``state`` is the generation that this begins. ``copied`` are the copy, its rows as they are read, once, and as the target
-    would store them. ``attempt`` is the transaction's version. Raises the error that a task named, LateWriter, SnapshotLost when
-    somebody has changed the target since it was read.
+    ``state`` is the generation that this begins. ``attempt`` is the transaction's version. Raises the error that a task named,
+    LateWriter, SnapshotLost when somebody has changed the target since it was read.
     """
-    (copy, rows, stored), uri = copied, uri_of(job, state.table_name)
+    uri = uri_of(job, state.table_name)
     compared = read_untouched(job, state).version
     held = spark.read.format("delta").load(uri)
-    why = obstacle(former, copy.key_columns, dict(held.dtypes), dict(stored.dtypes))
+    why = obstacle(former, copied.copy.key_columns, dict(held.dtypes), dict(copied.stored.dtypes))
     if why is None:
         try:
-            done = _mend(spark, job, state, copy, differences(copy, rows.toDF(*staged_names(copy)), held), attempt)
+            done = _mend(spark, job, state, copied, held, attempt)
             if done is not None:
                 check_alone(job, done, compared)
         except WaldeltaError:
@@ -122,16 +134,18 @@ def mend_target(
 
 
 def _mend(
-    spark: SparkSession, job: Job, state: TableState, copy: TableCopy, differences: DataFrame, attempt: int
+    spark: SparkSession, job: Job, state: TableState, copied: CopiedRows, held: DataFrame, attempt: int
 ) -> TargetCut | None:
     """Stage and merge the differences; None when the target has a key twice."""
+    copy = copied.copy
+    found = differences(copy, copied.rows.toDF(*staged_names(copy)), held)
     folder = staging_folder(job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id)
     with staged_in(spark, folder):
-        differences.write.mode("overwrite").parquet(folder)
-        found = spark.read.parquet(folder).groupBy("action").count().collect()
-        counts = {row["action"]: row["count"] for row in found}
+        found.write.mode("overwrite").parquet(folder)
+        counts = {row["action"]: row["count"] for row in spark.read.parquet(folder).groupBy("action").count().collect()}
         if TWICE in counts:
-            return None
+            return None  # a whole copy reads them again
+        copied.all_read()
         fault_point("resync.compared")
         # The transaction of a copy, in whose place this stands.
         app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import tenacity
 from spark_jobs.copy_files import Reader
 from spark_jobs.copy_progress import progress
 from spark_jobs.copy_states import Moment, keeps_rows
+from spark_jobs.held_snapshot import HeldSnapshot
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
@@ -55,7 +56,6 @@ from waldelta.present import read_present_tables, stored
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
-from waldelta.source_bill import SourceBill, xmin_age
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.target_mode import MIRROR
@@ -236,32 +236,28 @@ def sync_table(
         }  # fmt: skip
         # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
-        rows = CopyRows(
-            table_id, copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at), keeps
-        )
         fault_point("sync.planned")
-        with progress(holder, table_id, tasks):
+        with ExitStack() as beside:
+            beside.enter_context(progress(holder, table_id, tasks))
+            held = HeldSnapshot(job, holder, began, beside)
+            rows = CopyRows(
+                table_id, copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at),
+                held.end, keeps,
+            )  # fmt: skip
             written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, former)
+            held.end()
         check_unaltered(job, fed, membership)
-        age = _age(job, holder)
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
             SyncResult(
                 table_id, attempt.generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
                 seconds, attempt.number, table.relation_ids, storage, to_text(where),
-                SourceBill(snapshot_seconds=seconds, xmin_age=age),
+                held.bill,
                 diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None, verbatim,
             ),
             fed,
         )  # fmt: skip
-
-
-def _age(job: Job, holder: SnapshotHolder) -> int:
-    """For the bill alone, which isn't worth a copy."""
-    with suppress(WaldeltaError, psycopg.Error), job.connect("sync") as connection:
-        return xmin_age(connection, holder.snapshot)
-    return 0
 
 
 def _sync_locked(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow as pa
 from spark_jobs.attempts import once
 from spark_jobs.copy_files import Reader, copy_files, open_target
 from spark_jobs.copy_states import Commit, Moment, copy_states, prepare_states
-from spark_jobs.snapshot_diff import Former, RowDiff, mend_target
+from spark_jobs.snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from spark_jobs.target import (
     TargetColumn,
     Written,
@@ -23,7 +22,7 @@ from spark_jobs.target import (
     target_schema,
 )
 from spark_jobs.target_commit import take_over_for_copy
-from spark_jobs.tasks import run_tasks
+from spark_jobs.tasks import Task, run_tasks
 from waldelta.catalog import TableId
 from waldelta.copy import TableCopy
 from waldelta.job import Job
@@ -38,7 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyRows:
-    """The rows of a copy, who reads them and in how many tasks, and under which names they are committed."""
+    """The rows of a copy, who reads them and in how many tasks, and under which names they are committed.
+
+    ``all_read`` is called as soon as nothing reads any more. Not where Spark replaces the target: in that one statement it may read a
+    task's rows again until it commits.
+    """
 
     # The target's: one table may feed several, and ``copy`` is of what feeds it.
     target: TableId
@@ -49,6 +52,7 @@ class CopyRows:
     txn: tuple[str, int]
     metadata: dict[str, Any]
     moment: Moment
+    all_read: Callable[[], object]
     # Of a target that keeps more than a mirror: what it holds stays.
     keeps: bool = False
 
@@ -65,7 +69,12 @@ def write_copy(
         take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
-        run = partial(run_tasks, spark, stops=True)
+
+        def run(count: int, told: pa.Schema, task: Task) -> list[Any]:
+            done = run_tasks(spark, count, told, task, stops=True)
+            rows.all_read()  # every task has told of its files
+            return done
+
         copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
         return copied.written, copied.verbatim, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
@@ -78,11 +87,12 @@ def write_copy(
     frame = as_stored(read, [(c.name, c.spark_type) for c in rows.columns])
     diff: RowDiff | str | None = None
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
+    given = CopiedRows(rows.copy, read, frame, rows.all_read)
     if mode != MIRROR:
         commit = Commit(rows.moment, rows.txn, rows.metadata, rows.keeps)
-        return copy_states(spark, job, begun, (rows.copy, read, frame), commit), None, None
+        return copy_states(spark, job, begun, given, commit), None, None
     if former is not None:
-        diff = mend_target(spark, job, begun, former, (rows.copy, read, frame), rows.txn[1])
+        diff = mend_target(spark, job, begun, former, given, rows.txn[1])
     if isinstance(diff, RowDiff):
         return Written(diff.version, diff.compared, 0), None, diff
     written = replace_target(spark, uri, frame, rows.txn, rows.metadata)

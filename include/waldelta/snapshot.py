@@ -150,6 +150,10 @@ class SnapshotHolder:
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Let go of the snapshot, which nobody reads by any more: it holds vacuum back."""
         self.connection.close()
 
     @property

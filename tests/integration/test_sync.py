@@ -2,18 +2,22 @@
 
 import json
 import logging
+import operator
 import os
 import signal
 from pathlib import Path
 
 import psycopg
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark import TaskContext
 
+import spark_jobs
 import spark_jobs.sync as sync_module
 from spark_jobs.sync import sync
 from tests.copies import before_rows
 from tests.going_on import insert_that_goes_on
+from tests.waiting import wait_until
 from waldelta.catalog import TableId
 from waldelta.errors import (
     ConfigError,
@@ -42,7 +46,7 @@ COPIED_COLUMNS = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 class Lake:
     """A pipeline on the test's database, set up; its targets' rows."""
 
-    def __init__(self, spark, database, root, metadata_columns=True, conninfo=None, publications=("p",)):
+    def __init__(self, spark, database, root, metadata_columns=True, conninfo=None, publications=("p",), tables=None):
         self.spark, self.database = spark, database
         slot = f"s_{database.name}"
         document = {
@@ -52,7 +56,7 @@ class Lake:
                 "slot": slot,
                 "publications": [{"name": name, "manage": False} for name in publications],
             },
-            "target": {"root": root, "metadata_columns": metadata_columns},
+            "target": {"root": root, "metadata_columns": metadata_columns, "tables": tables or {}},
         }
         self.job = Job(PipelineFile.model_validate(document), conninfo or database.conninfo, "run-1")
         self.slot = slot
@@ -474,6 +478,58 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
     ours = "select count(*) from pg_stat_activity where application_name like 'waldelta%%' and datname = %s"
     with psycopg.connect(database.server.conninfo(), autocommit=True) as admin:
         assert admin.execute(ours, (database.name,)).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("kind", ["files", "diff", "kept", "equal"])
+def test_a_snapshot_is_held_no_longer_than_rows_are_read(spark, database, lake_of, monkeypatch, kind):
+    """Whatever comes behind that needs none; what begins on the source meanwhile isn't in the bill."""
+    lake = lake_of(
+        "create table t (id int primary key, v text)",
+        "insert into t values (1, 'a'), (2, 'b')",
+        "create publication p for table t",
+        tables={"public.t": {"mode": "soft_delete" if kind == "kept" else "mirror"}},
+    )
+    if kind != "files":
+        lake.sync()
+        if kind != "equal":
+            database.execute("update t set v = 'c' where id = 2")
+    where = {
+        "files": "copy_files._commit", "diff": "snapshot_diff.merge_rows", "kept": "copy_states.states_statement",
+        "equal": "snapshot_diff.commit_equal",
+    }[kind]  # fmt: skip
+    holders = (
+        f"select pid from pg_stat_activity where application_name = 'waldelta snapshot {lake.slot} public.t' "
+        "and datname = current_database()"
+    )
+    commits, real = [], operator.attrgetter(where)(spark_jobs)
+
+    def commit(*given, **options):
+        wait_until(lambda: not database.execute(holders), timeout_s=20)
+        for number in range(100, 150):
+            database.execute(f"insert into t values ({number}, 'x')")
+        commits.append(where)
+        return real(*given, **options)
+
+    monkeypatch.setattr(f"spark_jobs.{where}", commit)
+    (result,) = lake.sync("public.t", by_diff=kind in ("diff", "equal"))
+    assert (commits, result.attempts, result.rows) == ([where], 1, 2)
+    assert 0 < result.bill.snapshot_seconds < result.seconds
+    assert result.bill.xmin_age < 50
+
+
+def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
+    """By the same snapshot, which a comparison must not have let go of by then."""
+    lake = lake_of(
+        "create table t (id int primary key, v text)",
+        "insert into t values (1, 'a'), (2, 'b')",
+        "create publication p for table t",
+    )
+    lake.sync()
+    uri = uri_of(lake.job, "public.t")
+    write_deltalake(uri, DeltaTable(uri).to_pyarrow_table().slice(0, 1), mode="append")
+    (result,) = lake.sync("public.t", by_diff=True)
+    assert (result.whole, result.attempts) == ("its target has rows with the same key", 1)
+    assert lake.rows("t") == [(1, "a"), (2, "b")]
 
 
 @pytest.mark.parametrize("traced", [True, False], ids=["staged", "no trace left"])
