@@ -6,24 +6,21 @@ a temporary copy of the slot keeps a way back, and only then does PostgreSQL for
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from waldelta.asked import Asked
 from waldelta.binary_count import WORTH_IT, is_plain, is_refused
+from waldelta.compare_landed import check_landed
 from waldelta.errors import (
     ConsumeMismatch,
     LateWriter,
     NoFreeSlot,
-    PublicationGone,
     SlotInUse,
     SlotStuck,
     SourceUnreachable,
@@ -31,40 +28,16 @@ from waldelta.errors import (
 from waldelta.fault import fault_point
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import SlotMove, now
-from waldelta.lsn import Lsn, LsnRange
-from waldelta.peek import NO_ROOM, call, in_binary, name_of_copy, peek_error, short_name, whole
+from waldelta.lsn import Lsn
+from waldelta.peek import in_binary, name_of_copy, short_name, whole
 from waldelta.pipeline_file import Source
-from waldelta.tally import PreparedRows, Transactions
+from waldelta.slot_count import agree, counted, named_use
+from waldelta.tally import Transactions
 
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Sessions = Callable[[], AbstractContextManager[Connection]]
-
-ORIGINS_SINCE = 160000  # the option, as server_version has it
-# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
-_KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
-# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared, Insert, Update, Delete, Truncate, Message.
-_FIELDS = {
-    67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
-    73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
-}  # fmt: skip
-# One row for each kind, of each prepared transaction: the server evaluates next to nothing for each message.
-_TALLY = """
-select {xid}, kind, count(*),
-       coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
-       coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
-from {changes} as changes
-group by 1, 2
-"""
-# Rows of transactions prepared here are told apart from all others.
-_PREPARED_HERE = """
-with changes as materialized ({changes}),
-     prepared as (select distinct xid from changes where kind = 80)
-"""
-_XID_PREPARED = (
-    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then xid::text::bigint end"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,108 +86,6 @@ def consume(
     return consumed
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from the first to the last.
-
-    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all that landed.
-    """
-
-    asked: Asked | None
-    begins: int
-    batches: tuple[int, int]
-    messages: int = 0
-    transactions: Transactions = field(default_factory=Transactions)
-
-    def __add__(self, behind: Stretch) -> Stretch:
-        """With what was read behind it, likewise."""
-        batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
-        return Stretch(self.asked, self.begins, batches, messages, self.transactions + behind.transactions)
-
-
-def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
-    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
-    held = _held(connection, source, move.lsn)
-    if not _agree(connection, held, landed):
-        raise _mismatch(source, move, held, landed, f"batch {move.batch}")
-
-
-def check_behind(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> bool:
-    """The same of what other runs landed behind the slot, which ``stands`` there or before; ``connection`` is for nothing else.
-
-    Their pipeline files may have asked for more, or less, than this one's. Returns whether it was compared: there may be nothing
-    to compare, or no way.
-    """
-    if move.lsn <= stretch.begins and stretch.transactions == Transactions():
-        return False
-    try:
-        _check_stretch(connection, source, move, stretch, stands)
-    except psycopg.errors.UndefinedObject as err:
-        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
-        if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
-            raise
-        between = LsnRange(Lsn(stretch.begins), Lsn(move.lsn))
-        log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
-        return False
-    return True
-
-
-def _check_stretch(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> None:
-    differing: Transactions | None = None
-    for then in _as_then(connection, source, stretch):
-        held, landed = _held(connection, then, move.lsn), stretch.transactions
-        if stretch.begins > stands:
-            # The slot gives all from where it stands, by this request also what another one passed over.
-            landed += _held(connection, then, stretch.begins)
-        if _agree(connection, held, landed):
-            return
-        differing = differing or held
-    first, last = stretch.batches
-    batches = f"batch {last}" if first == last else f"batches {first} to {last}"
-    raise _mismatch(source, move, differing or Transactions(), landed, batches)
-
-
-def _as_then(connection: Connection, source: Source, stretch: Stretch) -> Iterator[Source]:
-    if stretch.asked is not None:
-        yield stretch.asked.put_to(source)
-    else:
-        yield source
-        yield from _asked_otherwise(connection, source)
-
-
-def _mismatch(
-    source: Source, move: SlotMove, held: Transactions, landed: Transactions, batches: str
-) -> ConsumeMismatch:
-    return ConsumeMismatch(
-        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in {batches}; nothing was "
-        "consumed of that: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
-        "start afresh"
-    )
-
-
-def _held(connection: Connection, source: Source, upto: int) -> Transactions:
-    return _counted(connection, "peek", whole(source), Lsn(upto))
-
-
-def _counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
-    """What a call of the slot functions gives up to a position, added up on the server.
-
-    Of the ``whole`` source: what is counted is the same whatever the landed chunks looked like.
-    """
-    with _named_use(source.slot):
-        return _count(connection, call(verb, source, upto, None, _KIND), two_phase=source.options.two_phase)
-
-
-def _asked_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
-    """The source by other options that decide on what a slot gives."""
-    now = source.options
-    origins = ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
-    for messages, origin in itertools.product((False, True), origins):
-        if (messages, origin) != (now.messages, now.origin):
-            options = now.model_copy(update={"messages": messages, "origin": origin})
-            yield source.model_copy(update={"options": options})
-
-
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
     """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL back."""
     ledger.append(replace(move, at=now(), event="intent"))
@@ -246,9 +117,9 @@ def _get_verified(
         if consumed is None:
             _check_alone(connection, move)
     if consumed is None:
-        consumed = _counted(connection, "get", whole(source), Lsn(move.lsn))
+        consumed = counted(connection, "get", whole(source), Lsn(move.lsn))
     fault_point("consume.got")
-    if not _agree(connection, consumed, landed):
+    if not agree(connection, consumed, landed):
         differs = f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
         # Before anything else may fail: whoever looks for it later finds it here.
         log.error(differs)
@@ -310,55 +181,12 @@ def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove, kept: _Ke
             return None
         _check_kept(session, kept)
         try:
-            return _counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
+            return counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
         except psycopg.Error as err:  # the slot moves behind the last message
             if not is_refused(err):
                 raise
             log.info("slot=%s is counted by the texts of its values: %s", source.slot, err.diag.message_primary)
             return None
-
-
-def _agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
-    rolled_back = _rolled_back(connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)])
-    return one.without(rolled_back) == other.without(rolled_back)
-
-
-def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
-    """What the server gives away, added up there; rows of prepared transactions one transaction each."""
-    if two_phase:
-        query = _PREPARED_HERE.format(changes=changes) + _TALLY.format(xid=_XID_PREPARED, changes="changes")
-    else:
-        query = _TALLY.format(xid="null::bigint", changes=f"({changes})")
-    sums: Counter[str] = Counter()
-    in_prepared: dict[int, Counter[str]] = {}
-    for xid, kind, rows, xid_sum, lsn_sum in connection.execute(query.encode()):
-        counted = {_FIELDS[kind]: int(rows)} if kind in _FIELDS else {}
-        if xid is None:
-            sums.update(counted, xid_sum=int(xid_sum), end_lsn_sum=int(lsn_sum))
-        else:
-            in_prepared.setdefault(int(xid), Counter()).update(counted)
-    prepared = (PreparedRows(xid, **of) for xid, of in in_prepared.items())
-    return Transactions(**sums, in_prepared=tuple(sorted(prepared)))
-
-
-def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
-    """Those of some recent transactions that were rolled back.
-
-    Of a prepared transaction that is rolled back before, or while, it is decoded, pgoutput sends all its rows, some or none, as
-    it happens to notice.
-    """
-    if not xids:
-        return set()
-    rows = connection.execute(
-        """
-        select x
-        from unnest(%s::bigint[]) as x,
-             lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next) as s
-        where pg_xact_status((next - (next - x) %% (1::bigint << 32))::text::xid8) = 'aborted'
-        """,
-        (list(xids),),
-    )
-    return {int(xid) for (xid,) in rows.fetchall()}
 
 
 def check_no_mismatch(connection: Connection, slot: str) -> None:
@@ -380,15 +208,6 @@ def kept_copy(connection: Connection, slot: str) -> str | None:
 def name_of_kept(slot: str) -> str:
     """What the copy of a slot is called that a mismatch leaves."""
     return f"{short_name(slot)}_mismatch"
-
-
-@contextmanager
-def _named_use(slot: str) -> Iterator[None]:
-    """Name what the server says when somebody else reads the slot at that moment."""
-    try:
-        yield
-    except (psycopg.errors.ObjectInUse, *NO_ROOM) as err:
-        raise peek_error(slot, str(err)) from err
 
 
 def _copy_slot(connection: Connection, slot: str) -> str:
@@ -421,7 +240,7 @@ def _advance(connection: Connection, slot: str, lsn: int) -> None:
     if confirmed_lsn(connection, slot).value >= lsn:
         return
     statement = sql.SQL("select pg_replication_slot_advance({}, {}::pg_lsn)")
-    with _named_use(slot):
+    with named_use(slot):
         connection.execute(statement.format(sql.Literal(slot), sql.Literal(str(Lsn(lsn)))))
 
 

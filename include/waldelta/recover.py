@@ -13,14 +13,8 @@ import psycopg
 from waldelta.asked import Asked
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
-from waldelta.consume import (
-    SlotIdentity,
-    Stretch,
-    check_behind,
-    check_no_mismatch,
-    confirmed_lsn,
-    move_idle_slot,
-)
+from waldelta.compare_landed import Stretch, check_behind
+from waldelta.consume import SlotIdentity, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import (
     BiteTooLarge,
     ConsumeMismatch,

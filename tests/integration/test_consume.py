@@ -18,6 +18,7 @@ from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed, RunResult, StageResult
 from tests.landing import land_only, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta import slot_count
 from waldelta.consume import confirmed_lsn, consume
 from waldelta.errors import (
     ConsumeMismatch,
@@ -65,7 +66,7 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
 @contextmanager
 def counted(monkeypatch, worth_it=1):
     """From so few changes on it is worth it; yields by which options the slot is consumed."""
-    asked, real = [], consume_module.call
+    asked, real = [], slot_count.call
 
     def call(verb, source, *rest):
         if verb == "get":
@@ -74,7 +75,7 @@ def counted(monkeypatch, worth_it=1):
 
     with monkeypatch.context() as patched:
         patched.setattr(consume_module, "WORTH_IT", worth_it)
-        patched.setattr(consume_module, "call", call)
+        patched.setattr(slot_count, "call", call)
         yield asked
 
 

@@ -13,8 +13,9 @@ from spark_jobs.land import land
 from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
+from waldelta.compare_landed import check_landed
 from waldelta.connection import connect, connect_arrow, connect_walsender
-from waldelta.consume import check_landed, confirmed_lsn, consume, move_idle_slot
+from waldelta.consume import confirmed_lsn, consume, move_idle_slot
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.gap import gaps_recorded, open_gaps
 from waldelta.idle import look

@@ -1,0 +1,119 @@
+"""Compare landed: whether what the slot still holds is what has landed of it, before anything forgets it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from waldelta.asked import Asked
+from waldelta.errors import ConsumeMismatch, PublicationGone
+from waldelta.ledger_rows import SlotMove
+from waldelta.lsn import Lsn, LsnRange
+from waldelta.peek import peek_error, whole
+from waldelta.pipeline_file import Source
+from waldelta.slot_count import agree, counted
+from waldelta.tally import Transactions
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+ORIGINS_SINCE = 160000  # the option, as server_version has it
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from the first to the last.
+
+    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all that landed.
+    """
+
+    asked: Asked | None
+    begins: int
+    batches: tuple[int, int]
+    messages: int = 0
+    transactions: Transactions = field(default_factory=Transactions)
+
+    def __add__(self, behind: Stretch) -> Stretch:
+        """With what was read behind it, likewise."""
+        batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
+        return Stretch(self.asked, self.begins, batches, messages, self.transactions + behind.transactions)
+
+
+def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
+    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
+    held = _held(connection, source, move.lsn)
+    if not agree(connection, held, landed):
+        raise _mismatch(source, move, held, landed, f"batch {move.batch}")
+
+
+def check_behind(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> bool:
+    """The same of what other runs landed behind the slot, which ``stands`` there or before; ``connection`` is for nothing else.
+
+    Their pipeline files may have asked for more, or less, than this one's. Returns whether it was compared: there may be nothing
+    to compare, or no way.
+    """
+    if move.lsn <= stretch.begins and stretch.transactions == Transactions():
+        return False
+    try:
+        _check_stretch(connection, source, move, stretch, stands)
+    except psycopg.errors.UndefinedObject as err:
+        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
+        if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
+            raise
+        between = LsnRange(Lsn(stretch.begins), Lsn(move.lsn))
+        log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
+        return False
+    return True
+
+
+def _check_stretch(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> None:
+    differing: Transactions | None = None
+    for then in _as_then(connection, source, stretch):
+        held, landed = _held(connection, then, move.lsn), stretch.transactions
+        if stretch.begins > stands:
+            # The slot gives all from where it stands, by this request also what another one passed over.
+            landed += _held(connection, then, stretch.begins)
+        if agree(connection, held, landed):
+            return
+        differing = differing or held
+    first, last = stretch.batches
+    batches = f"batch {last}" if first == last else f"batches {first} to {last}"
+    raise _mismatch(source, move, differing or Transactions(), landed, batches)
+
+
+def _as_then(connection: Connection, source: Source, stretch: Stretch) -> Iterator[Source]:
+    if stretch.asked is not None:
+        yield stretch.asked.put_to(source)
+    else:
+        yield source
+        yield from _asked_otherwise(connection, source)
+
+
+def _asked_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
+    """The source by other options that decide on what a slot gives."""
+    now = source.options
+    origins = ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
+    for messages, origin in itertools.product((False, True), origins):
+        if (messages, origin) != (now.messages, now.origin):
+            options = now.model_copy(update={"messages": messages, "origin": origin})
+            yield source.model_copy(update={"options": options})
+
+
+def _mismatch(
+    source: Source, move: SlotMove, held: Transactions, landed: Transactions, batches: str
+) -> ConsumeMismatch:
+    return ConsumeMismatch(
+        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in {batches}; nothing was "
+        "consumed of that: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
+        "start afresh"
+    )
+
+
+def _held(connection: Connection, source: Source, upto: int) -> Transactions:
+    return counted(connection, "peek", whole(source), Lsn(upto))

@@ -1,0 +1,103 @@
+"""Slot count: what the slot functions give, added up on the server, where each transaction counts once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from waldelta.lsn import Lsn
+from waldelta.peek import NO_ROOM, call, peek_error
+from waldelta.pipeline_file import Source
+from waldelta.tally import PreparedRows, Transactions
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
+_KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
+# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared, Insert, Update, Delete, Truncate, Message.
+_FIELDS = {
+    67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
+    73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
+}  # fmt: skip
+# One row for each kind, of each prepared transaction: the server evaluates next to nothing for each message.
+_TALLY = """
+select {xid}, kind, count(*),
+       coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
+       coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
+from {changes} as changes
+group by 1, 2
+"""
+# Rows of transactions prepared here are told apart from all others.
+_PREPARED_HERE = """
+with changes as materialized ({changes}),
+     prepared as (select distinct xid from changes where kind = 80)
+"""
+_XID_PREPARED = (
+    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then xid::text::bigint end"
+)
+
+
+def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
+    """What a call of the slot functions gives up to a position, added up on the server.
+
+    Of the ``whole`` source: what is counted is the same whatever the landed chunks looked like.
+    """
+    with named_use(source.slot):
+        return _count(connection, call(verb, source, upto, None, _KIND), two_phase=source.options.two_phase)
+
+
+def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
+    """What the server gives away, added up there; rows of prepared transactions one transaction each."""
+    if two_phase:
+        query = _PREPARED_HERE.format(changes=changes) + _TALLY.format(xid=_XID_PREPARED, changes="changes")
+    else:
+        query = _TALLY.format(xid="null::bigint", changes=f"({changes})")
+    sums: Counter[str] = Counter()
+    in_prepared: dict[int, Counter[str]] = {}
+    for xid, kind, rows, xid_sum, lsn_sum in connection.execute(query.encode()):
+        counted = {_FIELDS[kind]: int(rows)} if kind in _FIELDS else {}
+        if xid is None:
+            sums.update(counted, xid_sum=int(xid_sum), end_lsn_sum=int(lsn_sum))
+        else:
+            in_prepared.setdefault(int(xid), Counter()).update(counted)
+    prepared = (PreparedRows(xid, **of) for xid, of in in_prepared.items())
+    return Transactions(**sums, in_prepared=tuple(sorted(prepared)))
+
+
+def agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
+    """Whether both are the same, but for prepared transactions that were rolled back."""
+    rolled_back = _rolled_back(connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)])
+    return one.without(rolled_back) == other.without(rolled_back)
+
+
+def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
+    """Those of some recent transactions that were rolled back.
+
+    Of a prepared transaction that is rolled back before, or while, it is decoded, pgoutput sends all its rows, some or none, as
+    it happens to notice.
+    """
+    if not xids:
+        return set()
+    rows = connection.execute(
+        """
+        select x
+        from unnest(%s::bigint[]) as x,
+             lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next) as s
+        where pg_xact_status((next - (next - x) %% (1::bigint << 32))::text::xid8) = 'aborted'
+        """,
+        (list(xids),),
+    )
+    return {int(xid) for (xid,) in rows.fetchall()}
+
+
+@contextmanager
+def named_use(slot: str) -> Iterator[None]:
+    """Name what the server says when somebody else reads the slot at that moment."""
+    try:
+        yield
+    except (psycopg.errors.ObjectInUse, *NO_ROOM) as err:
+        raise peek_error(slot, str(err)) from err
