@@ -7,7 +7,6 @@ import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -41,8 +40,6 @@ from waldelta.pipeline_file import Publication
 from waldelta.slot import check_received
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -126,57 +123,61 @@ def small_bites(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=batch))
 
 
-def test_a_statement_timeout_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
-    """The server gives up on what takes too long; smaller bites come then, also in the next run, and grow as it recovers.
-
-    That a role's or database's own limit is shorter takes nothing from it.
-    """
+@pytest.fixture
+def wide(database, lake):
+    """Of that pipeline: 18,000 changes, 27 MB of WAL."""
     job = small_bites(database, lake)
     for first in range(0, 18000, 1000):
         database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
-    began, asked = confirmed_lsn(database.connection, job.pipeline.source.slot), []
+    return job
+
+
+def windows(monkeypatch, job, killed_at=0):
+    """Up to how many MB from the slot's position each bite goes; in one of them the run is killed."""
+    with job.connect("test") as connection:
+        began, asked = confirmed_lsn(connection, job.pipeline.source.slot), []
 
     def seen(spark, conninfo, source, bound, *rest):
         asked.append((bound.upto_lsn - began) >> 20)
-        if len(asked) == 3:
+        if len(asked) == killed_at:
             raise SourceUnreachable("killed")
         return land(spark, conninfo, source, bound, *rest)
 
     monkeypatch.setattr("spark_jobs.drain.land", seen)
+    return asked
+
+
+def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeypatch, caplog):
+    """The server gives up on what takes too long; smaller bites come then, also in the next run, and grow as it recovers.
+
+    That a role's or database's own limit is shorter takes nothing from it.
+    """
+    asked = windows(monkeypatch, wide, killed_at=3)
     with stalled(database):
         for setting in ("statement_timeout", "transaction_timeout"):
             if database.execute("select 1 from pg_settings where name = %s", (setting,)):
                 database.execute(f"alter database {database.name} set {setting} = '500ms'")
         with pytest.raises(SourceUnreachable, match="killed"):
-            drain(spark, job)
+            drain(spark, wide)
     assert asked == [16, 8, 4]
     assert caplog.text.count("the server was too slow: next bite") == 2
     with caplog.at_level("INFO", "spark_jobs.drain"):
-        drained = drain(spark, job)
+        drained = drain(spark, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
-    assert job.ledger.last_bite().window_bytes in (8 << 20, 16 << 20, None)
+    assert wide.ledger.last_bite().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
 
 
-def test_an_answer_that_has_no_room_means_a_smaller_bite(spark, database, lake, monkeypatch, caplog):
+def test_an_answer_that_has_no_room_means_a_smaller_bite(spark, database, wide, monkeypatch, caplog):
     """The server keeps it in temporary files; a smaller one fits, which the next run begins with."""
-    job = small_bites(database, lake)
-    for first in range(0, 18000, 1000):
-        database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
-    began, asked = confirmed_lsn(database.connection, job.pipeline.source.slot), []
-
-    def seen(spark, conninfo, source, bound, *rest):
-        asked.append((bound.upto_lsn - began) >> 20)
-        return land(spark, conninfo, source, bound, *rest)
-
-    monkeypatch.setattr("spark_jobs.drain.land", seen)
+    asked = windows(monkeypatch, wide)
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
-    assert drain(spark, job).changes == 18000
+    assert drain(spark, wide).changes == 18000
     assert asked[:3] == [16, 8, 4]
     assert asked[3] <= 8  # none wider in that run, however soon it is answered
     assert caplog.text.count("temporary file size exceeds") == 2
-    assert job.ledger.last_bite().window_bytes == 4 << 20
+    assert wide.ledger.last_bite().window_bytes == 4 << 20
 
 
 def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake, monkeypatch):
