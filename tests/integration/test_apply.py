@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 import spark_jobs.apply as apply_module
+import spark_jobs.merge_staged as merge_module
 import spark_jobs.stage as stage_module
+import spark_jobs.untold as untold_module
 import waldelta.job as job_module
 import waldelta.locks as locks_module
 from spark_jobs import fed, stage_tasks
@@ -166,24 +168,25 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
     sync(spark, job)
-    for number, where in enumerate(("read_unreported", "plan_target", "read_commit")):
+    ways = ((untold_module, "read_unreported"), (apply_module, "plan_target"), (apply_module, "read_commit"))
+    for number, (module, where) in enumerate(ways):
         database.execute(f"insert into t values ({number}); insert into u values ({number})")
         drain(spark, job)
-        real = getattr(apply_module, where)
+        real = getattr(module, where)
 
         def broken(*given, real=real):
             if any(getattr(value, "table_name", None) == "public.t" for value in given):
                 raise KeyError("c1")
             return real(*given)
 
-        monkeypatch.setattr(apply_module, where, broken)
+        monkeypatch.setattr(module, where, broken)
         opened.clear()
         failures = apply(spark, job).failures
         assert opened.count(f"waldelta apply {job.pipeline.source.slot}") == 2
         assert len([name for name in opened if name.startswith("waldelta lock")]) == 1
         assert {name: str(err) for name, err in failures.items()} == {"public.t": "public.t: KeyError: 'c1'"}
         assert target_rows(spark, job, "public.u", ("id",))[number:] == [(number,)]
-        monkeypatch.setattr(apply_module, where, real)
+        monkeypatch.setattr(module, where, real)
     run(spark, job)
     assert target_rows(spark, job, columns=("id",)) == source_rows(database)
 
@@ -198,7 +201,7 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, da
         changed = "; delete from t where id = 0" if (moment, number) == ("count_statement", 2) else ""
         database.execute(f"insert into t values ({number}){changed}")
         drain(spark, job)
-    real, ours = getattr(apply_module, moment), []
+    real, ours = getattr(merge_module, moment), []
 
     def taken_over(*given, **named):
         if not ours:
@@ -211,7 +214,7 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, da
                 assert apply(spark, replace(job, run_id="the other")).failures == {}
         return real(*given, **named)
 
-    monkeypatch.setattr(apply_module, moment, taken_over)
+    monkeypatch.setattr(merge_module, moment, taken_over)
     assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
     assert target_rows(spark, job, columns=("id",)) == [(0,), (1,)]
     run(spark, job)

@@ -229,7 +229,10 @@ def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, jo
 
 @pytest.mark.parametrize("differs", [False, True], ids=["agrees", "differs"])
 def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeypatch, differs):
-    """The backend is gone once it has given the changes away, and the copy with it: the next runs tell, until one consumes more."""
+    """The backend is gone once it has given the changes away, and the copy with it: the next runs tell, until one consumes more.
+
+    Not where what it gave was found equal by then.
+    """
     copy = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where temporary and database = %s"
 
     def lose_backend(step):
@@ -251,8 +254,9 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
         result = RunResult("consume", "r")
         land_stage(spark, job, result, StageResult("running", 0.0))
         told.append(result.warnings)
-    assert told[0][0].startswith("batch 1 was consumed, but the run that did so ended before it had recorded")
-    assert told == [told[0], told[0], []]
+    if differs:
+        assert told[0][0].startswith("batch 1 was consumed, but the run that did so ended before it had recorded")
+    assert told == ([told[0], told[0], []] if differs else [[], [], []])
 
 
 def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):

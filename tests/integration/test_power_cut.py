@@ -17,6 +17,7 @@ import yaml
 from deltalake import DeltaTable
 
 import waldelta.consume
+import waldelta.slot_count
 from spark_jobs.flow import consume
 from spark_jobs.maintain import run_maintain
 from spark_jobs.sync import sync
@@ -40,9 +41,9 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, t
 
         return checked
 
-    for name in ("_count", "_advance"):
-        moved = before("move", "_waldelta/[cs][hl]*", getattr(waldelta.consume, name))  # changes, slot_moves
-        monkeypatch.setattr(waldelta.consume, name, moved)
+    for module, name in ((waldelta.slot_count, "_count"), (waldelta.consume, "_advance")):
+        moved = before("move", "_waldelta/[cs][hl]*", getattr(module, name))  # changes, slot_moves
+        monkeypatch.setattr(module, name, moved)
     for name, tables in (("append_state", "public/*"), ("append_cut", "public/*"), ("append", "_waldelta/changes")):
         monkeypatch.setattr(Ledger, name, before(name, tables, getattr(Ledger, name)))
     database.execute("create table t(id int primary key, v text)")

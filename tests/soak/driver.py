@@ -20,8 +20,8 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
-import spark_jobs.apply
 import spark_jobs.maintain
+import spark_jobs.merge_staged
 import waldelta.saved
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
@@ -97,8 +97,10 @@ def merge_either_way() -> None:
         for name, goes in {"merge_here": (True, False, False), "merge_files": (True, False)}.items()
     }
     for name, mine in turns.items():
-        merge = getattr(spark_jobs.apply, name)
-        setattr(spark_jobs.apply, name, lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None)
+        merge = getattr(spark_jobs.merge_staged, name)
+        setattr(
+            spark_jobs.merge_staged, name, lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None
+        )
 
 
 def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
