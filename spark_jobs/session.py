@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from waldelta.private import private_files
 from waldelta.spark_settings import LOCAL_MASTER, SETTINGS, driver_memory, driver_settings, jars, local_settings
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -224,35 +224,35 @@ def is_connect(spark: SparkSession) -> bool:
 
 def _classic_session(master: str, name: str) -> SparkSession:
     import pyspark
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(name)
     if "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", ""):
-        return builder.getOrCreate()
+        return SparkSession.builder.appName(name).getOrCreate()
     own = {"spark.jars": ",".join(str(jar) for jar in jars()), "spark.driver.memory": driver_memory()}
-    builder = builder.master(master)
-    for key, value in (driver_settings() | local_settings() | own).items():
-        builder = builder.config(key, value)
+    settings = driver_settings() | local_settings() | own
+    conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
     # Else spark-submit starts one more Python only to find it.
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     with private_files():  # the JVM starts the tasks' Python processes
-        spark = builder.getOrCreate()
-    if master.startswith("local"):
-        _start_workers(spark)
-    return spark
+        context = SparkContext.getOrCreate(conf)
+        if master.startswith("local"):
+            _start_workers(context)
+        return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _start_workers(spark: SparkSession) -> None:
-    """Have the tasks' Python import what it needs while the driver is still reading catalogs and the ledger."""
+def _start_workers(context: SparkContext) -> None:
+    """Have the tasks' Python import what it needs while the session is still being made, and the driver reads catalogs and the ledger."""
+    job = context.parallelize([0], 1).mapPartitions(_unchanged)
     # The thread calls the JVM alone: imports of two threads can meet modules that the other is in the middle of.
-    job = spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id bigint").write.format("noop").mode("overwrite")
+    job.getNumPartitions()
 
     def run() -> None:
         with suppress(Exception):  # the session has ended already, or its first task tells what is wrong
-            job.save()
+            job.count()
 
     threading.Thread(target=run, name="start workers", daemon=True).start()
 
 
-def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
+def _unchanged(values: Iterable[int]) -> Iterable[int]:
+    return values

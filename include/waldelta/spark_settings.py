@@ -67,6 +67,8 @@ def local_settings() -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(shuffle_partitions()),
+        # As Spark has it for tasks of SQL: workers whose environment differs, as of those that are started ahead, would be others.
+        "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     } | WORKERS_HERE
 
 
