@@ -119,6 +119,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     from spark_jobs.apply import apply
     from spark_jobs.recopy import recopy
 
+    result.told_applied = False  # an earlier attempt's word
     of_messages = _write_messages(spark, job)
     applied = apply(spark, job, result.landed_as_of)
     _tell_looked(result, applied)

@@ -243,9 +243,8 @@ def _classic_session(master: str, name: str) -> SparkSession:
 
 def _start_workers(context: SparkContext) -> None:
     """Have the tasks' Python import what it needs while the session is still being made, and the driver reads catalogs and the ledger."""
-    job = context.parallelize([0], 1).mapPartitions(_unchanged)
     # The thread calls the JVM alone: imports of two threads can meet modules that the other is in the middle of.
-    job.getNumPartitions()
+    job = context.parallelize([0], 1).mapPartitions(_unchanged)._jrdd  # noqa: SLF001 - what Python makes of it, for the JVM
 
     def run() -> None:
         with suppress(Exception):  # the session has ended already, or its first task tells what is wrong

@@ -165,8 +165,9 @@ def try_publications(
     """Let PostgreSQL judge each filter and column list, without leaving anything behind.
 
     Gives the wanted state with filters and column lists as the server stores them, and what PostgreSQL refused.
-    A table that the role doesn't own can't be tried: when ``known`` was made from this very definition, its text is
-    taken, else the filter as it was written and the columns named there. Raises psycopg.errors.LockNotAvailable when a table stays locked.
+    A table that the role doesn't own can't be tried, nor one that somebody works on, as an autovacuum for hours: when ``known`` was made
+    from this very definition, its text is taken, else the filter as it was written and the columns named there. Raises
+    psycopg.errors.LockNotAvailable when a table stays locked whose definition is new.
     """
     trusted = {t.id: t for t in known.tables} if known is not None and known.comment == wanted.comment else {}
     tables: list[PublicationTable] = []
@@ -178,9 +179,9 @@ def try_publications(
             continue
         try:
             found = _try(conn, replace(wanted, tables=(table,), schemas=(), all_tables=False))
-        except psycopg.errors.LockNotAvailable:
-            raise
-        except psycopg.errors.InsufficientPrivilege:
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
+            if isinstance(err, psycopg.errors.LockNotAvailable) and table.id not in trusted:
+                raise
             tables.append(trusted.get(table.id, table))  # whether privileges suffice is preflight's question
             if known is not None and table.id in trusted:
                 filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())

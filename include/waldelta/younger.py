@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import PublicationGone
+from waldelta.errors import PublicationGone, SourceUnreachable
 from waldelta.finding import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lsn import Lsn
@@ -78,17 +78,17 @@ def _try(job: Job, names: Sequence[str]) -> Finding | None:
     a second decode in a session in which one has failed may crash the server.
     """
     source = job.pipeline.source
-    with job.connect_slot("trial") as connection:
-        try:
+    try:
+        with job.connect_slot("trial") as connection:
             _read_all(connection, source, names)
-        except PublicationGone as err:
-            return problem(str(err))
-        except psycopg.Error as err:
-            log.info("slot=%s can't be tried: %s", source.slot, err)
-            return warning(
-                f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
-                f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
-            )
+    except PublicationGone as err:
+        return problem(str(err))
+    except (psycopg.Error, SourceUnreachable) as err:
+        log.info("slot=%s can't be tried: %s", source.slot, err)
+        return warning(
+            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
+            f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
+        )
     return None
 
 

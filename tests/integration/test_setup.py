@@ -435,6 +435,16 @@ def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkey
     assert looked == []
 
 
+def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, lake, tables):
+    """A vacuum of hours keeps neither `check` nor a resync from what concerns other things: the server has judged that filter before."""
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    apply_setup(conn, job)
+    with database.connect(application_name="vacuum-like") as other, other.transaction():
+        other.execute("lock table flights in share update exclusive mode")
+        plan = plan_setup(conn, job)
+        assert (plan.statements, plan.problems) == ((), ())
+
+
 def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch):
     """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what nobody asked for isn't read."""
     monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import threading
 from contextlib import nullcontext
@@ -511,21 +512,26 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     "runs, told",
     [
         pytest.param([], False, id="no run has told anything"),
-        pytest.param([("r", 1, None)], False, id="it ended before"),
-        pytest.param([("r", 1, False)], True, id="its own run has, by which one table failed"),
-        pytest.param([("r", -1, True)], True, id="its own run has, whose clock is behind"),
-        pytest.param([("before", -1, True)], False, id="an earlier one of the same day says nothing of it"),
-        pytest.param([("r", 1, None), ("later", 2, True)], True, id="a later one has told what a killed one committed"),
+        pytest.param([("r", 1, None, 7)], False, id="it ended before"),
+        pytest.param([("r", 1, False, None)], True, id="its own run has, by which one table failed"),
+        pytest.param([("r", -1, True, 7)], True, id="its own run has, whose clock is behind"),
+        pytest.param([("r", -1, False, 6)], False, id="an earlier attempt of its own run has told less"),
+        pytest.param([("r", -1, False, None)], False, id="an earlier attempt of its own run has told of nothing"),
+        pytest.param([("before", -1, True, 7)], False, id="an earlier run says nothing of it"),
+        pytest.param([("r", 1, None, 7), ("later", 2, True, 7)], True, id="a later one has, of what a killed one did"),
     ],
 )
 def test_whether_a_cut_is_told(tmp_path, runs, told):
     """By whatever run; that maintenance publishes it again changes nothing, nor does a cut of the same number in an earlier life."""
     ledger = Ledger(tmp_path.as_uri())
     ledger.append(replace(cut(7, NOON - DAY), end_lsn=3))
-    made = cut(7)
+    made = replace(cut(7), targets=[TargetCut("t", 1, 7, inserted=1), TargetCut("u", 1, 3)])
     ledger.append_cut(made, ledger.last_cut())
-    ledger.append_cut(replace(made, at=NOON + DAY, run_id="maintain"), ledger.last_cut())
-    for run_id, minutes, applied in runs:
-        ledger.append(replace(run(run_id, NOON + timedelta(minutes=minutes)), applied=applied))
+    again = replace(made, at=NOON + DAY, run_id="maintain", targets=[TargetCut("t", 1, 8), TargetCut("u", 1, 3)])
+    ledger.append_cut(again, ledger.last_cut())
+    for run_id, minutes, applied, version in runs:
+        result = json.dumps({"tables": {} if version is None else {"t": {"version": version}}})
+        row = run(run_id, NOON + timedelta(minutes=minutes))
+        ledger.append(replace(row, applied=applied, result=result))
     ledger.append(replace(run("maintain", NOON + DAY, "maintain"), applied=None))
     assert ledger.is_told(ledger.last_cut()) == told
