@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from spark_jobs.applied import Applied, isolated, to_be_fed
 from spark_jobs.fed import Fed, read_fed, read_settled
 from spark_jobs.gate import TableGate, judge_of, read_gates
-from spark_jobs.merge import (
-    CommitTag,
-)
+from spark_jobs.merge import CommitTag
 from spark_jobs.merge_staged import merge_staged
 from spark_jobs.merge_states import complete_states
 from spark_jobs.net_rows import WRITTEN
@@ -62,11 +60,13 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What every target of a run is applied with."""
+    """What every target of a run is applied with; ``watermarks`` is how far each is by now, ``sizes`` how much each batch has."""
 
     spark: SparkSession
     job: Job
     held: Watermarks
+    watermarks: dict[str, int]
+    sizes: dict[int, int]
     stretches: Stretches
     present: Mapping[str, PresentTable]
     watch: Watch
@@ -105,7 +105,8 @@ def apply_meanwhile(
 ) -> int:
     """Bring targets a step nearer to a landed batch while more is landing, but for those of which something is to be told first.
 
-    Returns the batch they have come to: before ``upto`` where some are farther behind. What that does is told by the apply behind the landing, as what a killed run has committed: if there is none, by the next run's.
+    Returns the batch they have come to: before ``upto`` where some are farther behind. What that does is told by the apply behind the
+    landing, as what a killed run has committed: if there is none, by the next run's.
     ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
     """
     goes_on()
@@ -141,13 +142,10 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
     """Bring these targets up to a batch, step by step; returns the one that they have come to."""
     identity = job.slot_identity()
     change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
-    held = Watermarks(job, identity)
-    watermarks = _watermarks(job, held, states, applied)
-    fed_from = [watermarks[state.table_name] for state in to_be_fed(states, applied)]
-    sizes = change_log.sizes(min(fed_from, default=last), last)
-    with _begun(spark, job, fed, (held, watermarks, sizes), applied, Watch(job, cut), pace) as run:
+    with _begun(spark, job, fed, last, applied, Watch(job, cut), pace) as run:
+        watermarks, sizes = run.watermarks, run.sizes
         for state in to_be_fed(states, applied):
-            _look(run, state, held.versions[state.table_name], applied)
+            _look(run, state, run.held.versions[state.table_name], applied)
         ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
         is_all = fed.is_all and (not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied))
         untold = dict(fed.mended)
@@ -160,7 +158,7 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
             told = untold if behind or upto == (ends or [last])[-1] else {}
             # Those with the same batches before them one after the other: they read them together.
             in_turn = sorted(to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
-            done = [_apply_step(run, state, upto, watermarks, told, applied) for state in in_turn]
+            done = [_apply_step(run, state, upto, told, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
             applied.steps.append(finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
         # Of those that are given up, too.
@@ -169,18 +167,14 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
 
 
 @contextmanager
-def _begun(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts would be together
-    spark: SparkSession,
-    job: Job,
-    fed: Fed,
-    at: tuple[Watermarks, Mapping[str, int], dict[int, int]],
-    applied: Applied,
-    watch: Watch,
-    pace: Pace,
+def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
+    spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, watch: Watch, pace: Pace
 ) -> Iterator[_Run]:
-    """What the targets are applied with; ``at`` is where they stand, as they are asked and as was found, and the batches' sizes."""
-    held, watermarks, sizes = at
-    change_log = job.change_log(held.identity)
+    """What the targets are applied with up to a batch, from where they stand."""
+    held = Watermarks(job, job.slot_identity())
+    change_log, watermarks = job.change_log(held.identity), _watermarks(job, held, fed.states, applied)
+    fed_from = [watermarks[state.table_name] for state in to_be_fed(fed.states, applied)]
+    sizes = change_log.sizes(min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
     gates, types = read_gates(job, fed.states), KnownTypes(planning.use)
@@ -192,7 +186,9 @@ def _begun(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts wo
 
     with splitting(spark, job, change_log, waiting) as split, planning, locks, _telling(watch, applied):
         stretches = Stretches(change_log, sizes, split)
-        yield _Run(spark, job, held, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on)
+        yield _Run(
+            spark, job, held, watermarks, sizes, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -204,10 +200,10 @@ def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
 
 
 def _apply_step(
-    run: _Run, state: TableState, upto: int, watermarks: dict[str, int], untold: dict[str, TargetCut], applied: Applied
+    run: _Run, state: TableState, upto: int, untold: dict[str, TargetCut], applied: Applied
 ) -> TargetCut | None:
     """Bring one target up to a batch; None of one that fails."""
-    name = state.table_name
+    name, watermarks = state.table_name, run.watermarks
     run.goes_on()
     with isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))

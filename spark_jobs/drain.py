@@ -132,10 +132,10 @@ def drain(
     return drained
 
 
-def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_received: Callable[[], None]) -> None:
+def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_standbys: Callable[[], None]) -> None:
     """Make the next bite smaller after one that the server couldn't answer; raises where none is left to try, or that isn't what it takes."""
     if isinstance(err, PeekTimeout):
-        check_received()
+        check_standbys()
         meter.timed_out(bites.next.timeout_s)
         bites.timed_out()
         return

@@ -19,7 +19,7 @@ def finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCu
     landed = change_log.landed(batch)
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
     newest = last_cut(job)
-    if complete and cuts and (newest is None or not is_told(cut, newest)):
+    if complete and cuts and (newest is None or not is_published(cut, newest)):
         fault_point("apply.cutting")
         try:
             job.ledger.append_cut(cut, newest)
@@ -29,7 +29,7 @@ def finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCu
     return cut
 
 
-def is_told(cut: BatchCut, newest: BatchCut) -> bool:
+def is_published(cut: BatchCut, newest: BatchCut) -> bool:
     """Whether the newest cut is this one, or of a later batch of the same copies.
 
     In another life of the slot, whose copies are of later generations, batches may be numbered anew.

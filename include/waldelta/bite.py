@@ -1,7 +1,7 @@
 """Bites: how much WAL one call reads and how long it may take; both follow what the server manages, from run to run.
 
-After a statement timeout, or where the server lacks room for the answer, the window is halved, down to a megabyte, and then the timeout doubled, up to three hours. After an
-answer within a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled, up to what
+After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up to three hours; where the server
+lacks room for the answer the window alone. After an answer within a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled, up to what
 the pipeline file says: so the next one is expected to take half of the time there is.
 """
 
@@ -95,9 +95,10 @@ class Bites:
         No later bite of this drain is wider: it is only soon that there is an answer, whatever room it takes. A full disk is
         met once more at the most: others need it, too, and a server that can't write WAL stops.
         """
-        if is_disk_full and self.next.narrower() is not None:
-            self.next = replace(self.next, window_bytes=2 * SMALLEST_WINDOW_BYTES)
-        if not self.ended_by_replay():
+        narrower = self.next.narrower()
+        if narrower is not None and is_disk_full:
+            narrower = replace(narrower, window_bytes=SMALLEST_WINDOW_BYTES)
+        if not self._narrow(narrower):
             return False
         self._take(self.next)
         return True
@@ -107,7 +108,11 @@ class Bites:
 
         No later bite of this drain is wider: how long replay waits has nothing to do with the statement timeout.
         """
-        if (narrower := self.next.narrower()) is None:
+        return self._narrow(self.next.narrower())
+
+    def _narrow(self, narrower: Bite | None) -> bool:
+        """Whether there is a narrower one, than which none is wider from now on."""
+        if narrower is None:
             return False
         self._widest = replace(self._widest, window_bytes=narrower.window_bytes)
         self.next = narrower

@@ -394,27 +394,18 @@ def _lacks_room(slot: str, text: str) -> BiteTooLarge | SourceDiskFull | None:
     return None
 
 
-def _refused(slot: str, text: str) -> SourceError | None:
-    """The error for what the server won't give, whoever asks for it again."""
-    if (lacking := _lacks_room(slot, text)) is not None:
-        return lacking
-    if refused := re.search(r"permission denied [^\n]*", text):
-        return PrivilegeMissing(
-            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"
-        )
-    return None
-
-
 def peek_error(slot: str, text: str) -> SourceError:
     """The named error for what the server said while the slot was read."""
     if "is active for PID" in text:
         return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
-    if (lost := _lost(slot, text)) is not None:
-        return lost
+    if (named := _lost(slot, text) or _lacks_room(slot, text)) is not None:
+        return named
     if "statement timeout" in text:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
-    if (refused := _refused(slot, text)) is not None:
-        return refused
+    if refused := re.search(r"permission denied [^\n]*", text):
+        return PrivilegeMissing(
+            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"
+        )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])
     return SourceError(f"reading slot {slot!r} failed: {text.strip()}")

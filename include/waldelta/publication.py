@@ -169,6 +169,7 @@ def try_publications(
     from this very definition, its text is taken, else the filter as it was written and the columns named there. Raises
     psycopg.errors.LockNotAvailable when a table stays locked whose definition is new.
     """
+    timeout_ms = trial_timeout_ms(conn)
     trusted = {t.id: t for t in known.tables} if known is not None and known.comment == wanted.comment else {}
     tables: list[PublicationTable] = []
     filter_columns: dict[TableId, frozenset[str]] = {}
@@ -178,7 +179,7 @@ def try_publications(
             tables.append(table)
             continue
         try:
-            found = _try(conn, replace(wanted, tables=(table,), schemas=(), all_tables=False))
+            found = _try(conn, replace(wanted, tables=(table,), schemas=(), all_tables=False), timeout_ms)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
             if isinstance(err, psycopg.errors.LockNotAvailable) and table.id not in trusted:
                 raise
@@ -203,10 +204,10 @@ def trial_timeout_ms(conn: Connection) -> int:
     return min(LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
 
 
-def _try(conn: Connection, wanted: PublicationState) -> PublicationState:
+def _try(conn: Connection, wanted: PublicationState, timeout_ms: int) -> PublicationState:
     trial = replace(wanted, name=f"waldelta_trial_{conn.info.backend_pid}")
     with conn.transaction(force_rollback=True):
-        conn.execute(sql.SQL("set local lock_timeout = {}").format(trial_timeout_ms(conn)))
+        conn.execute(sql.SQL("set local lock_timeout = {}").format(timeout_ms))
         conn.execute(_create(trial))
         return read_publications(conn, [trial.name])[trial.name]
 

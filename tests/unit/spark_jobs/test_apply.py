@@ -13,7 +13,7 @@ from spark_jobs.applied import Applied, isolated
 from spark_jobs.merge import CommitTag
 from spark_jobs.stage import Staged
 from spark_jobs.stage_tasks import tasks_for
-from spark_jobs.step_cut import is_told
+from spark_jobs.step_cut import is_published
 from spark_jobs.steps import plan_steps, told_steps
 from waldelta.errors import LockHeld
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
@@ -38,7 +38,7 @@ def cut(batch: int, **generations: int) -> BatchCut:
 )
 def test_a_cut_is_published_once_and_never_behind_a_later_one(ours, newest, told):
     """Readers take the newest row of the ledger: it must not go back."""
-    assert is_told(ours, newest) == told
+    assert is_published(ours, newest) == told
 
 
 def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
