@@ -41,6 +41,10 @@ down: ## stop it
 status: ## say what of it is running
 	@$(PYTHON) -m demo.stack status $(ARGS)
 
+.PHONY: psql
+psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's options
+	@exec $(PYTHON) -m demo.stack psql $(ARGS)
+
 ##@ Checks
 .PHONY: lint
 lint: setup ## style, format and types, changing nothing

@@ -28,10 +28,14 @@ _CHECKSUMS = (
 
 def duckdb_of_delta() -> duckdb.DuckDBPyConnection:
     """DuckDB with its own reader of Delta, of the version that is pinned: nothing is fetched."""
-    extension = files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension"
     connection = duckdb.connect(config={"autoinstall_known_extensions": False})
-    connection.load_extension(str(extension))
+    connection.load_extension(delta_extension())
     return connection
+
+
+def delta_extension() -> str:
+    """The file of that reader, as its wheel brings it."""
+    return str(files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension")
 
 
 def compare_with_source(who: str, place: Place, targets: dict[str, str], where: str = "true") -> None:

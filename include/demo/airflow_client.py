@@ -182,9 +182,24 @@ class AirflowClient:
         on_poll: Callable[[DagRun], None] | None = None,
     ) -> DagRun:
         """Trigger a run and wait for it; raises AirflowError with the failed tasks' log when it does not succeed."""
-        run = self.wait(dag_id, self.trigger(dag_id, conf), timeout_s, on_poll)
+        return self._succeeded(self.wait(dag_id, self.trigger(dag_id, conf), timeout_s, on_poll))
+
+    def wait_for_scheduled(
+        self, dag_id: str, timeout_s: float = 600, on_poll: Callable[[DagRun], None] | None = None
+    ) -> DagRun:
+        """Wait for the end of the newest run that the scheduler has created; raises AirflowError as run_to_end does."""
+        created: list[DagRun] = []
+
+        def is_created() -> bool:
+            created[:] = self.runs(dag_id, run_type="scheduled", limit=1)
+            return bool(created)
+
+        self._until(is_created, timeout_s, f"{dag_id}'s scheduled run")
+        return self._succeeded(self.wait(dag_id, created[0].run_id, timeout_s, on_poll))
+
+    def _succeeded(self, run: DagRun) -> DagRun:
         if run.state != "success":
-            raise AirflowError(f"{dag_id} {run.run_id} is {run.state}: {run.states}\n{self._failure_logs(run)}")
+            raise AirflowError(f"{run.dag_id} {run.run_id} is {run.state}: {run.states}\n{self._failure_logs(run)}")
         return run
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:

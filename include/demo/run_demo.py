@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 CONN_ID = "flights_source"
 PIPELINE = "flights"
-SETUP, SYNC, CDC = (f"{PIPELINE}_{kind}" for kind in ("setup", "initial_sync", "cdc"))
+SETUP, SYNC, CDC, RECONCILE, MAINTENANCE = (
+    f"{PIPELINE}_{kind}" for kind in ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
+)
 RUN_TIMEOUT_S = 900
 
 
@@ -51,11 +53,12 @@ class Demo:
         """Play everything; raises AirflowError when a DAG run fails."""
         loaded = self.load()
         with self.stack.client() as airflow:
-            airflow.wait_for_dags((SETUP, SYNC, CDC))
+            airflow.wait_for_dags((SETUP, SYNC, CDC, RECONCILE, MAINTENANCE))
             self._set_up_and_copy(airflow)
             for part in plan_slices(self.slices):
                 self._replay(part)
                 self._run_dag(airflow, CDC, f"apply {part.name}")
+            self._look_after(airflow)
             runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
         return Outcome(loaded, self.operations, self.seconds, runs, self.compare(),
                        Ledger(self.pipeline.target.root))  # fmt: skip
@@ -103,6 +106,20 @@ class Demo:
         # Its first scheduled run finds nothing to do: from the slot's creation on, also while tables are copied.
         airflow.unpause(CDC)
         self._run_dag(airflow, SYNC, "copy the tables")
+
+    def _look_after(self, airflow: AirflowClient) -> None:
+        """What a pipeline in production has: compared with its source once, and maintained every night.
+
+        Airflow starts the night that has passed as soon as the DAG is unpaused, so that run is waited for.
+        """
+        airflow.unpause(RECONCILE)
+        self._run_dag(airflow, RECONCILE, "reconcile targets with the source")
+        airflow.unpause(MAINTENANCE)
+        with self._stage(f"maintain the lake ({MAINTENANCE})") as tell:
+            run = airflow.wait_for_scheduled(
+                MAINTENANCE, RUN_TIMEOUT_S, on_poll=lambda run: tell(_tasks(run), final=False)
+            )
+            tell(_tasks(run))
 
     def _replay(self, part: Slice) -> None:
         with self._stage(f"replay {part.name}") as tell:

@@ -44,8 +44,8 @@ def own_stack():
         stack.stop()
 
 
-def command(verb: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "demo.stack", verb, "--folder", str(folder)]
+def command(verb: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "demo.stack", verb, "--folder", str(folder), *options]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
 
 
@@ -141,6 +141,13 @@ def test_a_second_up_says_that_it_is_running(own_stack):
     assert "running already" in done.stdout
     assert own_stack.is_running()
     assert {part.pid for part in own_stack.parts} == before
+
+
+def test_psql_opens_the_source_as_the_pipelines_role(own_stack):
+    """With psql's own options and exit code, and no password asked for."""
+    done = command("psql", own_stack.folder, "-w", "-Atc", "select current_user, current_database()")
+    assert (done.stdout.strip(), done.returncode) == ("waldelta|flights", 0), done.stderr
+    assert command("psql", own_stack.folder, "-w", "-c", "select 1 / 0").returncode == 1
 
 
 def test_down_leaves_no_process_and_no_open_port(own_stack):

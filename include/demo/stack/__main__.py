@@ -1,8 +1,11 @@
-"""``python -m demo.stack up|down|status``: the embedded stack from the command line."""
+"""``python -m demo.stack up|down|status|psql``: the embedded stack from the command line."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,11 +18,15 @@ from waldelta.errors import WaldeltaError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; exit code 0 when it did what was asked (status: when the stack is running)."""
-    parser = argparse.ArgumentParser(prog="python -m demo.stack", description="the embedded stack")
-    parser.add_argument("command", choices=("up", "down", "status"))
+    parser = argparse.ArgumentParser(prog="python -m demo.stack", description="the embedded stack", allow_abbrev=False)
+    parser.add_argument("command", choices=("up", "down", "status", "psql"))
     parser.add_argument("--folder", type=Path, default=Stack.folder, help="where its data lives (default .waldelta)")
-    given = parser.parse_args(arguments)
+    given, options = parser.parse_known_args(arguments)
+    if options and given.command != "psql":
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
     console = Console(highlight=False)
+    if given.command == "psql":
+        return psql(given.folder, console, options)
     try:
         with ended_by_signals():
             return {"up": up, "down": down, "status": status}[given.command](given.folder, console)
@@ -63,12 +70,28 @@ def status(folder: Path, console: Console) -> int:
     return 0 if running else 1
 
 
+def psql(folder: Path, console: Console, options: list[str]) -> int:
+    """Run psql on the demo's source database; ``options`` are psql's own. Returns its exit code."""
+    stack = Stack(folder)
+    if not stack.is_running():
+        console.print("the stack is not running: make up")
+        return 1
+    program, variables = stack.psql(next(iter(stack.sources)))
+    # Ctrl-C cancels psql's statement, and must not end the process that waits for it.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    return subprocess.run([program, *options], env=os.environ | variables, check=False).returncode
+
+
 def _describe(stack: Stack, console: Console) -> None:
-    console.print(
-        f"Airflow:  {stack.url}  user [bold]{stack.user}[/]  password [bold]{stack.password}[/]", soft_wrap=True
-    )
-    console.print(f"logs:     {stack.logs}", soft_wrap=True)
-    console.print("stop it:  make down")
+    lines = {
+        "Airflow": f"{stack.url}  user [bold]{stack.user}[/]  password [bold]{stack.password}[/]",
+        "source": "make psql, or one statement: make psql ARGS=\"-c 'select count(*) from flights'\"",
+        "lake": f"{stack.lake}, a Delta table is <schema>/<table>; README shows how to read it",
+        "logs": str(stack.logs),
+        "stop it": "make down",
+    }
+    for name, text in lines.items():
+        console.print(f"{name + ':':<9} {text}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,17 @@ class Stack:
         """The same as Airflow's URI."""
         return self.postgres.uri(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
 
+    def psql(self, conn_id: str) -> tuple[str, dict[str, str]]:
+        """The program psql, and libpq's variables that lead it to a source: no argument holds the password."""
+        variables = {
+            "PGHOST": "127.0.0.1",
+            "PGPORT": str(self.postgres.port),
+            "PGDATABASE": self.sources[conn_id],
+            "PGUSER": databases.SOURCE_ROLE,
+            "PGPASSWORD": self.secrets.source,
+        }
+        return str(self.postgres.bin / "psql"), variables
+
     def job_environment(self) -> dict[str, str]:
         """Variables for a job started by hand against this stack: sources, Spark, pipelines and lake. Holds secrets."""
         sources = {f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources}
