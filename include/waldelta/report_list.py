@@ -118,10 +118,15 @@ def _entry_path(folder: Path, page: str) -> Path:
 
 
 def _read_entry(path: Path) -> ReportEntry | None:
+    """The entry of a file; None where there is none, or its page would lie outside the folder of the reports."""
+    folder = path.parent.parent.resolve()
     try:
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         row["at"] = datetime.fromisoformat(row["at"])
         row["failures"], row["warnings"] = tuple(row["failures"]), tuple(row["warnings"])
-        return ReportEntry(**row)
+        entry = ReportEntry(**row)
+        # Pages are pruned by what their entries say: neither ".." nor a linked folder may lead elsewhere.
+        stays = ".." not in Path(entry.page).parts and (folder / entry.page).resolve().is_relative_to(folder)
+        return entry if stays else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # pruned at this moment, or no file of ours

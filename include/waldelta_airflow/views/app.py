@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
 from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from waldelta.ledger_rows import now
@@ -23,7 +24,15 @@ from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
 from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of, reconcile_dag
 from waldelta_airflow.views.quarantine import Chosen, quarantine_page, row_page
 from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
-from waldelta_airflow.views.render import FORM_HEADERS, HEADERS, REPORT_HEADERS, STYLE_HEADERS, render, url
+from waldelta_airflow.views.render import (
+    FORM_HEADERS,
+    HEADERS,
+    REPORT_HEADERS,
+    STYLE_HEADERS,
+    SecurityHeaders,
+    render,
+    url,
+)
 from waldelta_airflow.views.reports import served_report
 from waldelta_airflow.views.trigger import check_origin, trigger_run
 
@@ -64,7 +73,21 @@ def _chosen(page: int = 1, table: str | None = None, reason: str | None = None) 
 
 AskedDep = Annotated[Asked, Depends(_asked)]
 ChosenDep = Annotated[Chosen, Depends(_chosen)]
-FormDep = Annotated[dict[str, list[str]], Depends(read_form)]
+
+
+def _may_decide(request: Request, asked: AskedDep, name: str) -> None:
+    """Raise 403 or 404 for a request that may not trigger the DAG, before its body is read."""
+    check_origin(request)
+    asked.pipeline(name)
+    if not asked.reader.may_trigger(quarantine_dag(name)):
+        raise HTTPException(403, f"You may not trigger the DAG {quarantine_dag(name)}.")
+
+
+async def _form(request: Request, _: Annotated[None, Depends(_may_decide)]) -> dict[str, list[str]]:
+    return await read_form(request)
+
+
+FormDep = Annotated[dict[str, list[str]], Depends(_form)]
 
 
 def create_app() -> FastAPI:
@@ -76,8 +99,11 @@ def create_app() -> FastAPI:
         redoc_url=None,
         dependencies=[Depends(requires_authenticated())],
     )
+    app.add_middleware(SecurityHeaders)
     for kind in (HTTPException, 404, 405):  # addresses that no route has raise another class
         app.add_exception_handler(kind, _failed)
+    app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(Exception, _broke_off)
     _add_pages(app)
     _add_reconciliation(app)
     _add_quarantine(app)
@@ -141,10 +167,7 @@ def _add_quarantine(app: FastAPI) -> None:
 
     @app.post("/p/{name}/quarantine")
     def decide(asked: AskedDep, name: str, form: FormDep) -> Response:
-        asked.pipeline(name)
         dag_id = quarantine_dag(name)
-        if not asked.reader.may_trigger(dag_id):
-            raise HTTPException(403, f"You may not trigger the DAG {dag_id}.")
         run_id = trigger_run(dag_id, (conf := decision(form))["action"], conf, asked.reader.user)
         # 303: reading the page again asks for nothing.
         return RedirectResponse(url(asked.base, "p", name, "quarantine", run=run_id), 303, headers=FORM_HEADERS)
@@ -235,3 +258,16 @@ def _page(text: str, status: int = 200) -> HTMLResponse:
 def _failed(request: Request, err: Any) -> Response:
     base = str(request.scope.get("root_path", ""))
     return _page(render("error.html", base, now(), status=err.status_code, told=err.detail), err.status_code)
+
+
+def _not_understood(request: Request, err: Any) -> Response:
+    """The parts of the address that can't be read, without their values."""
+    named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
+    return _failed(
+        request, HTTPException(422, f"The address can't be read: {', '.join(named)} has no value that fits.")
+    )
+
+
+def _broke_off(request: Request, _: Any) -> Response:
+    """An error of the pages' own code, which Airflow's API server logs."""
+    return _failed(request, HTTPException(500, "The page could not be made: the API server's log has the error."))

@@ -36,6 +36,31 @@ STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Option
 Url = Callable[..., str]
 
 
+class SecurityHeaders:
+    """ASGI middleware that adds HEADERS to every answer, also to those that FastAPI itself makes.
+
+    A header that a page sets itself stays as it is.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message.get("headers", ())}
+                lacking = ((name.lower().encode(), value.encode()) for name, value in HEADERS.items())
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *(pair for pair in lacking if pair[0] not in present),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
 def url(base: str, *parts: str, **query: str | int) -> str:
     """The address of a page; ``base`` is where the application is mounted, each part is quoted as a whole."""
     path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"

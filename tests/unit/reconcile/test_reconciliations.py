@@ -12,7 +12,7 @@ from waldelta.ledger_rows import now
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations, last_answers
 from waldelta.reconcile.report import prune_pages, write_pages
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
-from waldelta.report_list import checked_runs, read_entries
+from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries
 from waldelta.report_page import static_index
 
 HOSTILE = "<script>alert(1)</script>"
@@ -156,6 +156,26 @@ def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
     assert prune_pages(tmp_path, "shop", 1) == 2
     left = checked_runs(read_entries(tmp_path))
     assert [(run.pipeline, run.run_id) for run in left] == [("shop", "r2"), ("other", "r0")]
+
+
+def test_pruning_removes_no_file_outside_the_folder(tmp_path):
+    """An entry is a file that another account may have written: neither dots, links nor absolute paths lead elsewhere."""
+    folder, outside = tmp_path / "docs", tmp_path / "outside"
+    outside.mkdir()
+    (folder / "reconciliations").mkdir(parents=True)
+    (folder / "reconciliations" / "link").symlink_to(outside)
+    (folder / "index.html").touch()
+    names = ["dots.html", "link.html", "absolute.html"]
+    pages = ["../../outside/dots.html", "link/link.html", f"/{outside}/absolute.html", "../index.html"]
+    for name in names:
+        (outside / name).touch()
+    for n, page in enumerate(pages):
+        at = now() - timedelta(hours=n)
+        listed = f"reconciliations/{page}"
+        add_entry(folder, ReportEntry(at, "shop", f"r{n}", "public.t", 1, 1, (), (), listed))
+    prune_pages(folder, "shop", 0)
+    assert sorted(path.name for path in outside.iterdir()) == sorted(names)
+    assert (folder / "index.html").exists()
 
 
 LISTED = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -9,7 +10,9 @@ from datetime import timedelta
 from html.parser import HTMLParser
 
 import pytest
+from fastapi.testclient import TestClient
 
+from tests.plugin_app import plugin_app
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
@@ -25,6 +28,7 @@ from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_
 pytestmark = pytest.mark.airflow
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+OWN = {"sec-fetch-site": "same-origin"}
 RUN_ID = "scheduled__2026-01-01T12:00:00+00:00"
 PAGES = [
     "",
@@ -160,6 +164,74 @@ def test_every_answer_keeps_scripts_and_strangers_out(shop, open_pages, page):
     assert "frame-ancestors 'self'" in policy
     assert headers["cache-control"] == "private, no-store"
     assert headers["x-content-type-options"] == "nosniff"
+
+
+ANSWERS = [
+    ("found", "/", 200),
+    ("the styles", "/style.css", 200),
+    ("an address that can't be read", "/p/shop?hours=x", 422),
+    ("no such address", "/nowhere", 404),
+    ("no such pipeline", "/p/other", 404),
+    ("led elsewhere", "/dag/shop_cdc", 307),
+    ("an error of ours", "/p/shop/runs", 500),
+]
+
+
+@pytest.mark.parametrize("path, status", [case[1:] for case in ANSWERS], ids=[case[0] for case in ANSWERS])
+def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
+    """Those of FastAPI itself and of errors too; what can't be read is named without its value."""
+
+    def break_off(*_, **__):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("waldelta_airflow.views.pages.runs_page", break_off)
+    client = TestClient(plugin_app("viewer"), raise_server_exceptions=False, follow_redirects=False)
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["referrer-policy"] == "same-origin"
+    assert answer.headers["cache-control"].startswith("private")
+    assert "secret" not in answer.text
+    if status == 422:
+        assert "hours" in answer.text
+
+
+MEGABYTES = 64
+
+
+@pytest.mark.parametrize(
+    "role, headers, status, most_read",
+    [
+        ("op", OWN | {"content-length": str(MEGABYTES << 20)}, 413, 0),
+        ("op", OWN, 413, 2),
+        ("viewer", OWN, 403, 0),
+        ("op", {"sec-fetch-site": "cross-site"}, 403, 0),
+    ],
+    ids=["a length that is stated", "chunked", "not permitted", "another site's form"],
+)
+def test_a_body_is_read_no_further_than_it_may_be(shop, role, headers, status, most_read):
+    """Permission and stated length come first; a body of unknown length is read up to the limit."""
+    read = 0
+
+    async def receive():
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": b"x" * (1 << 20), "more_body": read < MEGABYTES}
+
+    answered = []
+
+    async def send(message):
+        answered.append(message)
+
+    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    form = (b"content-type", b"application/x-www-form-urlencoded")
+    path = "/p/shop/quarantine"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http",
+             "query_string": b"", "headers": [*named, form], "client": ("127.0.0.1", 1), "server": ("testserver", 80)}  # fmt: skip
+    asyncio.run(plugin_app(role)(scope, receive, send))
+    assert answered[0]["status"] == status
+    assert read <= most_read
 
 
 def test_values_are_never_markup(write_pipeline, schedules, open_pages):
@@ -312,9 +384,6 @@ def decided(monkeypatch):
         lambda dag_id, prefix, conf, user: runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1",
     )
     return runs
-
-
-OWN = {"sec-fetch-site": "same-origin"}
 
 
 def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monkeypatch):
