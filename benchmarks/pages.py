@@ -22,7 +22,7 @@ from tests.plugin_app import plugin_app
 from waldelta.expectation_results import ExpectationResult, prune_expectation_results
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, Run, TableState, now
+from waldelta.ledger_rows import Run, TableState, TargetCut, now
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
@@ -50,7 +50,7 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
         ledger.append(
             TableState(end - EVERY * (runs + 1), "manual__sync", name, 1, "synced", key_columns=["id"], rows=1000)
         )
-    for kind, made in ((Run, _runs), (BatchCut, _cuts), (ExpectationResult, _results)):
+    for kind, made in ((Run, _runs), (ExpectationResult, _results)):
         table = LedgerTable(bookkeeping_uri(root, kind.table), kind.schema)
         for first in range(0, runs, _PART):
             chunk = range(first, min(runs, first + _PART))
@@ -106,6 +106,7 @@ def _runs(names: list[str], numbers: range, first: datetime) -> Iterator[dict[st
         for n, stage in enumerate(_STAGES):
             result["stages"][stage] = {"status": "succeeded", "seconds": 4.0 + n, "detail": "", "error": None}
             yield {
+                "targets": [_done(name, number, began) for name in tables] if stage == "apply" else [],
                 "at": began + timedelta(seconds=8 * (n + 1)), "run_id": run_id(began), "verb": "consume",
                 "status": "running" if n < 3 else "failed" if failed else "succeeded", "run_type": "scheduled",
                 "interval_start": began - EVERY, "interval_end": began, "start_lsn": number << 20, "end_lsn": (number + 1) << 20,
@@ -122,21 +123,9 @@ def _table(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cuts(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
-    for number in numbers:
-        changed = set(_changed(names, number))
-        blank = {"skipped": 0, "truncated": False, "reread": 0, "quarantined": 0, "verbatim": 0, "generation": 1}
-        targets = [
-            {"table_name": name, "version": number, "inserted": 5, "updated": 3, "deleted": 1, **blank}
-            if name in changed
-            else {"table_name": name, "version": number, "inserted": 0, "updated": 0, "deleted": 0, **blank}
-            for name in names
-        ]
-        at = first + EVERY * number
-        yield {
-            "at": at + timedelta(seconds=16), "run_id": run_id(at), "batch": number + 1, "end_lsn": (number + 1) << 20,
-            "commit_ts": at - timedelta(seconds=2), "targets": targets,
-        }  # fmt: skip
+def _done(name: str, number: int, began: datetime) -> dict[str, Any]:
+    counts = {key: value for key, value in _table(number).items() if key in TargetCut.__dataclass_fields__}
+    return {"table_name": name, "generation": 1, "commit_ts": began - timedelta(seconds=2), **counts}
 
 
 def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
@@ -168,8 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_aside(root, asked.tables, asked.quarantined, now())
         if not asked.uncompacted:
             ledger = Ledger(root)
-            for kind in (Run, BatchCut):
-                ledger.prune(kind, lambda rows: [True] * len(rows))  # type: ignore[arg-type, misc]
+            ledger.prune(Run, lambda rows: [True] * len(rows))
             prune_expectation_results(root, now() - EVERY * asked.runs * 2)
         table = Table(
             "page",

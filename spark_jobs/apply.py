@@ -25,7 +25,7 @@ from spark_jobs.staging import staged_in
 from spark_jobs.step_cut import finish_step
 from spark_jobs.steps import measures, plan_steps, told_steps
 from spark_jobs.stretch import Stretches
-from spark_jobs.target_commit import add_cuts, read_commit, read_untouched, take_over_target
+from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
 from spark_jobs.task_error import of_table, writing_error
 from spark_jobs.untold import left_untold, unreported
 from waldelta.change_log import ChangeLog
@@ -208,7 +208,7 @@ def _apply_step(
     with isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))
         if (before := untold.pop(name, None)) is not None:
-            cut = add_cuts(before, cut)
+            cut = before + cut
         applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
         # What was committed beside the run, before the cut says up to where all is told.
         _look(run, state, cut.version, applied)

@@ -23,7 +23,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult, copy_result
+from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
@@ -361,7 +361,7 @@ def run_resync(
         for table in done:
             name = str(table.table)
             result.source.add(table.bill)
-            result.tables[name] = copy_result(table)
+            result.add_copy(table)
             result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)

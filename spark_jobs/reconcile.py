@@ -136,7 +136,9 @@ def _compare_all(work: _Work) -> None:
         check_source(connection, job)
         feeds, targets, _ = read_unbarred(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}
-    standings, _ = end_killed_repairs(work.spark, job, feeds)
+    standings, ended = end_killed_repairs(work.spark, job, feeds)
+    for cut in ended.values():
+        work.result.add_repair(cut)
     chosen = list(_chosen(standings, work.order))
     for name in sorted((work.order.tables or frozenset()) - {found.table_name for found in standings}):
         work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
@@ -299,7 +301,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
         return
     cut = done.cut
     _count_landed(work, done.drained)
-    work.result.tables[name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
+    work.result.add_repair(cut)
     mended = cut.inserted + cut.updated + cut.deleted
     work.found[name] = replace(
         row, status=REPAIRED, repaired=mended, reason=f"the target's version {cut.version} holds them"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spark_jobs.result import RunResult, TableResult, copy_result
+from spark_jobs.result import RunResult
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lsn import Lsn
@@ -79,8 +79,7 @@ def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, dr
     result.source.add(done.drained.bill)
     if result.end_lsn is None or Lsn.parse(result.end_lsn) < done.drained.end:
         result.end_lsn = str(done.drained.end)
-    cut = done.cut
-    result.tables[copy.table_name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
+    result.add_repair(done.cut)
     result.warnings.append(
         f"{_told(copy)}: it was repaired as of {done.lsn}: {done.entered:,} rows entered, {done.left:,} left, "
         f"{done.reread:,} that changed meanwhile were read again"
@@ -110,7 +109,7 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
         return
     (copied,) = done
     result.source.add(copied.bill)
-    result.tables[copy.table_name] = copy_result(copied)
+    result.add_copy(copied)
     how = f"copied again, {copied.rows:,} rows"
     if copied.diff is not None:
         how = f"compared with its source, {copied.diff.written:,} of {copied.rows:,} rows differed"

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 _SLOTS = ("slot_before", "slot_after")
+_OF_ATTEMPT = ("begun", "done")
 
 
 @dataclass
@@ -97,20 +98,6 @@ class TableResult:
         return bool(self.skipped or self.quarantined or self.reread)
 
 
-def copy_result(copied: SyncResult) -> TableResult:
-    """Of a table that was copied as a whole, or mended by the rows that differed."""
-    if (diff := copied.diff) is None:
-        return TableResult(rows=copied.rows, version=copied.version)
-    return TableResult(
-        diff.inserted,
-        diff.updated,
-        diff.deleted,
-        version=diff.version,
-        compared=diff.compared,
-        unchanged=diff.unchanged,
-    )
-
-
 @dataclass
 class RunResult:
     """A run so far; stages are added as they end, by whatever process ran them."""
@@ -144,7 +131,10 @@ class RunResult:
     slot_before: SlotReading | None = None
     slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
-    begun: datetime | None = None  # when this attempt began, which the JSON doesn't tell the next one
+    # Of this attempt alone, so that the JSON, which the next one continues, has neither: when it began, and what it did to
+    # each target.
+    begun: datetime | None = None
+    done: dict[str, TargetCut] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
@@ -160,7 +150,7 @@ class RunResult:
 
     def to_json(self) -> str:
         """The result as JSON, the shape that Airflow's operator reads."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "begun"})
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in _OF_ATTEMPT})
 
     def write(self, path: Path) -> None:
         """Write the JSON, atomically and for this user only."""
@@ -193,10 +183,13 @@ class RunResult:
     def add_cut(self, cut: BatchCut) -> None:
         """Add what one step did to the targets."""
         for target in cut.targets:
-            self.add_target(target)
+            self.add_target(replace(target, commit_ts=cut.commit_ts))
 
     def add_target(self, target: TargetCut) -> None:
         """Add what was done to one target; its version is that of what is added last."""
+        if target.touched:
+            before = self.done.get(target.table_name)
+            self.done[target.table_name] = target if before is None else before + target
         table = self.tables.setdefault(target.table_name, TableResult())
         table.inserted += target.inserted
         table.updated += target.updated
@@ -207,6 +200,20 @@ class RunResult:
         table.quarantined += target.quarantined
         table.verbatim += target.verbatim
         table.version = target.version
+
+    def add_repair(self, cut: TargetCut) -> None:
+        """Add the rows that a repair put right."""
+        self.add_target(TargetCut(cut.table_name, cut.generation, cut.version, cut.inserted, cut.updated, cut.deleted))
+
+    def add_copy(self, copied: SyncResult) -> None:
+        """Take over what a copy, or a comparison by key that wrote the rows that differed, did to its target."""
+        name, diff = str(copied.table), copied.diff
+        if diff is None:
+            self.tables[name] = TableResult(rows=copied.rows, version=copied.version, verbatim=copied.verbatim or 0)
+            return
+        self.tables.pop(name, None)
+        self.add_target(TargetCut(name, copied.generation, diff.version, diff.inserted, diff.updated, diff.deleted))
+        self.tables[name].compared, self.tables[name].unchanged = diff.compared, diff.unchanged
 
     def record(self, job: Job) -> None:
         """Enter what this attempt came to into the ledger; raises LateWriter when one that began later has."""
@@ -224,6 +231,7 @@ class RunResult:
                 latest.wal_status if latest is not None else None,
                 self._applied(),
                 self.begun,
+                list(self.done.values()),
             )
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
-from spark_jobs.result import RunResult, StageResult, TableResult
+from spark_jobs.result import RunResult, StageResult
 from spark_jobs.task_error import of_table
 from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
@@ -51,10 +51,12 @@ def run_retry(
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
             feeds, found, barred = read_unbarred(connection, job.pipeline, sizes=False)
-            standings, _ = end_killed_repairs(spark, job, feeds)
+            standings, ended = end_killed_repairs(spark, job, feeds)
             fed = {state.table_name: state for state in states(standings, Due.FEED)}
             targets = {str(target.id): target for target in found}
             present = read_present(connection, list(fed.values()))
+        for cut in ended.values():
+            result.add_repair(cut)
         if unknown := sorted(set(tables or ()) - fed.keys()):
             raise ConfigError(
                 f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables there are"
@@ -101,7 +103,6 @@ def _retry(
         done = reread_rows(spark, job, fed, again)
     except NeedsSync as err:
         raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
-    cut = done.cut
     result.changes += done.drained.changes
     result.source.add(done.drained.bill)
-    result.tables[name] = TableResult(cut.inserted, cut.updated, cut.deleted, version=cut.version)
+    result.add_repair(done.cut)

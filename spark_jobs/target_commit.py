@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -161,9 +160,9 @@ def read_unreported(
         sync_commits(uri_of(job, state.table_name), [version])
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
         if in_cut is not None and version <= in_cut:
-            within = this if within is None else add_cuts(within, this)
+            within = this if within is None else within + this
         else:
-            beyond = this if beyond is None else add_cuts(beyond, this)
+            beyond = this if beyond is None else beyond + this
     return within, beyond
 
 
@@ -179,22 +178,6 @@ def _cut(
         quarantined=counts.get(QUARANTINED_ROWS, 0),
         verbatim=counts.get(VERBATIM_ROWS, 0),
         **_effects(entry.get("operationMetrics", {}), counts),
-    )
-
-
-def add_cuts(one: TargetCut, other: TargetCut) -> TargetCut:
-    """Both cuts' effects, at the later version."""
-    return replace(
-        one,
-        version=max(one.version, other.version),
-        inserted=one.inserted + other.inserted,
-        updated=one.updated + other.updated,
-        deleted=one.deleted + other.deleted,
-        skipped=one.skipped + other.skipped,
-        reread=one.reread + other.reread,
-        quarantined=one.quarantined + other.quarantined,
-        verbatim=one.verbatim + other.verbatim,
-        truncated=one.truncated or other.truncated,
     )
 
 
@@ -220,7 +203,7 @@ def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
                 return
 
 
-def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, int]:
+def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
     """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit and the staged ``counts``.
 
     Changes of one row count once: as inserted when it is new, as deleted when it is gone, else as updated. A new row

@@ -9,7 +9,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.expectation_results import ExpectationResult
 from waldelta.lake import bookkeeping_uri
-from waldelta.ledger_rows import BatchCut, Run, TargetCut
+from waldelta.ledger_rows import Run, TargetCut
 from waldelta.pipeline_file import PipelineFile
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -27,13 +27,14 @@ def run(run_id: str, at: datetime, status="succeeded", **more) -> Run:
         "lag_before_bytes": 1000,
         "lag_bytes": 10,
         "applied": status == "succeeded",
+        "targets": [],
     }
     return Run(at, run_id, "consume", status, **facts | more)
 
 
-def cut(batch: int, at: datetime, run_id="r", **targets: tuple[int, int, int]) -> BatchCut:
-    done = [TargetCut(f"public.{n}", 1, batch, *counts) for n, counts in targets.items()]
-    return BatchCut(at, run_id, batch, batch << 20, at - timedelta(minutes=3), done)
+def did(version: int, committed_at: datetime | None = None, **targets: tuple[int, int, int]) -> list[TargetCut]:
+    """What a run did to targets: rows inserted, updated and deleted."""
+    return [TargetCut(f"public.{n}", 1, version, *counts, commit_ts=committed_at) for n, counts in targets.items()]
 
 
 def result(at, run_id, table, success=True, severity="critical", meaning="key (id) is unique", count=0):

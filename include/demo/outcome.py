@@ -61,10 +61,10 @@ class Outcome:
         return next((str(r["report"]) for r in reversed(self.results) if r.get("report")), None)
 
     def applied(self) -> dict[str, Counter[str]]:
-        """What all batches did to each target."""
+        """What all runs did to each target."""
         counts: dict[str, Counter[str]] = {}
-        for batch in self.ledger.batches():
-            for target in batch.targets:
+        for run in self.ledger.runs():
+            for target in run.targets or ():
                 count = counts.setdefault(target.table_name, Counter())
                 count.update({name: getattr(target, name) for name in APPLIED})
                 count["truncated"] += target.truncated

@@ -280,7 +280,7 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
     # A table written by an earlier version may lack a column that has a default.
     values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
     for name, of in nested.items():
-        if name in values:
+        if name in values and not (kind is Run and values[name] is None):
             # So may a struct inside of one, whose field is null then.
             items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
             values[name] = [of(**item) for item in items]

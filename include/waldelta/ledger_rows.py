@@ -237,11 +237,35 @@ class TargetCut:
     quarantined: int = 0
     # Rows written with a value that its column's type can't hold (in _wd_raw).
     verbatim: int = 0
+    # In a run's row: when the last of these changes was committed on the source, None where that isn't known.
+    commit_ts: datetime | None = None
 
     @property
     def changed(self) -> bool:
         """Whether the batch changed any row of it."""
         return bool(self.inserted or self.updated or self.deleted or self.truncated)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the batch had anything for it, also where that changed no row."""
+        return bool(self.changed or self.skipped or self.reread or self.quarantined or self.verbatim)
+
+    def __add__(self, other: TargetCut) -> TargetCut:
+        """Both effects on one target, at the later version."""
+        return TargetCut(
+            self.table_name,
+            max(self.generation, other.generation),
+            max(self.version, other.version),
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.skipped + other.skipped,
+            self.truncated or other.truncated,
+            self.reread + other.reread,
+            self.quarantined + other.quarantined,
+            self.verbatim + other.verbatim,
+            max((at for at in (self.commit_ts, other.commit_ts) if at is not None), default=None),
+        )
 
 
 _CUT = pa.struct(
@@ -249,7 +273,7 @@ _CUT = pa.struct(
         ("table_name", pa.string()), ("generation", pa.int64()), ("version", pa.int64()),
         ("inserted", pa.int64()), ("updated", pa.int64()), ("deleted", pa.int64()), ("skipped", pa.int64()),
         ("truncated", pa.bool_()), ("reread", pa.int64()), ("quarantined", pa.int64()),
-        ("verbatim", pa.int64()),
+        ("verbatim", pa.int64()), ("commit_ts", _UTC),
     ]
 )  # fmt: skip
 
@@ -305,6 +329,9 @@ class Run:
     applied: bool | None = None
     # When the attempt began that tells this, by Ledger.begin_run(); None in rows of versions that didn't record it.
     begun: datetime | None = None
+    # What this attempt did to targets, without what earlier attempts at the run have recorded: the sum over all rows counts
+    # each change once. None in rows of versions that didn't record it.
+    targets: list[TargetCut] | None = None
 
     table: ClassVar[str] = "runs"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -314,7 +341,7 @@ class Run:
             ("start_lsn", pa.int64()), ("end_lsn", pa.int64()), ("changes", pa.int64()),
             ("seconds", pa.float64()), ("result", pa.string()), ("as_of", _UTC), ("lag_before_bytes", pa.int64()),
             ("lag_bytes", pa.int64()), ("retained_bytes", pa.int64()), ("wal_status", pa.string()),
-            ("applied", pa.bool_()), ("begun", _UTC),
+            ("applied", pa.bool_()), ("begun", _UTC), ("targets", pa.list_(_CUT)),
         ]
     )  # fmt: skip
 

@@ -28,6 +28,8 @@ from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, Sta
 from waldelta.lake import local_path
 from waldelta.ledger_rows import TableState, now
 from waldelta.leftovers import staged_for, staging_folder
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import Operations, read_changed
 from waldelta.watermark import last_cut, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
@@ -351,6 +353,8 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
     again = consume(spark, replace(job, run_id="and another"))
     assert not again.tables.get("public.t", TableResult()).changed
+    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"]
+    assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
 
 
 def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark, database, job, monkeypatch):

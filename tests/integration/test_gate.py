@@ -24,6 +24,7 @@ from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
 from waldelta.replay import read_span
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import read_changed
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.watermark import uri_of
 
@@ -65,6 +66,13 @@ class Gated:
     def source(self, columns="id, v", where="true"):
         return sorted(self.database.execute(f"select {columns} from t where {where}"))
 
+    def rows_on_pages(self):
+        """How many rows the pages say that runs inserted, updated and deleted, by table."""
+        changed = read_changed(Bookkeeping(self.job.pipeline.target.root), None)
+        return {
+            name: (of.operations.inserted, of.operations.updated, of.operations.deleted) for name, of in changed.items()
+        }
+
     def failed(self):
         """How many expectations the pages say that the table doesn't meet."""
         return read_latest_checks(Bookkeeping(self.job.pipeline.target.root), None)["public.t"].failed
@@ -95,6 +103,8 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert "-2" not in result.error["message"].replace(str(made.folder), "")
     assert (made.rows(), made.rows(table="u")) == ([(1, 1)], [(1, 1)])
     assert made.told() == []
+    # No cut is published, and the pages show what was done to the other table all the same.
+    assert made.rows_on_pages() == {"public.u": (1, 0, 0)}
     # The slot was emptied all the same, and later changes are judged with what waits.
     assert result.stages["land"].status == "succeeded"
     database.execute("insert into t values (4, 4)")
@@ -103,6 +113,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     made.own(RULE.format("warn"))
     assert made.run("third").inserted == 3
     assert made.rows() == made.source()
+    assert made.rows_on_pages() == {"public.u": (1, 0, 0), "public.t": (3, 0, 0)}
     verdicts = read_expectation_results(made.job.pipeline.target.root)
     assert {(v.run_id, v.success, v.unexpected_count, v.version) for v in verdicts} == {
         ("first", False, 1, None), ("second", False, 1, None),

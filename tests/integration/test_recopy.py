@@ -19,6 +19,8 @@ from waldelta.idle import look
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.recopy import read_table_bytes
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import Operations, read_changed
 from waldelta.standing import Due, read_published, read_standings, record_killed
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
@@ -152,10 +154,13 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     target = job.pipeline.target.model_copy(update={"copy_within_run_mb": 64})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
     sync(spark, job)
-    database.execute(RETYPE)
+    database.execute(f"{RETYPE}; insert into u values (2, 'b')")
     result = consume(spark, job)
     assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 rows"])
     assert rows(spark, job, "t") == source(database, "t")
+    # Without a cut, the pages show what the run did to the other table.
+    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)
+    assert {name: of.operations for name, of in shown.items()} == {"public.u": Operations(inserted=1)}
 
 
 @pytest.mark.spark

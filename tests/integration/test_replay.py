@@ -17,9 +17,12 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
 from waldelta.lake import CHANGES, bookkeeping_uri
+from waldelta.ledger_rows import now
 from waldelta.locks import target_lock
 from waldelta.quarantine import Quarantine
 from waldelta.replay import read_span
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import read_changed
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -181,6 +184,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         replay(spark, replace(job, run_id="beside", **interval), tables=["public.own"])
 
     damage(spark, job)
+    began = now()
     done = backfill(spark, job)
     assert state(spark, job) == right
     assert (done.verb, done.status, done.warnings) == ("replay", "succeeded", [])
@@ -190,6 +194,10 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         "public.t": (3, 3, 3), "public.full_id": (2, 1, 1), "public.emptied": (1, 1, 1), "public.own": (1, 1, 1),
         "public.keyless": (2, 0, 1),
     }  # fmt: skip
+    shown = read_changed(Bookkeeping(job.pipeline.target.root), began)
+    assert {
+        name: (of.operations.inserted, of.operations.updated, of.operations.deleted) for name, of in shown.items()
+    } == mended
     # The large values of two weren't sent within the range, and a column of the third came later.
     assert done.tables["public.t"].reread == 3
 

@@ -31,6 +31,8 @@ from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
 from waldelta.quarantined import discard_quarantined, list_quarantined
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.freshness import read_changed
 from waldelta.standing import Due, read_published
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
@@ -336,6 +338,8 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
     state = job.table_states()["public.t"]
     assert (state.generation, state.status, state.reason) == (4, "synced", "quarantine --retry by Ann")
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
+    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"].operations
+    assert (shown.inserted, shown.updated) == (3, 1)
     assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 5]
     assert lacking(4) == ["5"]
     last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]

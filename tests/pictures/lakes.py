@@ -57,7 +57,7 @@ class _Lake:
     rows: dict[str, int] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
-    cuts: list[BatchCut] = field(default_factory=list)
+    batches: dict[str, BatchCut] = field(default_factory=dict)
     results: list[ExpectationResult] = field(default_factory=list)
     found: list[Reconciliation] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class _Lake:
                 start if after else None, self.landed if after else None, changes, sum(seconds[name] for name in result.stages),
                 result.to_json(), at + _BEFORE if after else None, before.lag_bytes if before else None,
                 after.lag_bytes if after else None, after.retained_bytes if after else None, after.wal_status if after else None,
-                after is not None and not result.not_applied,
+                after is not None and not result.not_applied, targets=list(result.done.values()),
             )
         )  # fmt: skip
 
@@ -150,12 +150,11 @@ class _Lake:
     def _apply(self, result: RunResult, cuts: list[TargetCut], at: datetime, trouble: Trouble | None) -> None:
         ended, commit_ts = at + self._after(result, "land", "apply"), at + timedelta(seconds=2)
         cut = BatchCut(ended, result.run_id, self.batch, self.lsn, commit_ts, cuts)
+        self.batches[result.run_id] = cut
         result.add_cut(cut)
         result.stages["apply"].detail = f"1 step, {len(cuts)} tables changed"
         if trouble and trouble.stage == "apply":
             result.not_applied = list(trouble.tables)
-        else:
-            self.cuts.append(cut)
         unmet = trouble.tables if trouble and trouble.stage == "check" else ()
         warnings, checked = 0, at + self._after(result, "land", "apply", "check")
         for one in cuts:
@@ -212,7 +211,6 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     copied = partial(TableState, _COPIED, "manual__sync", generation=1, status="synced", key_columns=["id"])
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)
-    ledger.append_all(lake.cuts)
     expectations_table(root).extend([asdict(row) for row in lake.results])
     Reconciliations(root).add(lake.found)
     if tale.name == "orders":
@@ -235,7 +233,7 @@ def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
 def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
     root, told = pipeline.target.root, next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT))
     sent = [{"id": key, "order_id": f"7{key[1:]}", "amount": amount, "currency": "EUR"} for key, amount in _REFUSED]
-    batch = next(cut.batch for cut in lake.cuts if cut.run_id == told.run_id)
+    batch = lake.batches[told.run_id].batch
     Quarantine(root).add(
         [
             IncompleteRow(told.at, told.run_id, "quarantined", "public.payments", 1, batch, json.dumps({"id": one["id"]}), [], json.dumps(one),
@@ -245,7 +243,7 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
     )  # fmt: skip
     commits = [ForeignCommit(9_000 + n, what, "notebook", NOTEBOOK) for n, what in ((1, "UPDATE"), (2, "DELETE"))]
     ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, foreign_commits=commits))
-    folder, last = docs_folder(pipeline), lake.cuts[-1]
+    folder, last = docs_folder(pipeline), list(lake.batches.values())[-1]
     assert folder is not None
     for one in last.targets:
         page = f"{one.table_name}.html"

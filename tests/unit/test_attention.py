@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from tests.bookkeeping import cut, minutes, pipeline, result, run
+from tests.bookkeeping import did, minutes, pipeline, result, run
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
-from waldelta.ledger_rows import BatchCut, ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.ledger_rows import ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.review.bookkeeping import Bookkeeping
@@ -189,14 +189,14 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
 CHECKED_A = replace(result(minutes(8), "night", "public.a"), version=2)
 UNCHECKED = [
     ("its check ran out of time", [], True),
-    ("so did that of later changes", [CHECKED_A, cut(4, minutes(9), a=(0, 1, 0))], True),
+    ("so did that of later changes", [CHECKED_A, run("more", minutes(9), targets=did(4, a=(0, 1, 0)))], True),
     ("a gate's word is no check", [replace(CHECKED_A, version=None)], True),
     ("a check of what was there before, entered late", [replace(CHECKED_A, version=1)], True),
     ("a run that was killed long ago is none under way", [run("lost", minutes(9), "running"), run("r", minutes(10))], True),
     ("while a run is under way", [run("now", minutes(99), "running")], False),
     ("it was checked since", [CHECKED_A], False),
     ("that was tried, and is told", [replace(CHECKED_A, success=None)], False),
-    ("later changes that wrote no row", [CHECKED_A, BatchCut(minutes(9), "r", 4, 4, None, [TargetCut("public.a", 1, 4, skipped=3)])], False),
+    ("later changes that wrote no row", [CHECKED_A, run("more", minutes(9), targets=[TargetCut("public.a", 1, 4, skipped=3)])], False),
     ("copied anew since", [TableState(minutes(9), "s", "public.a", 2, "synced")], False),
     ("to be copied again", [TableState(minutes(9), "s", "public.a", 1, "needs_sync")], False),
 ]  # fmt: skip
@@ -209,8 +209,7 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
         book.ledger.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
     append_expectation_results(book.root, [result(minutes(-8), "s", f"public.{name}") for name in "ab"])
     for event in (
-        cut(2, minutes(1), "one", a=(1, 0, 0), b=(0, 0, 0)), run("one", minutes(2), "failed"),
-        cut(3, minutes(6), "two", a=(0, 0, 0), b=(1, 0, 0)), run("two", minutes(7)),
+        run("one", minutes(2), "failed", targets=did(2, a=(1, 0, 0))), run("two", minutes(7), targets=did(3, b=(1, 0, 0))),
     ):  # fmt: skip
         book.ledger.append(event)
     append_expectation_results(book.root, [replace(result(minutes(7), "two", "public.b"), version=3)])

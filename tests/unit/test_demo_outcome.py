@@ -14,7 +14,7 @@ from demo.flights import Loaded
 from demo.outcome import Outcome, show
 from spark_jobs.compare import Difference
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, Run, TargetCut, now
+from waldelta.ledger_rows import Run, TargetCut, now
 
 EQUAL = Difference("public.flights", 200, 200, 0, 0)
 UNEQUAL = Difference("public.flights", 200, 200, 1, 1, ("missing carrier=AA, flight=1", "extra carrier=AA, flight=1"))
@@ -22,14 +22,12 @@ UNEQUAL = Difference("public.flights", 200, 200, 1, 1, ("missing carrier=AA, fli
 
 @pytest.fixture
 def ledger(lake):
-    """Two batches and one run, recorded in two steps."""
+    """One run, recorded in two steps."""
     made = Ledger(lake)
-    for batch, truncated in ((1, False), (2, True)):
-        cut = TargetCut("public.flights", 1, batch, inserted=10, updated=20, deleted=5, truncated=truncated)
-        made.append(BatchCut(now(), "run-1", batch, 100 * batch, None, [cut]))
     for changes in (0, 9000):
         result = {"changes": changes, "report": "/lake/report.html" if changes else None}
-        made.append(Run(now(), "run-1", "consume", "running", result=json.dumps(result)))
+        did = TargetCut("public.flights", 1, 1, inserted=10, updated=20, deleted=5, truncated=bool(changes))
+        made.append(Run(now(), "run-1", "consume", "running", result=json.dumps(result), targets=[did]))
     return made
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.result import RunResult, StageResult, TableResult
-from tests.bookkeeping import NOON, cut, minutes, pipeline, result, run
+from tests.bookkeeping import NOON, did, minutes, pipeline, result, run
 from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,
@@ -22,11 +22,11 @@ from waldelta.expectation_results import (
 )
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, TableState
+from waldelta.ledger_rows import Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.freshness import Operations, read_changed, read_last_cut, read_tables
+from waldelta.review.freshness import Operations, read_changed, read_tables
 from waldelta.review.glance import read_glance
 from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
 from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
@@ -44,7 +44,7 @@ def test_a_lake_that_isnt_there_is_empty(book):
     """Before setup there is nothing to show, and nothing fails."""
     glance = read_glance(pipeline(book.root), book, NOON, 24)
     assert not glance.is_set_up
-    assert (glance.upto, glance.latest, glance.cut, glance.tables, glance.attention) == (None, None, None, (), ())
+    assert (glance.upto, glance.latest, glance.tables, glance.attention) == (None, None, (), ())
     assert read_run(book, "consume", "r") is None
     assert tables_map(book, NOON, 10).rows == ()
 
@@ -92,7 +92,8 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     fields = [
         f
         for f in Run.schema
-        if f.name not in ("as_of", "lag_before_bytes", "lag_bytes", "retained_bytes", "wal_status", "applied")
+        if f.name
+        not in ("as_of", "lag_before_bytes", "lag_bytes", "retained_bytes", "wal_status", "applied", "targets")
     ]
     old = {"run_id": "old", "verb": "consume", "run_type": "scheduled", "changes": 1, "seconds": 60.0, "result": "{}"}
     LedgerTable(bookkeeping_uri(book.root, "runs"), pa.schema(fields)).extend(
@@ -108,16 +109,55 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
 
-def test_what_batches_did_by_table(book):
-    """Sums over the window; tables that a cut only names aren't changed."""
-    book.ledger.append(cut(1, minutes(1), a=(5, 0, 0), b=(1, 0, 0)))
-    book.ledger.append(cut(2, minutes(6), a=(1, 2, 3), b=(0, 0, 0)))
+def old_result(**tables):
+    """As versions recorded runs that had no column for it: each event has all that the run did so far."""
+    counts = {
+        f"public.{name}": dict(zip(("inserted", "updated", "deleted"), done, strict=True))
+        for name, done in tables.items()
+    }
+    return {"result": json.dumps({"tables": counts}), "targets": None}
+
+
+CHANGED = [
+    ("no cut is needed", [run("r", minutes(1), "failed", targets=did(1, a=(5, 1, 0)))], {"a": (5, 1, 0)}),
+    ("each stage adds what it did", [run("r", minutes(1), "running"), run("r", minutes(2), "running", targets=did(1, a=(5, 0, 0))), run("r", minutes(3))], {"a": (5, 0, 0)}),
+    ("an attempt that began anew adds to what the one before did", [run("r", minutes(1), "failed", targets=did(1, a=(5, 0, 0))), run("r", minutes(2), targets=did(2, a=(2, 0, 0)))], {"a": (7, 0, 0)}),
+    ("what a killed run committed is in the result of the run that found it", [run("later", minutes(3), targets=did(2, a=(9, 0, 0)))], {"a": (9, 0, 0)}),
+    ("a replay and a repair count what they wrote", [
+        run("r", minutes(1), targets=did(1, a=(5, 0, 0))), replace(run("r", minutes(2), targets=did(2, a=(0, 1, 0))), verb="replay"),
+        replace(run("q", minutes(3), targets=did(3, a=(0, 0, 1))), verb="quarantine"),
+    ], {"a": (5, 1, 1)}),
+    ("a copy is no change", [replace(run("s", minutes(1)), verb="sync")], {}),
+    ("before the window", [run("r", minutes(-1), targets=did(1, a=(5, 0, 0)))], {}),
+    ("an earlier version's, once", [run("r", minutes(1), "running", **old_result(a=(5, 0, 0))), run("r", minutes(2), **old_result(a=(5, 0, 0), b=(0, 0, 0)))], {"a": (5, 0, 0)}),
+    ("one that was updated in between", [run("r", minutes(1), "running", **old_result(a=(5, 0, 0))), run("r", minutes(2), targets=did(1, b=(1, 0, 0)))], {"a": (5, 0, 0), "b": (1, 0, 0)}),
+    ("a result that is no JSON", [run("r", minutes(1), result="", targets=None)], {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows, expected", [case[1:] for case in CHANGED], ids=[case[0] for case in CHANGED])
+def test_what_runs_did_by_table(book, rows, expected):
+    """Each change once, whatever became of its run."""
+    for row in rows:
+        book.ledger.append(row)
+    found = {name: done.operations for name, done in read_changed(book, minutes(0)).items()}
+    assert found == {f"public.{name}": Operations(*counts) for name, counts in expected.items()}
+
+
+def test_the_latest_change_of_a_table(book):
+    """By its commit on the source where that is known, with the run that brought it and the version that run wrote."""
+    book.ledger.append(run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0))))
+    skipped = [TargetCut("public.a", 1, 3, skipped=2)]
+    book.ledger.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
     changed = read_changed(book, minutes(0))
-    assert changed["public.a"].operations == Operations(6, 2, 3)
-    assert (changed["public.a"].batch, changed["public.b"].batch) == (2, 1)
-    assert changed["public.b"].commit_ts == minutes(-2)
-    assert set(read_changed(book, minutes(5))) == {"public.a"}
-    assert (read_last_cut(book).batch, read_last_cut(book).end_lsn) == (2, 2 << 20)
+    assert [(changed[f"public.{name}"].at, changed[f"public.{name}"].run_id) for name in "abc"] == [
+        (minutes(6), "two"), (minutes(-2), "one"), (minutes(3), "two"),
+    ]  # fmt: skip
+    assert [(changed[f"public.{name}"].version, changed[f"public.{name}"].generation) for name in "ac"] == [
+        (1, 1),
+        (2, 1),
+    ]
+    assert set(read_changed(book, minutes(5))) == {"public.a", "public.c"}
 
 
 def test_tables_say_up_to_when_they_are_complete(book):

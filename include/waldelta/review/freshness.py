@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState
+from waldelta.ledger_rows import ForeignCommit, Run, TableState
 from waldelta.review.bookkeeping import Bookkeeping, last_rows
 from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open
-from waldelta.review.results import read_result
+from waldelta.review.results import parsed, read_result
 from waldelta.review.verdicts import Check
 from waldelta.standing import COPYING, REMOVED, SYNCED, held_generations
 
@@ -23,7 +24,7 @@ _MOST_RESULTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Rows by what was done to them; ``truncates`` counts batches that emptied a table."""
+    """Rows by what was done to them; ``truncates`` counts runs that emptied a table."""
 
     inserted: int = 0
     updated: int = 0
@@ -45,14 +46,15 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the batches of a window did to a table; ``at`` is when the latest of them was applied.
+    """What the runs of a window did to a table; ``at`` is when the latest change was committed on the source, or else recorded.
 
-    ``version``, of the copy ``generation``: the last that one of them wrote rows of; None where none did.
+    ``verb`` and ``run_id`` name the latest of these runs. ``version``, of the copy ``generation``: the last that one of them
+    wrote rows of; None where none did.
     """
 
     at: datetime
-    commit_ts: datetime | None
-    batch: int
+    verb: str
+    run_id: str
     operations: Operations
     version: int | None = None
     generation: int | None = None
@@ -78,61 +80,25 @@ class TableLine:
     mode: str | None = None  # what the target keeps, when it isn't a mirror
 
 
-@dataclass(frozen=True, slots=True)
-class LastCut:
-    """The newest consistent cut."""
+def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, Changed]:
+    """What the runs since then did to targets, by table: what they consumed, replayed and repaired; tables left alone are left out.
 
-    batch: int
-    at: datetime
-    end_lsn: int
-    commit_ts: datetime | None
-    run_id: str
-
-
-def read_last_cut(lake: Bookkeeping) -> LastCut | None:
-    """The newest cut, without its targets."""
-    rows = lake.scan(BatchCut, ("batch", "at", "end_lsn", "commit_ts", "run_id"))
-    return LastCut(**rows.slice(rows.num_rows - 1).to_pylist()[0]) if rows.num_rows else None
-
-
-def read_changed(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> dict[str, Changed]:
-    """What the batches since then (or of one run) did, by table; tables that they left alone are left out."""
-    chosen = None if run_id is None else pc.field("run_id") == run_id
-    cuts = lake.scan(BatchCut, ("at", "commit_ts", "batch", "targets"), since, chosen)
-    if not cuts.num_rows:
-        return {}
-    cuts = cuts.combine_chunks()
-    lists = cuts["targets"].combine_chunks()
-    targets = pc.list_flatten(lists)
-    parents = cuts.select(["at", "commit_ts", "batch"]).take(pc.list_parent_indices(lists))
-    held = {item.name for item in targets.type}
-    # A struct that an earlier version wrote lacks later fields.
-    numbers = {name: _numbers(targets, name, held) for name in _OPERATIONS}
-    numbers["truncates"] = pc.cast(_numbers(targets, "truncated", held), pa.int64())
-    touched = numbers["truncates"]
-    for name in _OPERATIONS:
-        touched = pc.add(touched, numbers[name])
-    rows = parents.append_column("table_name", pc.struct_field(targets, "table_name"))
-    for name, values in numbers.items():
-        rows = rows.append_column(name, values)
-    written = numbers["truncates"]
-    for name in _WRITTEN:
-        written = pc.add(written, numbers[name])
-    for name in ("version", "generation"):
-        held_at = pc.cast(pc.struct_field(targets, name), pa.int64())
-        rows = rows.append_column(name, pc.if_else(pc.greater(written, 0), held_at, None))
-    rows = rows.filter(pc.greater(touched, 0))
-    lasts = ("at", "commit_ts", "batch", "version", "generation")
-    # Of what is null where no row was written, the last that isn't.
-    summed = rows.group_by("table_name", use_threads=False).aggregate(
-        [(name, "sum") for name in numbers] + [(name, "last") for name in lasts]
-    )
+    By what each attempt at a run recorded. A cut isn't published while one table is behind, so that cuts lack what such runs
+    did to all others.
+    """
+    rows = lake.scan(Run, ("at", "verb", "run_id", "targets"), since).combine_chunks()
+    changes = _of_attempts(rows)
+    if rows["targets"].null_count:
+        changes = pa.concat_tables([_of_results(lake, rows, since), changes])
+    sums = [(name, "sum") for name in _OPERATIONS]
+    lasts = [(name, "last") for name in ("verb", "run_id", "version", "generation")]  # that isn't null
+    summed = changes.group_by("table_name", use_threads=False).aggregate([*sums, *lasts, ("committed_at", "max")])
     return {
         row["table_name"]: Changed(
-            row["at_last"],
-            row["commit_ts_last"],
-            row["batch_last"],
-            Operations(**{n: row[f"{n}_sum"] for n in numbers}),
+            row["committed_at_max"],
+            row["verb_last"],
+            row["run_id_last"],
+            Operations(**{name: row[f"{name}_sum"] for name in _OPERATIONS}),
             row["version_last"],
             row["generation_last"],
         )
@@ -140,14 +106,48 @@ def read_changed(lake: Bookkeeping, since: datetime | None, run_id: str | None =
     }
 
 
-_WRITTEN = ("inserted", "updated", "deleted")
-_OPERATIONS = (*_WRITTEN, "skipped", "reread", "quarantined", "verbatim")
+_RUN = ("at", "verb", "run_id")
+_WRITTEN = ("inserted", "updated", "deleted", "truncates")
+_OPERATIONS = tuple(f.name for f in fields(Operations))
+_CHANGES = pa.schema(
+    [
+        *(Run.schema.field(name) for name in _RUN), ("table_name", pa.string()), ("committed_at", pa.timestamp("us", "UTC")),
+        ("version", pa.int64()), ("generation", pa.int64()), *((name, pa.int64()) for name in _OPERATIONS),
+    ]
+)  # fmt: skip
 
 
-def _numbers(targets: pa.StructArray, name: str, held: set[str]) -> pa.Array:
-    if name not in held:
-        return pa.nulls(len(targets), pa.int64()).fill_null(0)
-    return pc.cast(pc.struct_field(targets, name), pa.int64()).fill_null(0)
+def _of_attempts(rows: pa.Table) -> pa.Table:
+    """One row for each target that an attempt did anything to, as ``_CHANGES``; version and generation where it wrote rows."""
+    lists = rows["targets"].combine_chunks()
+    targets = pc.list_flatten(lists)
+    parents = rows.select(list(_RUN)).take(pc.list_parent_indices(lists))
+    columns = {name: parents[name] for name in _RUN} | {"table_name": pc.struct_field(targets, "table_name")}
+    columns["committed_at"] = pc.coalesce(pc.struct_field(targets, "commit_ts"), parents["at"])
+    for name in _OPERATIONS:
+        values = pc.struct_field(targets, "truncated" if name == "truncates" else name)
+        columns[name] = pc.fill_null(pc.cast(values, pa.int64()), 0)
+    written = reduce(pc.add, (columns[name] for name in _WRITTEN))
+    for name in ("version", "generation"):
+        columns[name] = pc.if_else(pc.greater(written, 0), pc.struct_field(targets, name), None)
+    return pa.table(columns).select(_CHANGES.names).cast(_CHANGES)
+
+
+def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa.Table:
+    """The same of runs of versions that recorded no targets: by the last result of each, which tells no generation."""
+    old = rows.filter(pc.is_null(rows["targets"]))
+    upto = pc.field("at") <= old["at"][-1]
+    results = lake.scan(Run, (*_RUN, "result"), since, upto)
+    last = last_rows(results.filter(pc.is_in(results["at"], value_set=old["at"].combine_chunks())), ["verb", "run_id"])
+    found = []
+    for row in last.to_pylist():
+        for table_name, done in (parsed(row.pop("result")).get("tables") or {}).items():
+            counts = {name: int(done.get(name) or 0) for name in _OPERATIONS} | {
+                "truncates": int(done.get("truncated") or 0)
+            }
+            if any(counts.values()):
+                found.append(row | counts | {"table_name": table_name, "committed_at": row["at"]})
+    return pa.Table.from_pylist(found, schema=_CHANGES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,10 @@ from waldelta.review.attention import Attention, names, worst_first
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import Compared, of_compared, read_compared
 from waldelta.review.freshness import (
-    LastCut,
     Operations,
     TableLine,
     latest_states,
     read_changed,
-    read_last_cut,
     read_tables,
     total,
 )
@@ -53,7 +51,6 @@ class Glance:
     runs: tuple[RunLine, ...]
     latest: RunLine | None
     lag: tuple[LagPoint, ...]
-    cut: LastCut | None
     operations: Operations
     changed_tables: int
     tables: tuple[TableLine, ...]
@@ -123,7 +120,6 @@ def read_glance(
         runs=tuple(run for run in runs if run.at >= since),
         latest=latest,
         lag=tuple(shown),
-        cut=read_last_cut(lake),
         operations=total(recent.values()),
         changed_tables=len(recent),
         tables=tuple(tables),

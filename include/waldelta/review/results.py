@@ -18,16 +18,19 @@ Results = Callable[[RunLine], dict[str, Any]]
 
 
 def read_result(lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None) -> dict[str, Any] | None:
-    """The latest result of a run; None when the ledger has none, or none that is JSON. ``since`` makes the search shorter."""
+    """The latest result of a run; None when the ledger has none. ``since`` makes the search shorter."""
     chosen = (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
     rows = lake.scan(Run, ("at", "result"), since, chosen)
-    if not rows.num_rows:
-        return None
+    return parsed(rows["result"][-1].as_py()) if rows.num_rows else None
+
+
+def parsed(text: str | None) -> dict[str, Any]:
+    """A result as it stands in the ledger; empty when it isn't JSON of a run."""
     try:
-        result = json.loads(rows["result"][-1].as_py() or "{}")
+        result = json.loads(text or "{}")
     except ValueError:
-        return None
-    return result if isinstance(result, dict) else None
+        return {}
+    return result if isinstance(result, dict) else {}
 
 
 def results_of(lake: Bookkeeping) -> Results:

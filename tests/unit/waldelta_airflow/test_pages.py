@@ -16,7 +16,7 @@ from tests.plugin_app import plugin_app
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, Release, Run, TableState, TargetCut, now
+from waldelta.ledger_rows import Release, Run, TableState, TargetCut, now
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
@@ -75,9 +75,9 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         ledger.append(
             Run(ended, name, "consume", status, start_lsn=1 << 20, end_lsn=2 << 20, changes=12345, seconds=9.0,
                 result=json.dumps(result), as_of=ended - timedelta(minutes=1), lag_before_bytes=5 << 20, lag_bytes=0,
-                retained_bytes=16 << 20, wal_status="reserved", applied=status == "succeeded")
+                retained_bytes=16 << 20, wal_status="reserved", applied=status == "succeeded",
+                targets=[TargetCut("public.orders", 1, 3, inserted=n)])
         )  # fmt: skip
-        ledger.append(BatchCut(ended, name, 40 - n, n << 20, ended, [TargetCut("public.orders", 1, 3, inserted=n)]))
     found = ExpectationResult(at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said])
     append_expectation_results(root, [found])
     row = IncompleteRow(
