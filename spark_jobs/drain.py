@@ -88,11 +88,11 @@ def drain(
         # Only then: one that was lost is to be brought back.
         change_log.create(LANDING_SCHEMA)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
-        drained, bites = Drained(stands, stands), Bites(job)
+        drained, bites, limit = Drained(stands, stands), Bites(job), _limit(job)
         while drained.end < server.flush_lsn:
             bite = bites.next
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
-            bound = PeekBound(upto, _limit(job), bite.timeout_s, server.next_xid8, stands)
+            bound = PeekBound(upto, limit, bite.timeout_s, server.next_xid8, stands)
             check_lock()
             check_followed(job, identity)
             restart = meter.restart()
@@ -109,7 +109,9 @@ def drain(
             except (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway) as err:
                 _take_less(err, bites, meter, partial(check_received, connection, identity.slot, upto))
                 continue
-            is_cut_off = _was_cut_off(job, landed)
+            is_cut_off = limit is not None and times.messages >= limit
+            # A call that was cut off before any transaction had ended, by nothing but discarded messages, has to bring more.
+            limit = 2 * limit if limit is not None and is_cut_off and not landed.end_lsn else _limit(job)
             bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
             meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto, times.server_s)
             check_lock()
@@ -196,12 +198,6 @@ def _pass_over(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identi
     """Move the slot over WAL that was read and holds nothing for us; returns where it stands then."""
     move_idle_slot(connection, job.pipeline.source.slot, job.ledger, slot_move(identity, job.run_id, upto.value))
     return upto
-
-
-def _was_cut_off(job: Job, landed: Landed) -> bool:
-    """Whether the peek ended at its number of changes, before the end of its window."""
-    limit = _limit(job)
-    return limit is not None and landed.rows >= limit
 
 
 def _limit(job: Job) -> int | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _TOLD = pa.schema(
     [
         ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
-        ("server_s", pa.float64()), ("total_s", pa.float64()), ("failed", pa.string()),
+        ("server_s", pa.float64()), ("total_s", pa.float64()), ("messages", pa.int64()), ("failed", pa.string()),
     ]
 )  # fmt: skip
 
@@ -78,4 +78,4 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
     except (DeltaError, OSError) as err:
         raise write_error(change_log.uri, err) or err from err
     fault_point("land.committed")
-    return PeekTimes(row.server_s, row.total_s)
+    return PeekTimes(row.server_s, row.total_s, row.messages)

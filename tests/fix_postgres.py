@@ -30,15 +30,25 @@ class InstalledPostgres(EmbeddedPostgres):
         return DEBIAN / str(self.version) / "bin"
 
 
-@contextmanager
-def _cluster(version: int) -> Iterator[EmbeddedPostgres]:
+def new_postgres(version: int, settings: dict[str, str]) -> EmbeddedPostgres:
+    """A cluster of a version at hand, which isn't started yet."""
     # Not in pytest's own folder: it is closed to the user that PostgreSQL runs as when tests are run by root.
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
     kind = EmbeddedPostgres if version in WHEEL else InstalledPostgres
+    return kind(folder, version=version, settings=settings)
+
+
+def chosen_version() -> int:
+    """PGSERVER_POSTGRES_VERSION, or the newest that the wheel brings."""
+    return int(os.environ.get("PGSERVER_POSTGRES_VERSION", WHEEL[0]))
+
+
+@contextmanager
+def _cluster(version: int) -> Iterator[EmbeddedPostgres]:
     # Hours of tests write much WAL; how long a slot would last is another test's matter. A checkpoint saves slots: one by the clock
     # would keep an immediate stop from taking them back, now and then.
     settings = {"fsync": "off", "max_slot_wal_keep_size": "1TB", "checkpoint_timeout": "1h"}
-    server = kind(folder, version=version, settings=settings)
+    server = new_postgres(version, settings)
     try:
         yield server.start()
     finally:
@@ -48,7 +58,7 @@ def _cluster(version: int) -> Iterator[EmbeddedPostgres]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """A running cluster with wal_level=logical; PGSERVER_POSTGRES_VERSION chooses 16 or 18, or one that is installed."""
-    with _cluster(int(os.environ.get("PGSERVER_POSTGRES_VERSION", WHEEL[0]))) as server:
+    with _cluster(chosen_version()) as server:
         yield server
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+# More than 64 kB of changes, the least logical_decoding_work_mem, in keys that nothing else writes to.
+LARGE_SHARE, LARGE_ROWS, LARGE_FROM = 0.06, 300, 20_000
 BIG = "(select string_agg(md5(({0})::text || i), '') from generate_series(1, 200) i)"
 
 
@@ -60,12 +62,30 @@ class Workload:
 
     def transaction(self) -> None:
         """One transaction of some statements; parts of it, or all of it, may be rolled back."""
+        if self.random.random() < LARGE_SHARE:
+            self.large_transaction()
+            return
         with self.connection.transaction(force_rollback=self.random.random() < 0.1):
             for _ in range(self.random.randint(1, 6)):
                 with self.connection.transaction(force_rollback=self.random.random() < 0.15):
                     for _ in range(self.random.randint(1, 3)):
                         with suppress(psycopg.errors.UniqueViolation), self.connection.transaction():
                             self._statement(self.random.choice(self.chosen))
+
+    def large_transaction(self) -> None:
+        """A load behind savepoints that are released or rolled back; most often all of it is rolled back."""
+        table = self.random.choice(self.chosen).name
+        rows = f"generate_series({LARGE_FROM}, {LARGE_FROM + LARGE_ROWS - 1}) g"
+        with self.connection.transaction(force_rollback=self.random.random() < 0.7):
+            for number in range(self.random.randint(1, 4)):
+                with self.connection.transaction(force_rollback=self.random.random() < 0.4):
+                    few = f"values ({LARGE_FROM - 1 - number}, {number}, 'in a savepoint')"
+                    self._execute(f"insert into {table}(id, part, big) {few} on conflict do nothing")
+            big = f"select g, 1, repeat('x', 300) from {rows}"
+            self._execute(f"insert into {table}(id, part, big) {big} on conflict do nothing")
+            # What is committed leaves few of its rows behind.
+            with self.connection.transaction(force_rollback=self.random.random() < 0.2):
+                self._execute(f"delete from {table} where id >= {LARGE_FROM} and id % 50 <> 0")
 
     def alter(self) -> list[str]:
         """ALTER TABLE, each statement in a transaction of its own; what was executed."""

@@ -28,13 +28,14 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited, read_around
-from waldelta.peek import NO_ROOM, call, end_old_backends, peek_error, whole
+from waldelta.peek import NO_ROOM, end_old_backends, peek_error, whole
 from waldelta.present import PresentTable, read_present
 from waldelta.private import private_files
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
 from waldelta.server import read_oldest_xid
+from waldelta.slot_count import first_message
 from waldelta.slot_health import critical, slot_warnings, tell
 from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
@@ -124,14 +125,14 @@ def _reason_to_run(
         return too_much
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
     # Without streaming: an open transaction alone is no work, however large.
-    statement = call("peek", whole(job.pipeline.source), span[1], 1, "1")
+    source = whole(job.pipeline.source)
     try:
         with limited(connection, "statement_timeout", timeout_s):
-            found = connection.execute(f"{statement} limit 1".encode()).fetchone()
+            found = first_message(connection, source, span[1])
     except (psycopg.errors.QueryCanceled, *NO_ROOM):
         return too_much  # landing takes smaller bites until it goes, or says what it lacks
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
-        raise peek_error(job.pipeline.source.slot, str(err)) from None
+        raise peek_error(source.slot, str(err)) from None
     return f"changes {between}" if found is not None else None
 
 

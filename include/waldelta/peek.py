@@ -114,10 +114,14 @@ class PeekBound:
 
 @dataclass(slots=True)
 class PeekTimes:
-    """Seconds of a peek: ``total_s`` is what its statement timeout counts, ``server_s`` without what we did with the answer."""
+    """Seconds of a peek: ``total_s`` is what its statement timeout counts, ``server_s`` without what we did with the answer.
+
+    ``messages`` are all that the server gave: a limit on their number counts those that are discarded too.
+    """
 
     server_s: float = 0.0
     total_s: float = 0.0
+    messages: int = 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -217,6 +221,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | Non
                 with times.waiting():
                     batch = next(batches, None)
             times.total_s = time.monotonic() - began
+            times.messages = envelope.given
     except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
         # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a timeout, OSError.
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
@@ -317,9 +322,9 @@ where s.slot_name in (%(slot)s, %(copy)s)
 
 
 def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
-    lsn, xid, data = (storage(column) for column in batch.columns)
-    enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), data)
-    kind = enveloped.column("kind")
+    lsn, xid, given = (storage(column) for column in batch.columns)
+    enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), given)
+    kind, data = enveloped.column("kind"), enveloped.column("data")
     timeline = pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS))
     old_key = pc.equal(pc.binary_slice(data, 5, 6), b"K")
     streamed = pc.is_valid(enveloped.column("streamed_xid"))

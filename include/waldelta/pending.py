@@ -17,9 +17,10 @@ from waldelta.ledger_rows import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited
-from waldelta.peek import call, peek_error, whole
+from waldelta.peek import peek_error, whole
 from waldelta.pgoutput.control import begun_at
 from waldelta.pipeline_file import Source
+from waldelta.slot_count import first_message
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks
 
@@ -35,7 +36,6 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
     slot has again what has landed.
     """
     source = job.pipeline.source
-    statement = call("peek", _of_changes(source), upto, 1, "data")
     landed = Lsn(job.change_log(job.slot_identity()).end_after(job.first_batch()))
     try:
         with slot_lock(job), limited(connection, "statement_timeout", BUDGET_S):
@@ -45,14 +45,14 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
                     f"slot {source.slot!r} is at {confirmed} and so behind {landed}, up to where its changes have landed, as after an "
                     "immediate stop of its server: the next run moves it on"
                 )
-            row = connection.execute(f"{statement} limit 1".encode()).fetchone()
+            first = first_message(connection, _of_changes(source), upto)
     except psycopg.errors.QueryCanceled as err:
         raise PeekTimeout(f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s") from err
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
-    if row is None:
+    if first is None:
         return None
-    at = begun_at(bytes(row[0]))
+    at = begun_at(first)
     if at is None:
         raise StateError(f"what waits first in slot {source.slot!r} is of no transaction, and has no time")
     return _EPOCH + timedelta(microseconds=at)

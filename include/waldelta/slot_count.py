@@ -11,6 +11,7 @@ import psycopg
 
 from waldelta.lsn import Lsn
 from waldelta.peek import NO_ROOM, call, peek_error
+from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.pipeline_file import Source
 from waldelta.tally import PreparedRows, Transactions
 
@@ -36,6 +37,13 @@ _PREPARED_HERE = """
 with changes as materialized ({changes}),
      prepared as (select distinct xid from changes where kind = 80)
 """
+# What the server has collected is read up to the first message that counts.
+_FIRST = """
+with changes as materialized ({changes})
+select (select data from changes where get_byte(data, 0) <> {abort} limit 1),
+       (select count(*) from (select from changes limit {most}) as given)
+"""
+_MORE = 16
 _XID_PREPARED = (
     "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then xid::text::bigint end"
 )
@@ -92,6 +100,22 @@ def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
         (list(xids),),
     )
     return {int(xid) for (xid,) in rows.fetchall()}
+
+
+def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | None:
+    """The first message that the slot has for us up to a position; None when there is none.
+
+    Of the ``whole`` source, of which every Stream Abort is one that landing discards (envelope). The server's limit counts
+    them, so that more messages are asked for while nothing else comes.
+    """
+    most = 1
+    while True:
+        query = _FIRST.format(changes=call("peek", source, upto, most, "data"), abort=STREAM_ABORT, most=most)
+        ((found, given),) = connection.execute(query.encode()).fetchall()
+        first = bytes(found) if found is not None else None
+        if first is not None or given < most:
+            return first
+        most *= _MORE
 
 
 @contextmanager

@@ -86,8 +86,8 @@ def _kills(told: dict[str, Any]) -> str:
     kills = sum(count for name, count in told["kills"].items() if name != "server")
     return (
         f"**{told['runs']} runs killed** by {kills} kills ({how}) under {told['transactions']} transactions, with {told['kills'].get('server', 0)} "
-        f"stops of the server; {told['comparisons']} comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); seed "
-        f"{told['seed']}. The last step told before the kill: {where}. The run after the kills took "
+        f"stops of the server; {told['comparisons']} comparisons, **{len(told['problems'])} problems** (rows lost, rows doubled, or a run that failed); PostgreSQL "
+        f"{told.get('postgres', 18)}, seed {told['seed']}. The last step told before the kill: {where}. The run after the kills took "
         f"{_in_relation(told['recovery'], told['undisturbed'])}."
     )
 

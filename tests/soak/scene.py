@@ -26,6 +26,7 @@ from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
 from spark_jobs.pipeline import Pipeline
+from tests.fix_postgres import chosen_version, new_postgres
 from tests.random_workload import Workload
 from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
@@ -413,7 +414,7 @@ def quick(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _server() -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), settings={"fsync": "off"})
+    server = new_postgres(chosen_version(), {"fsync": "off"})
     try:
         yield server.start()
     finally:

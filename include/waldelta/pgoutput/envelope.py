@@ -47,6 +47,7 @@ ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
 # First bytes by the protocol version that brought them.
 KINDS = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
+STREAM_ABORT = ord("A")
 _NAMES = {"B": "Begin", "C": "Commit", "O": "Origin", "R": "Relation", "Y": "Type", "I": "Insert", "U": "Update",
           "D": "Delete", "T": "Truncate", "M": "Message"} | CONTROL_NAMES  # fmt: skip
 # Bytes a message has at least. Those of _EXACT have exactly these; a Stream Abort of version 4 has 16 more.
@@ -54,6 +55,11 @@ _SIZES = {"B": 21, "C": 26, "O": 10, "R": 9, "Y": 7, "I": 8, "U": 8, "D": 8, "T"
           "A": 9, "b": 30, "P": 31, "p": 31, "K": 31, "r": 39}  # fmt: skip
 _EXACT = "BCSEc"
 _ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: (9, 25)}
+# The one message that is discarded: a Stream Abort, between transactions, of one that this call has sent no chunk of.
+# It takes back changes that were never sent, so no row depends on it. PostgreSQL 18.0 to 18.4 send it in every protocol
+# version, with streaming off too: when a transaction larger than logical_decoding_work_mem is rolled back, the reorder
+# buffer marks its subtransactions as streamed, and pgoutput announces their abort. Any other message that wasn't asked
+# for raises DecodeError.
 
 
 def _table(letters: str) -> NDArray[np.bool_]:
@@ -71,7 +77,7 @@ _IS_EXACT = _table(_EXACT)
 _INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
 _WITH_RELATION, _WITH_XID = _table("RIUD"), _table("RYIUDTM")
 _BEGIN, _BEGIN_PREPARE, _STREAM_START = (ord(letter) for letter in "BbS")
-_COMMIT, _ABORT, _MESSAGE = (ord(letter) for letter in "CAM")
+_COMMIT, _MESSAGE = (ord(letter) for letter in "CM")
 # Where the position of the end is, in the messages that have one.
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
 # Where commit position and time are, in the messages that decide a streamed or prepared transaction.
@@ -102,23 +108,28 @@ class Envelope:
 
     ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()) taken about when the peek began: every xid decoded lies
     within 2**31 of it, on either side (a commit that waits for a synchronous standby is decoded, yet lies above it),
-    which gives the 32-bit xids their epoch. ``version`` is the protocol version asked for, 1 to 4.
+    which gives the 32-bit xids their epoch. ``version`` is the protocol version asked for, 1 to 4. ``given`` counts the
+    messages so far, those that were discarded too.
     """
 
     def __init__(self, next_xid8: int, version: int = 1) -> None:
         self.next_xid8, self.version = next_xid8, version
+        self.given = 0
         self._next_seq = 0
+        # 32-bit xids of the transactions of which this call has sent chunks.
+        self._streamed: set[int] = set()
         self._open: _Scope | None = None
         self._needed = np.zeros(256, np.int64)
         for letter in "".join(kinds for v, kinds in KINDS.items() if v <= version):
             self._needed[ord(letter)] = _SIZES[letter]
+        self._needed[STREAM_ABORT] = _SIZES["A"]
 
     def add(self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray) -> pa.RecordBatch:
         """One record batch of ENVELOPE_SCHEMA; ``lsn`` and ``xid`` are the slot function's, as integers.
 
-        ``xid8`` is null where the server gives none (a message outside any transaction). Raises DecodeError, with the
-        message's position and first bytes, for one that isn't of the protocol version asked for, and for transactions
-        and chunks whose messages don't pair up.
+        ``xid8`` is null where the server gives none (a message outside any transaction). A Stream Abort of what this call
+        hasn't streamed is discarded. Raises DecodeError, with the message's position and first bytes, for one that isn't of
+        the protocol version asked for, and for transactions and chunks whose messages don't pair up.
         """
         part = _part(Messages(data, "slot"), _integers(lsn), self._next_seq)
         kind = self._kinds(part)
@@ -131,8 +142,9 @@ class Envelope:
         in_front = chunked & _WITH_XID[kind]
         commit_lsn, commit_ts, decided = _commits(part, kind, scopes)
         alone = _alone(part, kind, chunked)
+        kept = self._kept(part, kind)
         columns = [
-            pa.array(np.arange(self._next_seq, self._next_seq + len(kind))),
+            pa.array(self._next_seq + np.cumsum(kept) - 1),
             _kind_column(kind),
             _relation_ids(part.messages, kind, in_front),
             self._xid8(_top_xids(part, kind, _integers(xid), alone)),
@@ -143,8 +155,21 @@ class Envelope:
             pa.array(commit_ts, mask=~decided).cast(pa.timestamp("us", "UTC")),
             data.cast(pa.binary()),
         ]
-        self._next_seq += len(kind)
-        return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
+        self._next_seq += int(kept.sum())
+        self.given += len(kind)
+        found = pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
+        return found if kept.all() else found.filter(pa.array(kept))
+
+    def _kept(self, part: _Part, kind: Bytes) -> Mask:
+        """Which messages land: all but Stream Aborts of transactions without a chunk."""
+        kept = np.ones(len(kind), np.bool_)
+        source, start = part.messages.bytes, part.messages.start
+        if part.has[_STREAM_START]:
+            self._streamed.update(u4(source, start[kind == _STREAM_START] + 1).tolist())
+        if part.has[STREAM_ABORT]:
+            aborts = np.flatnonzero(kind == STREAM_ABORT)
+            kept[aborts] = [xid in self._streamed for xid in u4(source, start[aborts] + 1).tolist()]
+        return kept
 
     def _kinds(self, part: _Part) -> Bytes:
         messages = part.messages
@@ -155,8 +180,8 @@ class Envelope:
         if unknown.any():
             raise self._refusal(part, int(np.argmax(unknown)))
         wrong = (size < needed) | (_IS_EXACT[kind] & (size != needed))
-        if part.has[_ABORT]:
-            wrong |= (kind == _ABORT) & ~np.isin(size, _ABORT_SIZES[self.version])
+        if part.has[STREAM_ABORT]:
+            wrong |= (kind == STREAM_ABORT) & ~np.isin(size, _ABORT_SIZES[self.version])
         if wrong.any():
             row = int(np.argmax(wrong))
             raise part.error(row, "length", 0, f"{size[row]} bytes long, {needed[row]} wanted")
@@ -306,8 +331,8 @@ def _top_xids(part: _Part, kind: Bytes, xid: Positions, alone: Positions) -> Pos
     if len(alone):
         xid = xid.copy()
         xid[alone] = 0
-    if part.has[_ABORT]:
-        aborts = np.flatnonzero(kind == _ABORT)
+    if part.has[STREAM_ABORT]:
+        aborts = np.flatnonzero(kind == STREAM_ABORT)
         messages, xid = part.messages, xid.copy()
         xid[aborts] = u4(messages.bytes, messages.start[aborts] + 1)
     return xid
