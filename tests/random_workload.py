@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 # More than 64 kB of changes, the least logical_decoding_work_mem, in keys that nothing else writes to.
-LARGE_SHARE, LARGE_ROWS, LARGE_FROM = 0.06, 300, 20_000
+LARGE_ROWS, LARGE_FROM = 300, 20_000
 BIG = "(select string_agg(md5(({0})::text || i), '') from generate_series(1, 200) i)"
 
 
@@ -53,6 +53,8 @@ class Workload:
         self.random = random.Random(seed)
         self.connection, self.kinds = connection, kinds
         self.truncates, self.truncate_share = True, 0.15
+        # How many transactions are larger than logical_decoding_work_mem.
+        self.large_share = 0.0
         # Whoever shall have the same columns: gets each ALTER too.
         self.followers: list[psycopg.Connection] = []
         self.tables = [Table(name) for name in tables]
@@ -62,7 +64,7 @@ class Workload:
 
     def transaction(self) -> None:
         """One transaction of some statements; parts of it, or all of it, may be rolled back."""
-        if self.random.random() < LARGE_SHARE:
+        if self.large_share and self.random.random() < self.large_share:
             self.large_transaction()
             return
         with self.connection.transaction(force_rollback=self.random.random() < 0.1):

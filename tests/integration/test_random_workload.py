@@ -39,6 +39,7 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES)
+        workload.large_share = 0.06
         tables = [f"public.{t}" for t in TABLES]
         file = pipeline_file(lake, f"s_{database.name}", tables, OPTIONS[name], batch=SMALL.get(name, {}))
         job = bare_slot(database, file)

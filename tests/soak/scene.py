@@ -42,6 +42,7 @@ TIMEOUT_S = 240.0
 # Pipeline files: as they are, with checks, and with so few changes in a step that most runs have several.
 PLAIN, CHECKED, IN_STEPS = "plain", "checked", "in_steps"
 STEP_CHANGES = 60
+LARGE_SHARE = 0.06
 _FIRST_FRESH = 100_000  # beyond the keys of random rows
 MOST_COLUMNS = 6
 KEEPS_SLOTS = 17  # on standbys, from this version of PostgreSQL on
@@ -85,6 +86,7 @@ class Scene:
         self._execute("postgres", f"alter database {self.name} set logical_decoding_work_mem = '64kB'")
         self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
         self.workload = Workload(self.connection, seed, KEYED)
+        self.workload.large_share = LARGE_SHARE
         self.connection.execute(f"create table {COPIES} (n int, t text)".encode())
         self.connection.execute(f"alter table {COPIES} replica identity full".encode())
         uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
