@@ -92,7 +92,7 @@ def plan_target(
     check_prepared(stream, state, snapshot)
     volume = stretch.volume(state)
     if state.root_id is None:  # a leaf that is another one has joined as a new one
-        _check_not_recreated(stream, state)
+        _check_not_recreated(stream, state, present)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
     relations = [as_fed(version.relation, state) for version in versions]
     evolution = _evolution(read_types, state, relations, present, (policy, options))
@@ -187,7 +187,7 @@ def _evolution(
     if not relations:
         return unchanged(state)
     if state.root_id is None:
-        _check_not_renamed(state, relations[-1])
+        _check_not_renamed(state, relations[-1], present)
     if policy == "ignore":
         check_key(state, present)
         return plan_ignoring(state, relations)
@@ -235,18 +235,27 @@ def refusal(state: TableState, what: str) -> SchemaChanged:
     )
 
 
-def _check_not_renamed(state: TableState, relation: Relation) -> None:
-    name = str(TableId(relation.schema, relation.name))
-    if state.fed_by is not None and name != state.fed_by:
+def _check_not_renamed(state: TableState, relation: Relation, present: PresentTable) -> None:
+    if _has_its_name(state, TableId(relation.schema, relation.name)):
+        return
+    # A table may have had another name while it was changed, and have its own again by now.
+    name = present.name or TableId(relation.schema, relation.name)
+    if _has_its_name(state, name):
+        return
+    if state.fed_by is not None:
         raise SchemaChanged(
             f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source now, and its changes wait in "
             f"the change log: write from: {name} in the pipeline file, run setup and sync it"
         )
-    if state.fed_by is None and name != state.table_name:
-        raise SchemaChanged(
-            f"{state.table_name} is called {name} on the source now, and its changes wait in the change log: name {name} in the "
-            f"pipeline file, run setup and sync it, then remove the target of the old name"
-        )
+    raise SchemaChanged(
+        f"{state.table_name} is called {name} on the source now, and its changes wait in the change log: name {name} in the "
+        f"pipeline file, run setup and sync it, then remove the target of the old name"
+    )
+
+
+def _has_its_name(state: TableState, name: TableId | None) -> bool:
+    """Whether a table is called as the one that the target was copied from."""
+    return str(name) == (state.fed_by or state.table_name)
 
 
 def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
@@ -294,14 +303,15 @@ def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> t
     return tuple(sorted(found, key=attrgetter("place")))
 
 
-def _check_not_recreated(stream: Stream, state: TableState) -> None:
+def _check_not_recreated(stream: Stream, state: TableState, present: PresentTable) -> None:
     """A table dropped and created again has another oid, so its changes would pass by unseen."""
+    if _has_its_name(state, present.name):
+        return  # another table that was changed under this name has given it up since
     for relation, place in stream.relations:
         if place < 0:
             continue
-        same_name = str(TableId(relation.schema, relation.name)) == (state.fed_by or state.table_name)
         if (
-            same_name
+            _has_its_name(state, TableId(relation.schema, relation.name))
             and relation.relation_id not in state.relation_ids
             and relation.relation_id > max(state.relation_ids)
         ):

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from waldelta.catalog import TableId
 from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.ledger_rows import AttributeState, FileState, LabelState, StorageState, TableState
 from waldelta.type_catalog import fetch
@@ -36,6 +37,7 @@ class PresentTable:
     of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
     partitions of it, by themselves or within one, ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of them that no TRUNCATE of
     the whole table explains (see waldelta.emptied). ``above`` are the tables between each leaf and the root, by oid.
+    ``name`` is what the table is called; None when it doesn't exist.
     """
 
     columns: dict[str, PresentColumn] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class PresentTable:
     emptied: frozenset[int] = frozenset()
     emptied_alone: frozenset[int] = frozenset()
     above: dict[int, frozenset[int]] = field(default_factory=dict)
+    name: TableId | None = None
 
 
 def read_present_tables(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[int, PresentTable]:
@@ -103,7 +106,8 @@ def _table(row: Any) -> PresentTable:
     storage = StorageState([FileState(*file[:3]) for file in row.files], attributes, labels, row.as_of)
     attached = {file[0]: file[3] for file in row.files if file[4]}
     above = {file[0]: frozenset(file[5]) for file in row.files}
-    return PresentTable(columns, storage, frozenset(row.key_numbers), attached, above=above)
+    name = TableId(row.schema, row.name)
+    return PresentTable(columns, storage, frozenset(row.key_numbers), attached, above=above, name=name)
 
 
 def _is_unsure(column: dict[str, Any]) -> bool:
@@ -122,7 +126,10 @@ def _is_unsure(column: dict[str, Any]) -> bool:
 # another moment than the rows of pg_attribute.
 _TABLES = """
 with recursive relation as (
-    select c.oid, c.relkind, c.relreplident from pg_class c where c.oid = any(%(oids)s::oid[])
+    select c.oid, n.nspname::text as schema, c.relname::text as name, c.relkind, c.relreplident
+    from pg_class c
+    join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = any(%(oids)s::oid[])
 ),
 tree (root, oid, is_leaf, inherits, above, made, attached) as (
     select r.oid, r.oid, false, null::text, '{}'::bigint[], 0, null::int from relation r where r.relkind = 'p'
@@ -190,6 +197,8 @@ label (root, attnum, oid, label) as (
     group by p.root, p.attnum, t.oid
 )
 select r.oid,
+       r.schema,
+       r.name,
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint as as_of,
        (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.inherits, l.name, l.is_attached, l.above) order by l.oid)
         from leaf l where l.root = r.oid) as files,

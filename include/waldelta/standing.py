@@ -33,6 +33,7 @@ _AWAY = "it is no longer published, and its target stays as it is"
 _NEVER = "it was never copied"
 _RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
 _RECREATED = "it was dropped and created again on the source"
+_NAME_TAKEN = "it was renamed on the source, and another published table has its name now"
 _FED_ANEW = "other tables feed it than those that it was copied from"
 
 _KILLED = "it was killed"
@@ -111,7 +112,7 @@ def standing(
         return Standing(table_name, Due.FIRST, state, _RETURNED)
     if state.status == SYNCED and same:
         return Standing(table_name, Due.FEED, state)
-    found = _to_be_copied(table_name, feed, life, running=running, policy=policy)
+    found = _to_be_copied(table_name, published, life, running=running, policy=policy)
     return found if life.copied or found.due == Due.WAIT else _first_copy(found, life, at or now())
 
 
@@ -121,20 +122,28 @@ def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed])
         return state.root_id == feed.root_id  # leaves may come and go
     if feed is not None and state.root_id is None and not feed.relation_ids.isdisjoint(state.relation_ids):
         return True
-    if state.fed_by is not None or state.root_id is not None:
+    if feed is not None or state.fed_by is not None or state.root_id is not None:
         return False
     # A renamed table is still published: apply says by name what to do about it.
+    return _is_published(state, published)
+
+
+def _is_published(state: TableState, published: Mapping[str, Feed]) -> bool:
+    """Whether the table that a target was copied from is published, by whatever name."""
     return any(
         of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids) for name, of in published.items()
     )
 
 
-def _to_be_copied(table_name: str, feed: Feed | None, life: Life, *, running: bool, policy: SchemaPolicy) -> Standing:
-    state = life.state
+def _to_be_copied(
+    table_name: str, published: Mapping[str, Feed], life: Life, *, running: bool, policy: SchemaPolicy
+) -> Standing:
+    state, feed = life.state, published.get(table_name)
     reason = state.reason or ""
     if state.status == SYNCED:
         was_plain = state.fed_by is None and state.root_id is None
-        reason = _RECREATED if was_plain and feed is not None and feed.is_plain(table_name) else _FED_ANEW
+        is_plain = was_plain and feed is not None and feed.is_plain(table_name)
+        reason = _FED_ANEW if not is_plain else _NAME_TAKEN if _is_published(state, published) else _RECREATED
     failed = None
     if state.status == FAILED:
         failed, reason = f"failed ({reason})", ""

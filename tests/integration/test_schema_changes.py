@@ -457,3 +457,41 @@ def test_a_renamed_table_is_named(spark, database, job):
     database.execute("alter table t rename to u; insert into u(id) values (100)")
     with pytest.raises(RunFailed, match=r"is called public\.u on the source now"):
         consume(spark, job)
+
+
+def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):
+    """It is the table of its name by the time its changes are applied, whatever it was called when they were made."""
+    write(database, 1)
+    sync(spark, job)
+    database.execute(
+        "begin; alter table t rename to u; insert into u(id) values (100); alter table u rename to t; commit"
+    )
+    assert consume(spark, job).warnings == []
+    assert_equal(spark, database, job)
+
+
+SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 rename to t2"
+
+
+def test_two_tables_that_swap_their_names(spark, database, lake):
+    """A target holds the rows of the table of its name: both are copied again, and changes since then find them."""
+    for name in ("t", "t2"):
+        database.execute(DDL.format(name))
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.t2"]))
+    write(database, 1, "t")
+    write(database, 11, "t2")
+    sync(spark, job)
+    why = "it was renamed on the source, and another published table has its name now"
+    for number, further in enumerate(["", "insert into t(id) values (100); insert into t2(id) values (200)"]):
+        write(database, 21 + 20 * number, "t")  # what lands of before the swap is the other target's
+        database.execute(f"begin; {SWAP}; commit; {further}")
+        assert look(job).reason == "to be copied again: public.t, public.t2"
+        result = consume(spark, replace(job, run_id=f"swap {number}"))
+        told = {warning.partition(": it was co")[0] for warning in result.warnings}
+        assert told == {f"public.t: {why}", f"public.t2: {why}"}
+        for name in ("t", "t2"):
+            assert_equal(spark, database, job, name)
+        database.execute(f"insert into t(id) values ({300 + number}); insert into t2(id) values ({400 + number})")
+        assert consume(spark, replace(job, run_id=f"after {number}")).warnings == []
+        for name in ("t", "t2"):
+            assert_equal(spark, database, job, name)

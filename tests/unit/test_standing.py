@@ -45,6 +45,7 @@ AWAY = "it is no longer published, and its target stays as it is"
 NEVER = "it was never copied"
 RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
 AGAIN = "it was dropped and created again on the source"
+TAKEN = "it was renamed on the source, and another published table has its name now"
 ANEW = "other tables feed it than those that it was copied from"
 
 # What is published, the table's life, whether a run is at work on its copy, the policy for what the stream doesn't tell.
@@ -52,7 +53,9 @@ CASES = {
     "published, unknown": (HERE, None, False, "evolve", (Due.FIRST, NEVER, None)),
     "copied": (HERE, life("synced"), False, "evolve", (Due.FEED, "", None)),
     "copied, then renamed": (RENAMED, life("synced"), False, "evolve", (Due.FEED, "", None)),
-    "copied, then another table took its name": (SWAPPED, life("synced"), False, "evolve", (Due.FEED, "", None)),
+    "copied, then another table took its name": (SWAPPED, life("synced"), False, "evolve", (Due.COPY, TAKEN, None)),
+    "copied, then another table took its name, by hand only": (
+        SWAPPED, life("synced"), False, "fail", (Due.BROKEN, TAKEN, None)),
     "copied, then made anew": (RECREATED, life("synced"), False, "evolve", (Due.COPY, AGAIN, None)),
     "copied, then made anew, by hand only": (RECREATED, life("synced"), False, "fail", (Due.BROKEN, AGAIN, None)),
     "copied, then left": (ELSEWHERE, life("synced"), False, "evolve", (Due.REMOVED, AWAY, None)),
