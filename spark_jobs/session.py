@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from spark_jobs.connect_server import check_reachable, named_refusal
 from waldelta.errors import ConfigError
 from waldelta.locks import session_lock
 from waldelta.private import private_files
@@ -101,12 +102,25 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
 
     # pyspark.sql.functions look here for which kind of column to make.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    check_reachable(remote)
     # The classic and the Connect session share their public surface; job code uses nothing else.
     spark: SparkSession
-    if session_key is None:
-        spark = cast("SparkSession", ConnectSession.builder.remote(remote).getOrCreate())
-    else:
-        spark = _keyed_session(ConnectSession.builder, remote, session_key)
+    try:
+        if session_key is None:
+            spark = cast("SparkSession", ConnectSession.builder.remote(remote).getOrCreate())
+        else:
+            spark = _keyed_session(ConnectSession.builder, remote, session_key)
+        _configure(spark)
+    except Exception as err:
+        if (refused := named_refusal(remote, err)) is None:
+            raise
+        # Not chained: the server's own error may repeat what the client sent.
+        raise refused from None
+    return spark
+
+
+def _configure(spark: SparkSession) -> None:
+    """Give a Connect session the settings that every statement relies on."""
     for key in _SESSION_SETTINGS:
         spark.conf.set(key, SETTINGS[key])
     # The server would keep analysed plans under numbers that each client process counts from the same beginning, so that
@@ -114,7 +128,6 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
     spark.conf.set("spark.connect.session.planCache.enabled", "false")
     for key in COMMIT_SETTINGS:
         spark.conf.unset(key)
-    return spark
 
 
 def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
@@ -123,7 +136,7 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
     That one is closed for good. The server never takes an id again once its session was closed, or has expired, so one fixed id
     would work only until then.
     """
-    separator = "" if remote.endswith(";") else ";" if "/;" in remote else "/;"
+    separator = "" if remote.endswith(";") else ";" if "/;" in remote or remote.endswith("/") else "/;"
     for attempt in range(_IDS_PER_KEY):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{session_key}#{attempt}")
         spark: SparkSession = builder.remote(f"{remote}{separator}session_id={session_id}").create()

@@ -41,6 +41,7 @@
      |    +-- StagedLost                 (retryable) what tasks staged for others isn't there as they wrote it
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
+     +-- SparkUnreachable            (retryable) the Spark Connect server doesn't answer, or refuses the token
      +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
      +-- TargetDiffers               a reconciliation found rows that aren't the source's; they are as they were
@@ -284,6 +285,15 @@ class SchemaChanged(ApplyError):
 
 class NeedsSync(SchemaChanged):
     """The source changed a table in a way that its stream doesn't tell; only a new copy of it is exact."""
+
+
+class SparkUnreachable(WaldeltaError):
+    """No connection to the Spark Connect server.
+
+    ``retryable`` is False on an error for a refused token, or for TLS on one side alone.
+    """
+
+    retryable = True
 
 
 class StageTimeout(WaldeltaError):

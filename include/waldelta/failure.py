@@ -58,6 +58,7 @@ REMEDIES: dict[str, str] = {
     "StagedLost": "nothing; if it comes again, look at the disk or network file system that the lake is on",
     "SchemaChanged": "sync that table again: initial sync with tables",
     "NeedsSync": "nothing: the table is copied again, by the run or, when it is large, by _initial_sync",
+    "SparkUnreachable": "as the message says: start the server, correct the address, the token or TLS; nothing was changed",
     "StageTimeout": "nothing, if it was slow: the next run goes on; else find what it waits for, or raise the limit",
     "QualityFailed": "open the report the log names, those tables have no asset event; where changes wait at a gate, correct the "
     "expectation, or release them (docs/pipeline-file.md#gates)",

@@ -196,3 +196,38 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
     messages = DeltaTable(messages_uri(job)).to_pyarrow_table(columns=["prefix", "content"]).to_pylist()
     assert {(row["prefix"], row["content"]) for row in messages} == {("p", b"first"), ("p", b"second")}
     assert open_to_others(Path(uri_of(job, "public.t").removeprefix("file://"))) == []
+
+
+REACH = """
+import sys
+from spark_jobs.session import spark_session
+from waldelta.errors import SparkUnreachable
+
+try:
+    spark_session(session_key=sys.argv[1] or None).stop()
+except SparkUnreachable as err:
+    print(err.retryable, err)
+else:
+    print("reached")
+"""
+
+
+@pytest.mark.parametrize("key", ["", "one run at a time"], ids=["any session", "a session by its key"])
+def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
+    """PySpark sends one without TLS to the host named localhost, and speaks TLS to every other, also of this machine."""
+    refused = f"False the Spark Connect server localhost:{server.port} refused the token"
+    by_tls = f"False the Spark Connect server 127.0.0.1:{server.port} doesn't speak TLS, and PySpark sends a token"
+    addresses = {
+        server.remote: "reached",
+        server.remote.replace(server.token, "another"): refused,
+        server.remote.partition(";")[0]: refused,
+        server.remote.replace("localhost", "127.0.0.1"): by_tls,
+    }
+    for address, told in addresses.items():
+        done = subprocess.run(
+            [sys.executable, "-c", REACH, key], env=os.environ | {"SPARK_REMOTE": address},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.stdout.startswith(told), (address, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert server.token not in done.stdout + done.stderr

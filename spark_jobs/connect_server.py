@@ -1,0 +1,137 @@
+"""Checks that a Spark Connect server answers before PySpark asks it: PySpark repeats a call for minutes and logs no reason."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from waldelta.errors import ConfigError, SparkUnreachable
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+CONNECT_TIMEOUT_S = 30.0
+# How long the port itself is asked for the reason, once no connection came about.
+_REASON_TIMEOUT_S = 5.0
+
+
+def check_reachable(remote: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Connect to the Spark Connect server of a SPARK_REMOTE as PySpark will, and close the connection.
+
+    Raises SparkUnreachable with the reason, and ConfigError for an address that can't be read.
+    """
+    import grpc
+
+    server = _parsed(remote)
+    decided = threading.Event()
+    states: list[grpc.ChannelConnectivity] = []
+
+    def note(state: grpc.ChannelConnectivity) -> None:
+        states.append(state)
+        if state in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+            decided.set()
+
+    with closing(server.toChannel()) as channel:
+        channel.subscribe(note, try_to_connect=True)
+        decided.wait(timeout_s)
+        channel.unsubscribe(note)
+    if grpc.ChannelConnectivity.READY not in states:
+        raise _unreachable(server, timeout_s)
+
+
+def named_refusal(remote: str, err: Exception) -> SparkUnreachable | None:
+    """The error for a token that the server refused; None when ``err`` says something else."""
+    if "UNAUTHENTICATED" not in str(err) and "authentication token" not in str(err):
+        return None
+    return _for_good(
+        f"the Spark Connect server {_parsed(remote).endpoint} refused the token: write the server's "
+        f"spark.connect.authenticate.token into {_ADDRESS}"
+    )
+
+
+def _parsed(remote: str) -> DefaultChannelBuilder:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    try:
+        return DefaultChannelBuilder(remote)
+    except (PySparkException, ValueError):
+        # Their messages repeat the address, which may hold a token.
+        raise ConfigError(
+            f"the address of the Spark Connect server can't be read: write sc://host:port/;token=… into {_ADDRESS}"
+        ) from None
+
+
+def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreachable:
+    """The reason why no connection came about, by what the port itself answers; no token is sent."""
+    host, port = server.host.strip("[]"), int(server.endpoint.rpartition(":")[2])
+    where = f"the Spark Connect server {server.endpoint}"
+    try:
+        tls = _speaks_tls(host, port)
+    except TimeoutError:
+        return SparkUnreachable(
+            f"{where} didn't answer within {timeout_s:g} s: check host, port and the firewalls, which may drop packets"
+        )
+    except OSError as err:
+        return SparkUnreachable(
+            f"{where} can't be reached ({err.strerror or err}): start it, or correct host and port in {_ADDRESS}"
+        )
+    if tls is None:
+        return SparkUnreachable(
+            f"{where} takes connections and doesn't answer: check the port in {_ADDRESS}, and the server's log"
+        )
+    return _for_good(f"{where} {_mismatch(server, host, tls=tls)}")
+
+
+def _mismatch(server: DefaultChannelBuilder, host: str, *, tls: bool) -> str:
+    if tls and server.secure:
+        return (
+            "has a certificate that isn't trusted here, or isn't for that host: write the host as the certificate names "
+            "it, and the file of the authority that signed it into GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+        )
+    if tls:
+        return "speaks TLS, and the address asks for none: add use_ssl=true to SPARK_REMOTE, or use_ssl to the connection's extra"
+    if server.use_ssl:
+        return f"doesn't speak TLS: take use_ssl out of {_ADDRESS}, or point that at the proxy that ends TLS for the server"
+    if server.secure:
+        remedy = "write localhost for the host" if _is_loopback(host) else "put a proxy that ends TLS before the server"
+        return f"doesn't speak TLS, and PySpark sends a token without TLS to localhost alone, by that name: {remedy}"
+    return f"is something else that listens there: check host and port in {_ADDRESS}"
+
+
+def _speaks_tls(host: str, port: int) -> bool | None:
+    """Whether the port answers the beginning of TLS by TLS; None when it takes the connection and says nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the answer alone is wanted, nothing is sent
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection((host, port), timeout=_REASON_TIMEOUT_S) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=host):
+                return True
+        except TimeoutError:
+            return None
+        except ssl.SSLError as err:
+            # An alert is TLS, too: the server asks for a certificate, say.
+            return "ALERT" in (err.reason or "")
+        except OSError:
+            return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _for_good(message: str) -> SparkUnreachable:
+    err = SparkUnreachable(message)
+    err.retryable = False
+    return err
+
+
+_ADDRESS = "SPARK_REMOTE, or Airflow's connection"
