@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 from psycopg.pq import version as pq_version
+from psycopg.rows import Row
 
 from waldelta.errors import AuthenticationFailed, ConfigError, PrivilegeMissing, SourceUnreachable, StandbyAway
 
@@ -34,6 +35,9 @@ SESSION_SETTINGS: dict[str, str] = {
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
     "row_security": "off",
+    # A row filter is read here as standard SQL. Where a backslash escaped a quote, the server would read another text,
+    # with statements of its own in it.
+    "standard_conforming_strings": "on",
     # A role's or database's own limit would end long reads again and again; each stage sets the bound that it needs. A
     # connection may be idle for as long as a run works.
     "statement_timeout": "0",
@@ -101,6 +105,16 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
     return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
 
 
+class OneStatementCursor(psycopg.Cursor[Row]):
+    """Sends every query by the extended protocol, where the server refuses a second statement.
+
+    The text of a row filter becomes a part of statements, and nothing in it may become one of its own.
+    """
+
+    def _execute_send(self, query: Any, **options: Any) -> None:
+        super()._execute_send(query, **(options | {"force_extended": True}))
+
+
 def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Open an autocommit connection with the pinned session settings.
 
@@ -109,7 +123,7 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     """
 
     def open_(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
-        connection = psycopg.connect(pinned, autocommit=True)
+        connection = psycopg.connect(pinned, autocommit=True, cursor_factory=OneStatementCursor)
         connection.prepare_threshold = None
 
         def first() -> None:

@@ -114,7 +114,9 @@ class SetupPlan:
         """
         lines: list[str] = []
         if self.statements:
-            lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';"]
+            # A filter's text means what was judged here only where backslashes escape nothing.
+            standard = "set local standard_conforming_strings = on;"
+            lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
             for statement in self.statements:
                 lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
             lines.append("commit;")

@@ -16,6 +16,7 @@ from typing import Any, Self
 import psycopg
 from psycopg.abc import Params
 
+from waldelta.connection import OneStatementCursor
 from waldelta.finding import size
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import Source
@@ -151,7 +152,7 @@ class SlotMeter:
     def _timed_cursor(self) -> type[psycopg.Cursor[Any]]:
         meter = self
 
-        class TimedCursor(psycopg.Cursor[Any]):
+        class TimedCursor(OneStatementCursor[Any]):
             def execute(
                 self,
                 query: Any,

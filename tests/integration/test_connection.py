@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -282,3 +282,17 @@ def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake
         for attempt in wait:
             with attempt:
                 assert looker.execute(told).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+def test_a_query_is_one_statement_and_its_strings_are_standard(database, open_connection):
+    """The text of a filter is part of a statement: no server's setting and no second statement makes another of it."""
+    database.execute(f"alter database {database.name} set standard_conforming_strings = off")
+    database.execute("create table victim()")
+    conninfo = make_conninfo(database.conninfo, options="-c standard_conforming_strings=off")
+    with closing(open_connection(conninfo, "test")) as connection, closing(connection.cursor()) as cursor:
+        cursor.execute("select length('\\')")
+        assert cursor.fetchone() == (1,)
+        with pytest.raises(Exception, match="cannot insert multiple commands into a prepared statement"):
+            cursor.execute("select 1; drop table victim")
+    assert database.execute("select count(*) from victim") == [(0,)]

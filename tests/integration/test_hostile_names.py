@@ -48,7 +48,12 @@ def quoted_name(name: str) -> str:
 
 NAME = f"{quoted_name(SCHEMA)}.{quoted_name(TABLE)}"
 FEW = f"{quoted_name(SCHEMA)}.{quoted_name(LABEL)}"
-FILTER = f"{quoted_name(VALUE)} <> 'it''s; drop table canary; -- ` $$ <script>'"
+# Where a backslash escapes the quote behind it, the rest of the filter ends the statement and drops a table.
+ESCAPES = (
+    "or true)); commit; begin; drop table public.canary; commit; "
+    "create publication another for table only public.other where ((n <> ' -- '"
+)
+FILTER = f"{quoted_name(VALUE)} <> 'it''s; drop table canary; -- ` $$ <script>' and (t <> 'a\\' or t = ' {ESCAPES}\n)"
 
 
 @pytest.fixture
@@ -61,9 +66,10 @@ def root(tmp_path):
 def pipeline(database, root):
     kind = quoted_name(f"e{LABEL}")
     literal = "'" + LABEL.replace("'", "''") + "'"
-    database.execute("create table canary(id int); insert into canary values (1)")
+    database.execute("create table canary(id int); insert into canary values (1); create table other(n text)")
+    database.execute(f"alter database {database.name} set standard_conforming_strings = off")
     database.execute(f"create schema {quoted_name(SCHEMA)}; create type {kind} as enum ({literal})")
-    columns = f"{quoted_name(KEY)} int primary key, {quoted_name(VALUE)} text, e {kind} default {literal}, n numeric"
+    columns = f"{quoted_name(KEY)} int primary key, {quoted_name(VALUE)} text, e {kind} default {literal}, n numeric, t text default '\\\\'"
     database.execute(f"create table {NAME} ({columns})")
     database.execute(f"alter table {NAME} replica identity full")
     database.execute(f"create table {FEW} ({columns})")

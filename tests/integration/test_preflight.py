@@ -445,9 +445,8 @@ def test_a_database_without_an_encoding(postgres, lake):
         admin.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
         try:
             with connect(postgres.conninfo(name), "test") as conn:
-                conn.execute(
-                    "create table public.t (id int primary key, v text); insert into public.t values (1, e'\\xff')"
-                )
+                conn.execute("create table public.t (id int primary key, v text)")
+                conn.execute("insert into public.t values (1, e'\\xff')")
                 with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
                     conn.execute("select v from public.t")
                 job = job_for(postgres.conninfo(name), lake, {"name": "p", "tables": [T]})

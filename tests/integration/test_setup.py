@@ -73,10 +73,12 @@ def role_on(conn, *grants):
     conn.execute(f"create role {role} login replication password 'p'")
     try:
         for grant in grants:
-            conn.execute(grant.format(role=role))
+            for statement in grant.format(role=role).split(";"):
+                conn.execute(statement)
         yield role
     finally:
-        conn.execute(f"drop owned by {role} cascade; drop role {role}")
+        conn.execute(f"drop owned by {role} cascade")
+        conn.execute(f"drop role {role}")
 
 
 READS = "grant select on all tables in schema public to {role}"
@@ -260,11 +262,13 @@ def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
     with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
-            plain.execute("create table app.t (id int primary key); create table app.u (id int primary key)")
+            for table in ("t", "u"):
+                plain.execute(f"create table app.{table} (id int primary key)")
             both = [{"name": "app.t"}, {"name": "app.u"}]
             job = job_for(info, lake, {"name": "p", "tables": both})
             apply_setup(plain, job)
-            conn.execute(f"alter table app.u owner to postgres; grant select on app.u to {role}")
+            conn.execute("alter table app.u owner to postgres")
+            conn.execute(f"grant select on app.u to {role}")
             before = state(database)
             both = [{"name": "app.t", "where": "id > 1"}, {"name": "app.u"}]
             job = job_for(info, lake, {"name": "p", "tables": both}, slot=job.pipeline.source.slot)
@@ -427,7 +431,8 @@ def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkey
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     looked = []
     conn.add_notice_handler(lambda notice: looked.append(notice.message_primary))
-    conn.execute("set deadlock_timeout = '600ms'; set log_lock_waits = on; set client_min_messages = log")
+    for setting in ("deadlock_timeout = '600ms'", "log_lock_waits = on", "client_min_messages = log"):
+        conn.execute(f"set {setting}")
     with database.connect(application_name="vacuum-like") as other, other.transaction():
         other.execute("lock table flights in share update exclusive mode")
         with pytest.raises(TableBusy, match=r"1 attempts of 300 ms; .*\n.*vacuum-like\) on public.flights"):
