@@ -53,7 +53,7 @@ from waldelta.setup_slot import (
     slot_life,
     slot_that_stays,
 )
-from waldelta.slot import PLUGIN, read_slot
+from waldelta.slot import PLUGIN, SlotState, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standby import left_on_primary
 from waldelta.standby_preflight import judge_standby
@@ -62,7 +62,7 @@ from waldelta.suites_preflight import judge_suites
 from waldelta.target_preflight import plan_targets
 from waldelta.walsender import alter_failover, alter_failover_command
 from waldelta.where_preflight import Translate, judge_wheres, resolvable
-from waldelta.younger import judge_younger
+from waldelta.younger import judge_younger, read_younger
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ class SetupPlan:
     # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it stays as it is).
     failover: bool = False
     alter_failover: bool | None = None
+    # Whether the slot that exists was made for this pipeline, by the script for a DBA.
+    scripted: bool = False
     # What feeds the targets that aren't just the table of their name.
     fed: tuple[str, ...] = ()
     lock_timeout_ms: int = LOCK_TIMEOUT_MS
@@ -209,7 +211,8 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
         if not renew:  # a lost slot is made anew whatever is to be checked
             findings += judge_suites(pipeline, planned.feeds)
     findings += _forgotten(job, actual)
-    if not renew:
+    scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
+    if not renew and not scripted:
         findings += judge_history(job, slot)
     return SetupPlan(
         findings=tuple(dict.fromkeys(findings)),
@@ -220,6 +223,7 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
         read_from=pipeline.source.read_from,
         failover=bool(pipeline.source.failover),
         alter_failover=failover_to_set(pipeline.source, slot),
+        scripted=scripted,
         fed=tuple(fed),
     )
 
@@ -257,7 +261,7 @@ def carry_out(
     fault_point("setup.publications")
     with job.connect_slot("setup", conn) as slot_conn:
         lock.check()
-        ensure_slot(conn, slot_conn, job)
+        ensure_slot(conn, slot_conn, job, scripted=plan.scripted)
     if plan.alter_failover is not None:
         lock.check()
         alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
@@ -373,6 +377,18 @@ def _record_removed(conn: Connection, job: Job) -> None:
 def _is_ours(job: Job, publication: PublicationState) -> bool:
     mark = Mark.parse(publication.comment)
     return mark is not None and mark.pipeline == job.pipeline.pipeline
+
+
+def _is_scripted(conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]) -> bool:
+    """Whether a slot that nobody has read was made behind this pipeline's publications, whose comments name it.
+
+    The script for a DBA makes them in that order. One that was there before the publications is somebody's own.
+    """
+    names = [entry.name for entry in job.pipeline.source.publications if entry.manage]
+    marks = [Mark.parse(actual[name].comment) if name in actual else None for name in names]
+    is_named = all(m is not None and (m.pipeline, m.slot) == (job.pipeline.pipeline, slot.name) for m in marks)
+    is_unread = slot.plugin == PLUGIN and slot.in_this_database and not slot.decoded
+    return bool(names) and is_named and is_unread and not read_younger(conn, slot.name, names)
 
 
 def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Finding]:

@@ -163,9 +163,10 @@ def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
     return source.failover if slot is not None and source.failover not in (None, slot.failover) else None
 
 
-def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
+def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bool = False) -> None:
     """Create the slot, or adopt the one that exists, and record it; nothing when that was done before.
 
+    One that the script for a DBA made (``scripted``) counts as created here.
     ``conn`` leads to the server that is to have it: the primary, or a standby, which is waited for until it has the publications.
     Raises LateWriter when another run, taking this one for dead, does the same: what that one recorded stays.
     """
@@ -180,7 +181,8 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job) -> None:
     if slot is not None:
         if not slot.confirmed_flush_lsn.value:
             raise SlotForeign(f"slot {name!r} is being created by somebody else at this moment: run setup again")
-        _record(job, replace(slot, timeline=timeline), "created" if _is_half_made(moves, slot) else "adopted", last)
+        is_ours = scripted or _is_half_made(moves, slot)
+        _record(job, replace(slot, timeline=timeline), "created" if is_ours else "adopted", last)
         return
     creating = job.ledger.append_life(
         SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed), last

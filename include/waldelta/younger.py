@@ -54,12 +54,17 @@ def judge_younger(
         yield from _judge_existing(primary, conn, job)
 
 
+def read_younger(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:
+    """Those of these publications that may be newer than the slot, or were altered since it was made."""
+    rows = fetch(conn, _YOUNG, {"publications": list(publications), "slot": slot})
+    return [row.name for row in rows]
+
+
 def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator[Finding]:
     source = job.pipeline.source
-    young = fetch(conn, _YOUNG, {"publications": list(source.publication_names), "slot": source.slot})
-    if not young:
+    names = read_younger(conn, source.slot, source.publication_names)
+    if not names:
         return
-    names = [row.name for row in young]
     if (found := _try(job, names)) is not None:
         yield found
         if found.severity == "problem":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume, run_resync
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
+from tests.integration.test_privileges_page import lose
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
@@ -21,7 +23,7 @@ from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.resync import renew_slot
 from waldelta.server import read_position
-from waldelta.setup import apply_setup, teardown
+from waldelta.setup import apply_setup, plan_setup, teardown
 from waldelta.slot import create_slot, read_slot
 from waldelta.status import read_status
 from waldelta.watermark import uri_of
@@ -250,6 +252,25 @@ def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
     assert said[0] == "publication p"
     assert re.match(rf"slot {slot} stays .* it stands beyond .* drop it: select pg_drop_replication_slot", said[1])
     assert read_slot(conn, slot) is not None
+
+
+def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
+    """Publications whose comments name the slot, then the slot, which nobody has read: a resync replaces it."""
+    plan, slot = plan_setup(conn, job), job.pipeline.source.slot
+    psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
+    subprocess.run(psql, input=plan.as_sql(), capture_output=True, text=True, check=True, timeout=60)
+    assert apply_setup(conn, job).findings == ()
+    assert [move.event for move in job.ledger.slot_lives()] == ["created"]
+    lose(database)
+    gap = renew_slot(job)
+    assert gap is not None
+    assert gap.cause == "SlotLost"
+    assert read_slot(conn, slot).wal_status == "reserved"
+    # One that was there before the publications isn't the script's, whatever their comments say by now.
+    teardown(conn, job)
+    create_slot(conn, slot)
+    assert any("existed before" in warning for warning in apply_setup(conn, job).warnings)
+    assert any("existed before" in line for line in teardown(conn, job))
 
 
 def test_what_is_not_ours_stays(conn, job):

@@ -340,9 +340,13 @@ def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(database, con
     shutil.rmtree(urlsplit(lake).path)
     if set_up_again:
         apply_setup(conn, job)
+    slot = f"slot {job.pipeline.source.slot}"
+    if set_up_again:  # the publications' comments name it, it was made behind them, and nobody has read it
+        assert teardown(conn, job) == [slot, "publication p"]
+        return
     dropped, stays = teardown(conn, job)
     assert dropped == "publication p"
-    assert stays.startswith(f"slot {job.pipeline.source.slot} stays and holds back ")
+    assert stays.startswith(f"{slot} stays and holds back ")
     assert "bookkeeping" in stays
 
 
