@@ -24,6 +24,7 @@ from waldelta.connection import describe, named_loss
 from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
 from waldelta.failover import check_source
+from waldelta.foreign import repaired_commits
 from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
@@ -288,8 +289,11 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
     reason = f"reconcile --repair by {order.by}: {row.differing} rows differed" + (
         f": {order.reason}" if order.reason else ""
     )
+    # Keys in flight and columns that were left out weren't compared: what others wrote there is still to be told.
+    compared = None if row.in_flight or row.left_out else feeding.version
     try:
-        done = reread_rows(work.spark, job, feeding.fed, Again(reason, order.by, found.keys))
+        told = [] if compared is None else repaired_commits(job, feeding.state, compared)
+        done = reread_rows(work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared))
     except NeedsSync as err:
         work.found[name] = replace(row, reason=f"not repaired: {err}: sync --tables {name} copies it anew")
         return
@@ -301,6 +305,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
         return
     cut = done.cut
     _count_landed(work, done.drained)
+    work.result.warnings += told
     work.result.add_repair(cut)
     mended = cut.inserted + cut.updated + cut.deleted
     work.found[name] = replace(

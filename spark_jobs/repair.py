@@ -48,7 +48,7 @@ from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.fault import fault_point
-from waldelta.foreign import looked_upto
+from waldelta.foreign import looked_upto, mirrored_at
 from waldelta.job import Job
 from waldelta.ledger import next_generation
 from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
@@ -91,11 +91,13 @@ class Again:
     """Rows that somebody wants to be read again: those of ``keys``, as the quarantine names them, or (None) those in quarantine.
 
     The latter are let pass whatever a gate says of them. ``reason`` goes into the ledger, ``by`` is who asked for it.
+    ``compared`` is the target's version in which all rows but these were found equal to the source's.
     """
 
     reason: str
     by: str | None = None
     keys: frozenset[str] | None = None
+    compared: int | None = None
 
 
 def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
@@ -198,6 +200,8 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
                 )
             _check_brought_along(spark, job, drifted.state, rows, again, staged)
         state = _synced_state(job, drifted, own, (holder, storage), generation)
+        if again is not None and again.compared is not None:
+            state = mirrored_at(state, again.compared)
         kept = [replace(discarded[key], at=now(), generation=generation) for key in sorted(left_out)]
         cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again, kept))
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)

@@ -2,8 +2,8 @@
 
 A target is a mirror of its source as long as the pipeline alone changes its rows. Whoever else does (an append, UPDATE,
 DELETE, overwrite, RESTORE, CREATE OR REPLACE) isn't undone, and the stream goes on: that is what a subscriber of PostgreSQL's does
-with a table that somebody writes to. But it is told, and stays on record until a copy or a resync has made the
-target a mirror again. OPTIMIZE and VACUUM change no row and are nobody's business, but for a VACUUM that keeps less
+with a table that somebody writes to. But it is told, and stays on record until a copy, a resync or a repair after a
+comparison of all rows has made the target a mirror again. OPTIMIZE and VACUUM change no row and are nobody's business, but for a VACUUM that keeps less
 than the cuts promise.
 """
 
@@ -21,7 +21,7 @@ from waldelta.job import Job
 from waldelta.lake import sync_commits
 from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now
 from waldelta.locks import target_lock
-from waldelta.watermark import check_same_copy, uri_of
+from waldelta.watermark import check_same_copy, last_cut, uri_of
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class Watch:
         if not fresh:
             return []
         name, pipeline = state.table_name, self.job.pipeline.pipeline
-        more = f" and {len(fresh) - _MOST_TOLD} more" if len(fresh) > _MOST_TOLD else ""
-        listed = "; ".join(describe(commit) for commit in fresh[:_MOST_TOLD]) + more
+        listed = _listed(fresh)
         log.warning("table=%s was written to by others: %s", name, listed)
         told = (
             f"{name}: somebody else wrote to its target: {listed}; changes go on being applied, but it may differ from its source "
@@ -119,6 +118,24 @@ def looked_upto(cut: BatchCut | None, state: TableState) -> int | None:
     members = cut.targets if cut is not None else []
     in_cut = [t.version for t in members if (t.table_name, t.generation) == (state.table_name, state.generation)]
     return max([*in_cut, *([state.version] if state.version is not None else [])], default=None)
+
+
+def mirrored_at(state: TableState, version: int) -> TableState:
+    """The state of a target that is its source's mirror again, whatever others wrote up to this version."""
+    later = [commit for commit in state.foreign_commits if commit.version > version]
+    return replace(state, foreign_commits=later, version=max(version, state.version or 0))
+
+
+def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
+    """Messages about what others committed up to this version, whose rows that differ are about to be repaired."""
+    after = looked_upto(last_cut(job), state)
+    if after is None or after >= version:
+        return []
+    seen = look_durably(DeltaLog(uri_of(job, state.table_name), job.storage_options), after, version)
+    vacuumed = expire_vacuumed(job, state.table_name, seen, only_new=False)
+    if not seen.commits:
+        return vacuumed
+    return [f"{state.table_name}: external commits to its target were repaired: {_listed(seen.commits)}", *vacuumed]
 
 
 def look_durably(table: DeltaLog, after: int, upto: int) -> Seen:
@@ -160,6 +177,11 @@ def describe(commit: ForeignCommit) -> str:
     """
     at = f", {commit.at:%Y-%m-%d %H:%M:%S%z}" if commit.at is not None else ""
     return f"version {commit.version} ({commit.operation} by {commit.by}{at})"
+
+
+def _listed(commits: Sequence[ForeignCommit]) -> str:
+    more = f" and {len(commits) - _MOST_TOLD} more" if len(commits) > _MOST_TOLD else ""
+    return "; ".join(describe(commit) for commit in commits[:_MOST_TOLD]) + more
 
 
 def _foreign(commit: Commit) -> ForeignCommit:

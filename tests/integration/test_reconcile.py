@@ -153,6 +153,18 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
     assert (state.status, state.reason) == ("synced", "reconcile --repair by mia: 4 rows differed: foreign writer")
     again = reconcile(spark, pipeline, "again")["t"]
     assert (again.status, again.source_rows, again.target_rows) == ("equal", 1000, 1000)
+    # The repair has told whose commits it repaired; the next run doesn't warn of them.
+    (told_once,) = [w for w in run_warnings(pipeline, "repair") if "external commits to its target were repaired" in w]
+    assert told_once.count("; ") == 2
+    consumed = pipeline.consume(spark, run_id="next")
+    assert (consumed.warnings, consumed.foreign_commits) == ([], [])
+    # What is written afterwards is another matter.
+    target(pipeline).delete("day = '2024-01-05'")
+    assert pipeline.consume(spark, run_id="after").foreign_commits == ["public.t"]
+
+
+def run_warnings(pipeline, run_id):
+    return json.loads(pipeline.job().ledger.run_result(run_id, "reconcile").result)["warnings"]
 
 
 def test_the_run_fails_while_a_target_differs(spark, pipeline):
