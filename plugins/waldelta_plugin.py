@@ -9,6 +9,17 @@ from airflow.plugins_manager import AirflowPlugin
 from waldelta_airflow import web
 
 
+def _view(view: str, destination: str) -> dict[str, str]:
+    """A page of the plugin in Airflow's own; without a leading slash, so that a path before Airflow's is kept."""
+    path = web.PREFIX.removeprefix("/")
+    return {
+        "bundle_url": f"{path}/frame.js?view={view}",
+        "destination": destination,
+        "icon": f"{path}/icon.svg",
+        "icon_dark_mode": f"{path}/icon-dark.svg",
+    }
+
+
 class WaldeltaPlugin(AirflowPlugin):
     """Adds the pipelines' pages to the UI's navigation, and to the pages of DAGs and their runs."""
 
@@ -16,20 +27,10 @@ class WaldeltaPlugin(AirflowPlugin):
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]  # it declares them per instance
         {"app": web.DeferredApp(), "url_prefix": web.PREFIX, "name": "waldelta"}
     ]
-    # Airflow fills the names in braces in, and shows the tabs on all DAGs.
-    external_views: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
-        {"name": "Pipelines", "href": f"{web.PREFIX}/", "destination": "nav", "url_route": "waldelta"},
-        {"name": "Data Docs", "href": f"{web.PREFIX}/docs/", "destination": "nav", "url_route": "waldelta-data-docs"},
-        {
-            "name": "Pipeline",
-            "href": f"{web.PREFIX}/dag/{{DAG_ID}}",
-            "destination": "dag",
-            "url_route": "waldelta-pipeline",
-        },
-        {
-            "name": "Changes",
-            "href": f"{web.PREFIX}/dag/{{DAG_ID}}/run/{{RUN_ID}}",
-            "destination": "dag_run",
-            "url_route": "waldelta-run",
-        },
+    # Each in the plugin's own frame, which its pages' links to DAGs and logs can leave. The tabs are shown on all DAGs.
+    react_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
+        {"name": "Pipelines", "url_route": "waldelta", "nav_top_level": True, **_view("pipelines", "nav")},
+        {"name": "Data Docs", "url_route": "waldelta-data-docs", "category": "browse", **_view("data-docs", "nav")},
+        {"name": "Pipeline", "url_route": "waldelta-pipeline", **_view("dag", "dag")},
+        {"name": "Changes", "url_route": "waldelta-run", **_view("run", "dag_run")},
     ]

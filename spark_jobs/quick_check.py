@@ -33,13 +33,13 @@ from spark_jobs.expectation_suite import (
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
 from spark_jobs.row_conditions import RowCondition, is_met, is_of_row_alone, row_condition
-from spark_jobs.small_target import is_small, row_count
+from spark_jobs.small_target import is_small
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
 from waldelta.column_names import LSN
 from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
-from waldelta.lake import SPARKS_TIMESTAMPS, files_of
+from waldelta.lake import SPARKS_TIMESTAMPS, files_of, row_count
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -13,9 +13,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.result import RunResult
-from spark_jobs.small_target import row_count
 from waldelta.job import Job
-from waldelta.lake import files_of
+from waldelta.lake import files_of, row_count
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)

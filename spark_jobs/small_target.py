@@ -8,18 +8,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.lake import row_count
+
 # Beyond, a job of Spark's that writes, or scans, only the files that matter is the cheaper one.
 MOST_ROWS = 100_000
 MOST_FILE_BYTES = 16 << 20
-
-
-def row_count(files: pa.Table) -> int | None:
-    """How many rows the files hold, deleted ones among them; None where not every file's statistics say."""
-    if not len(files):
-        return 0
-    if "num_records" not in files.column_names or files["num_records"].null_count:
-        return None
-    return int(pc.sum(files["num_records"]).as_py())
 
 
 def is_small(files: pa.Table) -> bool:

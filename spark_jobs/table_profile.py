@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.identifier import quote
-from spark_jobs.small_target import is_small, row_count
-from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors
+from spark_jobs.small_target import is_small
+from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors, row_count
 from waldelta.ledger_rows import TableState
 from waldelta.profiles import ColumnProfile
 

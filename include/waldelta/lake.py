@@ -309,6 +309,15 @@ def files_of(table: DeltaTable) -> pa.Table:
     return pa.table(table.get_add_actions(flatten=True))
 
 
+def row_count(files: pa.Table) -> int | None:
+    """How many rows the files hold, deleted ones among them; None where not every file's statistics say."""
+    if not len(files):
+        return 0
+    if "num_records" not in files.column_names or files["num_records"].null_count:
+        return None
+    return int(pc.sum(files["num_records"]).as_py())
+
+
 def has_deletion_vectors(table: DeltaTable) -> bool:
     """Whether files of a table may hold rows that it doesn't: what the log says of a file counts them, and doesn't tell."""
     return "deletionVectors" in (table.protocol().reader_features or ())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from waldelta.errors import ConfigError
 
-_REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
 # Socket of a fork server on this machine (spark_jobs.fork_server), by which jobs start at once.
@@ -55,7 +55,7 @@ def land_timeout(longest_call_s: float) -> timedelta:
 
 def pipelines_folder() -> Path:
     """Where the pipeline files are: WALDELTA_PIPELINES, or include/pipelines of this repository."""
-    return Path(os.environ.get(PIPELINES_VARIABLE) or _REPOSITORY / "include" / "pipelines")
+    return Path(os.environ.get(PIPELINES_VARIABLE) or REPOSITORY / "include" / "pipelines")
 
 
 def package_folder(name: str) -> Path:

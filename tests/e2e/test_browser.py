@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from deltalake import DeltaTable
@@ -130,10 +130,8 @@ def follow(browser: WebDriver, link: str) -> None:
 def test_the_morning_walk_leads_from_the_navigation_to_the_rows_that_failed(browser, browsed):
     """Airflow's home, Pipelines, the pipeline with a problem, its run, the table's report: by clicks alone."""
     browser.get(browsed.stack.url)
-    # Airflow keeps what plugins add under one entry of its navigation when there are several.
-    for name in ("Plugins", "Pipelines"):
-        entry = (By.XPATH, f"//*[self::a or self::button or @role='menuitem'][normalize-space()='{name}']")
-        wait(browser).until(element_to_be_clickable(entry)).click()
+    entry = (By.CSS_SELECTOR, "nav a[aria-label=Pipelines], a[aria-label=Pipelines]")
+    wait(browser).until(element_to_be_clickable(entry)).click()
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
     wait(browser).until(presence_of_element_located((By.LINK_TEXT, "browsed")))
     assert "problem" in text_of(browser)
@@ -183,15 +181,35 @@ def test_no_page_is_wider_than_its_window(browser, browsed, page, width):
     assert wider <= 0
 
 
-def test_the_list_of_pipelines_fits_into_airflows_frame(browser, browsed):
-    """All columns at once, in a window of 1,280 pixels."""
-    browser.set_window_size(1280, 900)
-    browser.get(f"{browsed.stack.url}/plugin/waldelta")
+@each_page
+def test_nothing_is_cut_in_airflows_frame(browser, browsed, page):
+    """All columns of all tables at once, in a window of 1,000 pixels; Airflow's address leads to the page."""
+    browser.set_window_size(1000, 900)
+    page_address = address(browsed, page).removeprefix(f"{browsed.stack.url}/waldelta/")
+    browser.get(f"{browsed.stack.url}/plugin/waldelta/{page_address}")
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
-    wait(browser).until(presence_of_element_located((By.LINK_TEXT, "browsed")))
-    cut = browser.execute_script(CUT)
+    wait(browser).until(presence_of_element_located((By.TAG_NAME, "h1")))
+    cut, own = browser.execute_script(CUT), browser.execute_script("return location.href")
+    screenshot(browser, PICTURES, f"{page}-frame-1000")
     browser.set_window_size(1400, 900)
-    assert cut == [0]
+    assert own == address(browsed, page)
+    assert not any(cut)
+
+
+def test_a_run_is_started_and_followed_into_airflow(browser, browsed):
+    """From the pipeline's page in Airflow's frame: the button, what runs, and the link to its DAG run."""
+    browser.get(f"{browsed.stack.url}/plugin/waldelta/p/browsed")
+    wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
+    button = (By.XPATH, "//button[normalize-space()='Run now browsed_reconcile']")
+    wait(browser).until(element_to_be_clickable(button)).click()
+    running = wait(browser).until(element_to_be_clickable((By.PARTIAL_LINK_TEXT, "reconcile")))
+    assert browser.find_elements(By.CSS_SELECTOR, "meta[http-equiv=refresh]")
+    screenshot(browser, PICTURES, "started")
+    running.click()
+    browser.switch_to.default_content()
+    wait(browser).until(lambda b: "/dags/browsed_reconcile/runs/manual__" in b.current_url)
+    run_id = unquote(browser.current_url.split("/runs/")[1].split("/")[0].split("?")[0])
+    assert browsed.client.wait("browsed_reconcile", run_id).state == "failed"  # it differs still
 
 
 @each_page
@@ -229,6 +247,15 @@ def test_a_page_works_by_keyboard(browser, browsed, page):
     browser.switch_to.active_element.send_keys(Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.RETURN)
     assert browser.execute_script("return document.activeElement.id") == "content"
+
+
+def test_a_paused_dag_is_unpaused_where_its_pipeline_is_shown(browser, browsed):
+    browsed.client.pause("browsed_maintenance")
+    browser.get(address(browsed, "pipeline"))
+    browser.find_element(By.XPATH, "//button[normalize-space()='Unpause browsed_maintenance']").click()
+    wait(browser).until(
+        presence_of_element_located((By.XPATH, "//button[normalize-space()='Run now browsed_maintenance']"))
+    )
 
 
 def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):

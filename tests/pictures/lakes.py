@@ -10,12 +10,16 @@ from functools import partial
 from math import sin, tau
 from typing import Any
 
+import pyarrow as pa
+from deltalake import write_deltalake
+
 from spark_jobs.result import RunResult, StageResult, describe_error
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, expectations_table
+from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.ledger_rows import BatchCut, ColumnState, ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
@@ -215,9 +219,26 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     Reconciliations(root).add(lake.found)
     if tale.name == "orders":
         _befall_orders(pipeline, ledger, lake)
+        _hold_payments(root, ledger, rows["public.payments"])
     for trouble in tale.troubles:
         if trouble.stage == "land" and trouble.last == AT:
             _lose(tale, ledger, lake, trouble)
+
+
+def _hold_payments(root: str, ledger: Ledger, rows: int) -> None:
+    """The one target that has a page of its own, with as many rows as were copied."""
+    types = {
+        "id": ("int8", "bigint", pa.int64()), "order_id": ("int8", "bigint", pa.int64()),
+        "amount": ("numeric", "decimal(12,2)", pa.decimal128(12, 2)), "currency": ("bpchar", "string", pa.string()),
+        "paid_at": ("timestamptz", "timestamp", pa.timestamp("us", "UTC")), "_wd_lsn": ("", "bigint", pa.int64()),
+        "_wd_commit_ts": ("", "timestamp", pa.timestamp("us", "UTC")),
+    }  # fmt: skip
+    filled = {"id": pa.array(range(rows), pa.int64())}
+    columns = {name: filled.get(name, pa.nulls(rows, of[2])) for name, of in types.items()}
+    write_deltalake(target_uri(root, "public", "payments"), pa.table(columns))
+    columns = [ColumnState(name, 0, -1, of[0], of[1], name != "paid_at") for name, of in types.items() if of[0]]
+    known = ledger.table_states()["public.payments"]
+    ledger.append(replace(known, at=AT, columns=columns, reason="column paid_at added"))
 
 
 def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:

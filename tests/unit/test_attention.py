@@ -37,12 +37,12 @@ def test_what_deserves_attention(book):
     Quarantine(book.root).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])])
     glance = read_glance(pipeline(book.root), book, minutes(5), 24)
     assert [(item.severity, *item.page[:1]) for item in glance.attention] == [
-        ("failed",), ("failed", "run"), ("failed", "tables"), ("failed", "expectations"), ("failed",), ("warning",),
+        ("failed", "run"), ("failed", "run"), ("failed", "tables"), ("failed", "expectations"), ("failed",), ("warning",),
         ("warning", "quarantine"),
     ]  # fmt: skip
     texts = " | ".join(item.text for item in glance.attention)
     for part in (
-        "0/10..0/20",
+        "the slot lost changes: SlotLost",
         "run resync",
         "public.b",
         "unreserved",
@@ -52,6 +52,16 @@ def test_what_deserves_attention(book):
     ):
         assert part in texts
     assert glance.verdicts == {"failed": 1}
+
+
+def test_a_lost_slot_is_named_once_and_without_positions(book):
+    """The open gap and the run that failed by it are one thing; where the slot stood is on that run's page."""
+    detail = "slot 's' is lost (wal_removed): changes since 4/F0 are gone"
+    book.ledger.append(Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", detail, "run resync"))
+    why = json.dumps({"error": {"class": "SlotLost", "message": detail}})
+    book.ledger.append(run("r", minutes(2), "failed", result=why))
+    (told,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
+    assert (told.text, told.page) == ("the slot lost changes: SlotLost: run resync", ("run", "any", "r"))
 
 
 def test_what_only_warns_is_told_behind_what_fails(book):

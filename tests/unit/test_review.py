@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from spark_jobs.result import RunResult, StageResult, TableResult
 from tests.bookkeeping import NOON, did, minutes, pipeline, result, run
@@ -22,7 +23,7 @@ from waldelta.expectation_results import (
 )
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, TableState, TargetCut
+from waldelta.ledger_rows import ColumnState, Run, TableState, TargetCut
 from waldelta.ledger_table import LedgerTable
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.review.bookkeeping import Bookkeeping
@@ -31,6 +32,7 @@ from waldelta.review.glance import read_glance
 from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
 from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
 from waldelta.review.run_details import read_run
+from waldelta.review.table_details import read_table_details
 from waldelta.review.verdicts import expectations_map, missed_earlier, read_checks, read_latest_checks, tables_map
 from waldelta.slot_health import SlotReading
 
@@ -158,6 +160,39 @@ def test_the_latest_change_of_a_table(book):
         (2, 1),
     ]
     assert set(read_changed(book, minutes(5))) == {"public.a", "public.c"}
+
+
+@pytest.mark.parametrize("seconds, shown", [((0, 60, 120), False), ((0, 20, 60), True)])
+def test_columns_of_a_heat_map_are_told_apart(book, seconds, shown):
+    """By seconds where two runs checked within one minute, and by their days."""
+    at = [minutes(n / 60) for n in seconds]
+    append_expectation_results(book.root, [result(one, f"r{n}", "public.a") for n, one in enumerate(at)])
+    heat = tables_map(book, minutes(9), 10)
+    assert (heat.shows_seconds, {run.day for run in heat.runs}) == (shown, {NOON.date()})
+
+
+def test_what_a_table_holds_and_where(book):
+    """Columns by their types on the source and in the lake, the key, rows and size of the target as it is now; before its copy what is known."""
+    columns = [
+        ColumnState("id", 20, -1, "int8", "bigint", not_null=True),
+        ColumnState("tags", 1009, -1, "_text", "array<string>", not_null=False),
+    ]
+    state = TableState(
+        minutes(0), "s", "public.orders", 1, "synced", key_columns=["id"], columns=columns, row_filter="id > 0"
+    )
+    book.ledger.append(state)
+    before = read_table_details(book, "public.orders")
+    assert (before.key, before.rows, before.bytes) == (("id",), None, None)
+    uri = f"{book.root}/public/orders"
+    types = {"id": pa.int64(), "_wd_lsn": pa.int64(), "tags": pa.list_(pa.string())}
+    write_deltalake(uri, pa.table({name: pa.nulls(3, kind) for name, kind in types.items()}))
+    found = read_table_details(book, "public.orders")
+    assert (found.uri, found.rows, found.files, found.version, found.filters) == (uri, 3, 1, 0, ("id > 0",))
+    assert found.bytes > 0
+    assert [(c.name, c.type, c.source_type, c.is_key) for c in found.columns] == [
+        ("id", "bigint", "int8", True), ("tags", "array<string>", "_text", False), ("_wd_lsn", "bigint", None, False),
+    ]  # fmt: skip
+    assert read_table_details(book, "public.none") is None
 
 
 def test_tables_say_up_to_when_they_are_complete(book):

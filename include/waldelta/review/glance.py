@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from waldelta.finding import size
-from waldelta.gap import describe, open_gaps
+from waldelta.gap import open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
 from waldelta.reconcile.reconciliations import Reconciliation
@@ -149,8 +149,11 @@ def _attention(
     """What is wrong first, then what may become so; ``newest`` are the latest run and the latest that found nothing to do."""
     latest, looked = newest
     for gap in gaps:
-        yield Attention("failed", f"the slot lost changes in {describe(gap)}: {gap.detail}; {gap.remedy}")
-    if latest is not None and latest.status == "failed":
+        page = ("run", "any", gap.run_id)
+        yield Attention("failed", f"the slot lost changes: {gap.cause}: {gap.remedy}", page)
+    # The open gap says what such a run failed by.
+    lost = {gap.cause for gap in gaps}
+    if latest is not None and latest.status == "failed" and _error_class(results, latest) not in lost:
         when = "" if latest.applied else " before all changes were applied"
         page = ("run", latest.verb, latest.run_id)
         yield Attention("failed", f"the latest run failed{when}{_why(results, latest)}", page)
@@ -210,6 +213,10 @@ def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Ite
         yield Attention(
             "warning", f"the latest reconciliation failed{_why(results, run)}", ("run", run.verb, run.run_id)
         )
+
+
+def _error_class(results: Results, run: RunLine) -> str | None:
+    return (results(run).get("error") or {}).get("class")
 
 
 def _why(results: Results, run: RunLine) -> str:

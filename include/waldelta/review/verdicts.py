@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -70,6 +70,11 @@ class CheckedAt:
     at: datetime
     run_id: str
 
+    @property
+    def day(self) -> date:
+        """The day on which the run checked."""
+        return self.at.date()
+
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
@@ -81,6 +86,11 @@ class HeatMap:
     runs: tuple[CheckedAt, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     not_checked: tuple[str, ...] = ()
+
+    @property
+    def shows_seconds(self) -> bool:
+        """Whether two of the runs checked within the same minute, so that seconds are what tells them apart."""
+        return len({run.at.replace(second=0, microsecond=0) for run in self.runs}) < len(self.runs)
 
 
 def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:

@@ -11,10 +11,21 @@ from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
 
+from waldelta_airflow.views.dags import RUN_NOW, DagState
 from waldelta_airflow.views.pipelines import cdc_dag
 
 if TYPE_CHECKING:
+    from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+
+
+@dataclass(frozen=True, slots=True)
+class DagLine:
+    """A DAG of a pipeline, and what the reader may do to it: run it without params, and unpause it."""
+
+    state: DagState
+    may_run: bool
+    may_unpause: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +36,29 @@ class Reader:
 
     def may_read(self, pipeline: str) -> bool:
         """Whether Airflow shows them the pipeline's CDC DAG."""
-        dag_id = cdc_dag(pipeline)
-        teams = conf.getboolean("core", "multi_team", fallback=False)
-        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id) if teams else None)
-        return bool(get_auth_manager().is_authorized_dag(method="GET", details=details, user=self.user))
+        return self._may("GET", cdc_dag(pipeline))
 
     def may_trigger(self, dag_id: str) -> bool:
         """Whether Airflow lets them trigger a DAG."""
+        return self._may("POST", dag_id, DagAccessEntity.RUN)
+
+    def may_unpause(self, dag_id: str) -> bool:
+        """Whether Airflow lets them pause and unpause a DAG."""
+        return self._may("PUT", dag_id)
+
+    def lines(self, states: Iterable[DagState]) -> list[DagLine]:
+        """Those of a pipeline's DAGs that Airflow shows them, with what they may do to each."""
+        return [
+            DagLine(state, state.kind in RUN_NOW and self.may_trigger(state.dag_id), self.may_unpause(state.dag_id))
+            for state in states
+            if self._may("GET", state.dag_id)
+        ]
+
+    def _may(self, method: ResourceMethod, dag_id: str, entity: DagAccessEntity | None = None) -> bool:
         teams = conf.getboolean("core", "multi_team", fallback=False)
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id) if teams else None)
-        return bool(
-            get_auth_manager().is_authorized_dag(
-                method="POST", access_entity=DagAccessEntity.RUN, details=details, user=self.user
-            )
-        )
+        manager = get_auth_manager()
+        return bool(manager.is_authorized_dag(method=method, access_entity=entity, details=details, user=self.user))
 
     def readable(self, pipelines: Iterable[str]) -> list[str]:
         """Those pipelines that they may read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from waldelta.review.compared import read_compared
 from waldelta.review.freshness import fed_tables
 from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
+from waldelta_airflow.views.dags import RUN_NOW, Kind, dag_id_of, unpause
 from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
 from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of, reconcile_dag
 from waldelta_airflow.views.quarantine import Chosen, quarantine_page, row_page
@@ -36,7 +38,12 @@ from waldelta_airflow.views.render import (
 from waldelta_airflow.views.reports import served_report
 from waldelta_airflow.views.trigger import check_origin, trigger_run
 
-_STYLE = Path(__file__).with_name("style.css")
+_FILES = {
+    "style.css": "text/css",
+    "frame.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+    "icon-dark.svg": "image/svg+xml",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +114,15 @@ def create_app() -> FastAPI:
     _add_pages(app)
     _add_reconciliation(app)
     _add_quarantine(app)
+    _add_dags(app)
     _add_reports(app)
     _add_entrances(app)
     return app
 
 
 def _add_pages(app: FastAPI) -> None:
-    @app.get("/style.css")
-    def style() -> Response:
-        return FileResponse(_STYLE, media_type="text/css", headers=STYLE_HEADERS)
+    for name, media_type in _FILES.items():
+        app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
 
     @app.get("/")
     def overview(asked: AskedDep) -> HTMLResponse:
@@ -124,7 +131,8 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/p/{name}")
     def pipeline(asked: AskedDep, name: str, hours: int = 24) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
-            return _page(pages.pipeline_page(asked.base, found, lake, hours))
+            text = pages.pipeline_page(asked.base, found, lake, hours, asked.reader)
+            return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/runs")
     def runs(asked: AskedDep, name: str, page: int = 1, *, failed: bool = False) -> HTMLResponse:
@@ -171,6 +179,33 @@ def _add_quarantine(app: FastAPI) -> None:
         run_id = trigger_run(dag_id, (conf := decision(form))["action"], conf, asked.reader.user)
         # 303: reading the page again asks for nothing.
         return RedirectResponse(url(asked.base, "p", name, "quarantine", run=run_id), 303, headers=FORM_HEADERS)
+
+
+def _add_dags(app: FastAPI) -> None:
+    """What readers do to a pipeline's DAGs from its page, as Airflow's own pages let them."""
+
+    @app.post("/p/{name}/dags/{kind}/run")
+    def run_now(asked: AskedDep, request: Request, name: str, kind: Kind) -> Response:
+        dag_id = _dag_of(asked, request, name, kind)
+        if kind not in RUN_NOW or not asked.reader.may_trigger(dag_id):
+            raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
+        trigger_run(dag_id, "manual", {}, asked.reader.user)
+        return RedirectResponse(url(asked.base, "p", name), 303, headers=FORM_HEADERS)
+
+    @app.post("/p/{name}/dags/{kind}/unpause")
+    def unpause_dag(asked: AskedDep, request: Request, name: str, kind: Kind) -> Response:
+        dag_id = _dag_of(asked, request, name, kind)
+        if not asked.reader.may_unpause(dag_id):
+            raise HTTPException(403, f"You may not unpause the DAG {dag_id}.")
+        unpause(dag_id, asked.reader.user.get_name())
+        return RedirectResponse(url(asked.base, "p", name), 303, headers=FORM_HEADERS)
+
+
+def _dag_of(asked: Asked, request: Request, name: str, kind: Kind) -> str:
+    """The DAG that a form names; raises 403 and 404 as all forms do."""
+    check_origin(request)
+    asked.pipeline(name)
+    return dag_id_of(name, kind)
 
 
 def _add_reconciliation(app: FastAPI) -> None:
@@ -249,6 +284,10 @@ def _lake(asked: Asked, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]
         raise HTTPException(
             502, f"The lake of {name} can't be read from Airflow's API server: {pages.reason(err)}"
         ) from err
+
+
+def _file(name: str, media_type: str) -> Response:
+    return FileResponse(Path(__file__).with_name(name), media_type=media_type, headers=STYLE_HEADERS)
 
 
 def _page(text: str, status: int = 200) -> HTMLResponse:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -25,7 +26,10 @@ from waldelta.review.freshness import fed_tables, read_changed, read_states
 from waldelta.review.glance import REACH, Glance, read_glance
 from waldelta.review.history import LagPoint, lag_points, read_runs
 from waldelta.review.run_details import read_run, verbs_of
+from waldelta.review.table_details import read_table_details
 from waldelta.review.verdicts import expectations_map, missed_earlier, tables_map
+from waldelta_airflow.views.access import Reader
+from waldelta_airflow.views.dags import dag_of_verb, read_dag_run
 from waldelta_airflow.views.pipelines import Schedule, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
@@ -41,7 +45,7 @@ HOURS = (24, 168)
 ANY = "any"
 _RUNS_PER_PAGE = 50
 _REPORTS_PER_PAGE = 30
-_HEAT_MAP_RUNS = 40
+_HEAT_MAP_RUNS = 30
 _HISTORY = timedelta(days=30)
 # Airflow's scheduler looks every few seconds.
 _LATE = timedelta(minutes=10)
@@ -91,7 +95,8 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str]) -> str
     cards = [card.result() for card in asked]
     order = {"failed": 0, "warning": 1, "unknown": 2, "ok": 3}
     cards.sort(key=lambda card: (order[card.state], card.name))
-    return render("overview.html", base, at, here="overview", cards=cards)
+    is_under_way = any(card.schedule.under_way for card in cards if card.schedule is not None)
+    return render("overview.html", base, at, is_under_way=is_under_way, here="overview", cards=cards)
 
 
 def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at: datetime) -> Card:
@@ -157,8 +162,8 @@ def _of_schedule(
     return tuple(found)
 
 
-def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int) -> str:
-    """One pipeline: lag, slot, tables, runs."""
+def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int, reader: Reader) -> str:
+    """One pipeline: lag, slot, tables, and its DAGs with what the reader may do to them."""
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([name]).get(name)
@@ -168,6 +173,8 @@ def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: i
         "pipeline.html",
         base,
         at,
+        is_under_way=schedule is not None and bool(schedule.under_way),
+        dags=reader.lines(schedule.dags) if schedule is not None else [],
         name=name,
         here="pipeline",
         pipeline=pipeline,
@@ -202,7 +209,13 @@ def runs_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
         plot=lag_plot(lag_points(runs), _SECONDS, link),
+        is_under_way=_is_under_way(name),
     )
+
+
+def _is_under_way(name: str) -> bool:
+    schedule = read_schedules([name]).get(name)
+    return schedule is not None and bool(schedule.under_way)
 
 
 def run_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, verb: str, run_id: str) -> tuple[str, bool]:
@@ -211,11 +224,16 @@ def run_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, verb: str, ru
     if verb == ANY:
         verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)
+    dag_id = dag_of_verb(name, verb)
+    dag_run = read_dag_run(dag_id, run_id) if dag_id is not None else None
+    of_run: dict[str, Any] = {
+        "name": name, "here": "runs", "dag_id": dag_id, "dag_run": dag_run,
+        "is_under_way": dag_run is not None and dag_run.is_under_way,
+    }  # fmt: skip
     if details is None:
-        return render("run_unknown.html", base, name=name, here="runs", verb=verb, run_id=run_id), False
+        return render("run_unknown.html", base, verb=verb, run_id=run_id, **of_run), False
     reports = reports_of(pipeline, run_id)
-    text = render("run.html", base, name=name, here="runs", run=details, reports=reports, QUARANTINED=QUARANTINED)
-    return text, True
+    return render("run.html", base, run=details, reports=reports, QUARANTINED=QUARANTINED, **of_run), True
 
 
 def consuming_verb(lake: Bookkeeping, run_id: str) -> str:
@@ -232,14 +250,16 @@ def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> s
 
 
 def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str) -> tuple[str, bool]:
-    """One table: its expectations by runs, what became of its copy and columns; and whether the ledger knows it."""
+    """One table: what its target holds and how to read it, its expectations by runs, its copies; and whether the ledger knows it."""
     at, name = now(), pipeline.pipeline
     states = read_states(lake, table)
     changed = read_changed(lake, at - timedelta(days=7)).get(table)
     heat = expectations_map(lake, table, at, _HEAT_MAP_RUNS)
+    details = read_table_details(lake, table)
     text = render(
-        "table.html", base, at, name=name, here="pipeline", table=table, states=states[::-1], changed=changed, heat=heat
-    )
+        "table.html", base, at, name=name, here="pipeline", table=table, states=states[::-1], changed=changed, heat=heat,
+        details=details,
+    )  # fmt: skip
     return text, bool(states)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow.notify import LOOK
 from waldelta_airflow.pipeline_files import read_pipeline_files
 from waldelta_airflow.settings import pipelines_folder
+from waldelta_airflow.views.dags import VERBS, DagState, dag_id_of, read_dags
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KINDS = {
-    "setup": "setup",
-    "initial_sync": "sync",
-    "cdc": "consume",
-    "resync": "resync",
-    "reconcile": "reconcile",
-    "quarantine": "quarantine",
-    "maintenance": "maintain",
-}
 # DAGs besides the CDC DAG that run by a schedule.
 _WATCHED = ("maintenance", "reconcile")
 # As many runs are asked what their look found.
@@ -51,17 +43,17 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
 
 def cdc_dag(pipeline: str) -> str:
     """The DAG that brings changes into the lake."""
-    return f"{pipeline}_cdc"
+    return dag_id_of(pipeline, "cdc")
 
 
 def reconcile_dag(pipeline: str) -> str:
     """The DAG that compares targets with the source."""
-    return f"{pipeline}_reconcile"
+    return dag_id_of(pipeline, "reconcile")
 
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
     """The pipeline that a DAG belongs to, and the verb that its runs have in the ledger; None of other DAGs."""
-    for kind, verb in _KINDS.items():
+    for kind, verb in VERBS.items():
         name = dag_id.removesuffix(f"_{kind}")
         if name != dag_id and name in pipelines:
             return name, verb
@@ -75,6 +67,7 @@ class Schedule:
     ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
     ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the scheduler should make, or have made, the next one.
     ``paused``: the kinds of its other DAGs that are. ``well``: when the latest run began that ended well, or was marked as such.
+    ``dags``: all DAGs of the pipeline.
     """
 
     is_paused: bool = False
@@ -83,6 +76,12 @@ class Schedule:
     due: datetime | None = None
     paused: frozenset[str] = frozenset()
     well: datetime | None = None
+    dags: tuple[DagState, ...] = ()
+
+    @property
+    def under_way(self) -> tuple[DagState, ...]:
+        """The DAGs that have a run under way."""
+        return tuple(state for state in self.dags if state.is_under_way)
 
 
 def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
@@ -101,7 +100,12 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
                 )
             ).all()
             known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
-            return {name: _schedule(session, name, known) for name in pipelines if cdc_dag(name) in known}
+            states = read_dags(session, pipelines)
+            return {
+                name: replace(_schedule(session, name, known), dags=states[name])
+                for name in pipelines
+                if cdc_dag(name) in known
+            }
     except SQLAlchemyError as err:
         # The pages are worth having without.
         log.warning("Airflow's database doesn't tell of DAG runs: %s", type(err).__name__)

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from waldelta.ledger_rows import now
 from waldelta_airflow.views.words import FILTERS, MARKS, ago
+from waldelta_airflow.web import PREFIX
 
 # Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source: none may run with the
 # reader's login.
@@ -32,6 +33,8 @@ FORM_HEADERS = HEADERS | {
     "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace("form-action 'none'", "form-action 'self'")
 }
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
+# A page that shows a run under way is asked for again by the browser after so many seconds, without a script.
+_REFRESH_S = 10
 
 Url = Callable[..., str]
 
@@ -68,14 +71,27 @@ def url(base: str, *parts: str, **query: str | int) -> str:
     return f"{path}?{asked}" if asked else path
 
 
-def render(template: str, base: str, at: datetime | None = None, **values: Any) -> str:
-    """A page; every value is escaped."""
+def airflow_url(base: str, *parts: str) -> str:
+    """The address of one of Airflow's own pages, which the application is mounted below."""
+    return "/".join([base.removesuffix(PREFIX), *(quote(part, safe="") for part in parts)])
+
+
+def render(template: str, base: str, at: datetime | None = None, *, is_under_way: bool = False, **values: Any) -> str:
+    """A page; every value is escaped. One that shows something under way refreshes itself."""
     moment = at or now()
     values.setdefault("here", "")
     return (
         _templates()
         .get_template(template)
-        .render(url=partial(url, base), now=moment, ago=partial(_ago, moment), marks=MARKS, **values)
+        .render(
+            url=partial(url, base),
+            airflow=partial(airflow_url, base),
+            now=moment,
+            ago=partial(_ago, moment),
+            marks=MARKS,
+            refresh_s=_REFRESH_S if is_under_way else None,
+            **values,
+        )
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
 from markupsafe import Markup
 
 from waldelta.finding import size
 from waldelta.lsn import Lsn
+from waldelta_airflow.settings import REPOSITORY, pipelines_folder
 
 MARKS = {
     "passed": "✓", "succeeded": "✓", "synced": "✓", "ok": "✓", "warning": "!", "failed": "✕", "behind": "✕", "unknown": "?",
     "running": "…", "copying": "…", "needs_sync": "!", "removed": "–", "paused": "–",
-    "equal": "✓", "repaired": "✓", "different": "✕", "not compared": "?",
+    "equal": "✓", "repaired": "✓", "different": "✕", "not compared": "?", "success": "✓", "queued": "…",
 }  # fmt: skip
 # The classes of the stylesheet, by what is said.
 _LOOKS = {
@@ -25,6 +27,14 @@ _LOOKS = {
     "repaired": "passed",
     "different": "failed",
     "not compared": "unknown",
+    "success": "passed",
+    "queued": "running",
+}
+_SLOT_STATES = {
+    "reserved": ("ok", "healthy"),
+    "extended": ("ok", "healthy"),
+    "unreserved": ("warning", "about to be lost"),
+    "lost": ("failed", "lost"),
 }
 
 
@@ -77,6 +87,14 @@ def lsn(value: int | None) -> str:
     return str(Lsn(value)) if value is not None else "–"
 
 
+def slot_state(wal_status: str | None) -> Markup:
+    """What PostgreSQL's ``wal_status`` means for who reads the lake."""
+    if wal_status is None:
+        return Markup('<span class="dim">not recorded</span>')
+    said, word = _SLOT_STATES.get(wal_status, ("unknown", wal_status))
+    return mark(said, word)
+
+
 def mark(said: str, word: str | None = None) -> Markup:
     """A verdict or state as a sign and a word, in colour."""
     look = _LOOKS.get(said, said)
@@ -85,6 +103,30 @@ def mark(said: str, word: str | None = None) -> Markup:
     )
 
 
+def python_text(text: str) -> str:
+    """A text as Python's source has it, in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def sql_text(text: str) -> str:
+    """A text as SQL's source has it.
+
+    >>> sql_text("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+def without_folder(text: object) -> str:
+    """A message without the folders of this installation, which are nothing to its readers: a file is named as the repository does."""
+    said, pipelines = str(text), pipelines_folder()
+    for folder in (pipelines, pipelines.parent, REPOSITORY):
+        said = said.replace(f"{folder}/", "")
+    return said
+
+
 FILTERS = {
     "duration": duration, "moment": moment, "size": bytes_of, "number": number, "lsn": lsn, "mark": mark,
+    "slot_state": slot_state, "python_text": python_text, "sql_text": sql_text,
+    "without_folder": without_folder,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.bookkeeping import run
 from tests.plugin_app import plugin_app
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
@@ -23,6 +25,7 @@ from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
+from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
 
 pytestmark = pytest.mark.airflow
@@ -123,7 +126,7 @@ class Links(HTMLParser):
 
 def test_the_overview_tells_each_pipeline_in_a_row(shop, open_pages):
     text = open_pages("viewer").get("/").text
-    for part in ("shop", "reserved", "16 MB held back", "1 failed", "1 row in quarantine", "11 min ago"):
+    for part in ("shop", "healthy", "16 MB held back", "1 failed", "1 row in quarantine", "11 min ago"):
         assert part in text, part
 
 
@@ -142,11 +145,39 @@ def test_all_links_lead_somewhere(shop, open_pages):
         assert page.tags.count("h1") == 1
         assert '<a class="skip" href="#content">' in answer.text
         fresh = {link.partition("#")[0] for link in page.links if link.startswith("/")} - seen
+        fresh = {link for link in fresh if not link.startswith("/dags/")}  # Airflow's
         assert all(link.startswith(("/", "#")) for link in page.links), page.links
         seen |= fresh
         todo += fresh
     assert {"/p/shop", "/p/shop/runs", "/p/shop/expectations", "/p/shop/quarantine", "/docs/", "/style.css"} <= seen
     assert any(link.startswith("/docs/shop/validations/") for link in seen)
+
+
+def test_a_tables_page_says_how_to_read_it(shop, open_pages):
+    """In Spark, DuckDB and delta-rs, as texts that a click selects whole."""
+    uri = f"{shop.target.root}/public/orders"
+    text = html.unescape(open_pages("viewer").get("/p/shop/table/public.orders").text)
+    for way in (
+        f'spark.read.format("delta").load("{uri}")',
+        f"install delta; load delta;\nselect * from delta_scan('{uri}');",
+        f'from deltalake import DeltaTable\n\nDeltaTable("{uri}").to_pandas()',
+    ):
+        assert f'<pre class="copyable">{way}</pre>' in text
+
+
+def test_no_page_names_the_servers_folders(shop, open_pages):
+    """A refused file, a run's warning and its error name files as the repository does."""
+    folder = pipelines_folder()
+    (folder / "broken.yml").write_text("pipeline: broken")
+    result = {"warnings": [f"{folder.parent}/expectations/shop/x.yml fits no table"]}
+    result["error"] = {"class": "ConfigError", "message": f"pipeline file {folder}/shop.yml is refused"}
+    Ledger(shop.target.root).append(run("told", now(), "failed", result=json.dumps(result)))
+    client = open_pages("admin")
+    for page in ("/", "/p/shop", "/p/shop/run/consume/told"):
+        text = client.get(page).text
+        assert str(folder) not in text, page
+    assert "expectations/shop/x.yml fits no table" in text
+    assert "pipeline file broken.yml is refused" in client.get("/").text
 
 
 def test_a_tables_page_lists_what_was_not_checked(shop, open_pages):
@@ -318,7 +349,7 @@ def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedu
             file.write("{no json")
     client = open_pages("viewer")
     text = client.get("/").text
-    assert "trigger <code>fresh_setup</code>" in text
+    assert "run setup, then the initial sync" in text
     assert "its lake can&#39;t be read from here" in text
     assert "16 MB held back" in text
     assert [client.get(f"/p/{name}").status_code for name in ("shop", "fresh", "broken")] == [200, 200, 502]

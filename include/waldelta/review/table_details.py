@@ -1,0 +1,104 @@
+"""One table's target: its columns and their types here and on the source, its key, how much it holds, and where it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
+
+from waldelta.catalog import TableId
+from waldelta.lake import files_of, has_deletion_vectors, row_count, target_uri
+from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.review.bookkeeping import Bookkeeping
+
+_OWN = "_wd_"
+_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLine:
+    """A column of a target; ``source_type`` is None of those that the source lacks."""
+
+    name: str
+    type: str
+    source_type: str | None = None
+    is_key: bool = False
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableDetails:
+    """A target as readers of the lake find it; ``rows``, ``bytes``, ``files`` and ``version`` are None where it can't be read.
+
+    ``has_deleted_rows``: its files may hold rows that were deleted, which ``rows`` counts.
+    """
+
+    uri: str
+    columns: tuple[ColumnLine, ...]
+    mode: str | None
+    filters: tuple[str, ...]
+    rows: int | None = None
+    bytes: int | None = None
+    files: int | None = None
+    version: int | None = None
+    has_deleted_rows: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key's columns."""
+        return tuple(column.name for column in self.columns if column.is_key)
+
+
+def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | None:
+    """A target by its latest state and its Delta log; None of a table that the ledger doesn't know, or of no table's name."""
+    states = lake.ledger.table_rows(table_name)
+    try:
+        table_id = TableId.parse(table_name)
+    except ValueError:
+        return None
+    if not states:
+        return None
+    state, uri = states[-1], target_uri(lake.root, table_id.schema, table_id.name)
+    filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
+    try:
+        table = DeltaTable(uri, storage_options=lake.storage_options)
+        schema, files = table.schema(), files_of(table)
+    except (DeltaError, OSError, pa.ArrowException):  # not copied yet, or gone: what the ledger knows is shown
+        known = tuple(_line(column.name, column.spark_type, column, state) for column in state.columns)
+        return TableDetails(uri, known, state.mode, filters)
+    size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
+    return TableDetails(
+        uri, _columns(schema, state), state.mode, filters, row_count(files), size, files.num_rows, table.version(),
+        has_deletion_vectors(table),
+    )  # fmt: skip
+
+
+def _columns(schema: Schema, state: TableState) -> tuple[ColumnLine, ...]:
+    """The source's columns as the target has them, then the product's own."""
+    known = {column.name: column for column in state.columns}
+    lines = [_line(field.name, _name_of(field.type), known.get(field.name), state) for field in schema.fields]
+    return tuple(sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(_OWN)))
+
+
+def _line(name: str, type_name: str, column: ColumnState | None, state: TableState) -> ColumnLine:
+    if column is None:
+        return ColumnLine(name, type_name)
+    return ColumnLine(name, type_name, column.type_name, name in state.key_columns, column.not_null)
+
+
+def _name_of(kind: Any) -> str:
+    """A type by the name that Spark SQL has for it."""
+    if isinstance(kind, PrimitiveType):
+        return _NAMES.get(kind.type, kind.type)
+    if isinstance(kind, ArrayType):
+        return f"array<{_name_of(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_name_of(kind.key_type)},{_name_of(kind.value_type)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{','.join(f'{field.name}:{_name_of(field.type)}' for field in kind.fields)}>"
+    return "variant"

@@ -1,0 +1,137 @@
+"""The DAGs of pipelines as Airflow's database knows them: paused or not, the run under way or the latest one, its tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from fastapi import HTTPException
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"]
+# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb that their runs have in the ledger.
+VERBS: dict[Kind, str] = {
+    "setup": "setup",
+    "initial_sync": "sync",
+    "cdc": "consume",
+    "reconcile": "reconcile",
+    "maintenance": "maintain",
+    "quarantine": "quarantine",
+    "resync": "resync",
+}
+# Kinds that a run without params serves. Quarantine needs an action, and a resync is started for a reason.
+RUN_NOW: tuple[Kind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
+_RUNNING, _QUEUED = "running", "queued"
+
+
+@dataclass(frozen=True, slots=True)
+class DagState:
+    """One DAG of a pipeline; ``run_id``, ``run_state`` and ``run_at`` are of the run under way, or else of its latest run."""
+
+    kind: Kind
+    dag_id: str
+    is_paused: bool = False
+    run_id: str | None = None
+    run_state: str | None = None
+    run_at: datetime | None = None
+    schedule: str | None = None  # in words
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a run is running, or will as soon as it is scheduled."""
+        return self.run_state == _RUNNING or (self.run_state == _QUEUED and not self.is_paused)
+
+
+def dag_id_of(pipeline: str, kind: Kind) -> str:
+    """The id of a pipeline's DAG."""
+    return f"{pipeline}_{kind}"
+
+
+def dag_of_verb(pipeline: str, verb: str) -> str | None:
+    """The DAG whose runs have this verb in the ledger; None of a verb that no DAG has."""
+    kinds = {of: kind for kind, of in VERBS.items()} | {"replay": "cdc"}
+    return dag_id_of(pipeline, kinds[verb]) if verb in kinds else None
+
+
+def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
+    """The DAGs of each pipeline that Airflow has parsed, in the order of VERBS."""
+    from airflow.models.dag import DagModel
+    from sqlalchemy import select
+
+    ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in VERBS}
+    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
+    asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
+    known = {dag_id: (bool(is_paused), told) for dag_id, is_paused, told in session.execute(asked)}
+    runs = {dag_id: (run_id, state, at) for dag_id, run_id, state, at in _runs(session, list(known))}
+    found: dict[str, list[DagState]] = {name: [] for name in pipelines}
+    for dag_id, (name, kind) in ids.items():
+        if dag_id in known:
+            is_paused, told = known[dag_id]
+            run_id, state, at = runs.get(dag_id, (None, None, None))
+            found[name].append(DagState(kind, dag_id, is_paused, run_id, state, at, told))
+    return {name: tuple(states) for name, states in found.items()}
+
+
+def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[tuple[str, str, str, datetime | None]]:
+    """Of each DAG its latest run, unless one is under way, which comes later then: queued ones before a running one."""
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import func, select, tuple_
+
+    columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, func.coalesce(DagRun.start_date, DagRun.run_after))
+    latest = select(DagRun.dag_id, func.max(DagRun.run_after)).where(DagRun.dag_id.in_(dag_ids)).group_by(DagRun.dag_id)
+    yield from session.execute(select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))).tuples()
+    for state in (_QUEUED, _RUNNING):
+        under_way = select(*columns).where(DagRun.dag_id.in_(dag_ids), DagRun.state == state)
+        yield from session.execute(under_way.order_by(DagRun.run_after.desc())).tuples()
+
+
+@dataclass(frozen=True, slots=True)
+class DagRunState:
+    """A run of a DAG, and its tasks, whose logs Airflow keeps."""
+
+    state: str
+    tasks: frozenset[str]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it hasn't ended."""
+        return self.state in (_RUNNING, _QUEUED)
+
+
+def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
+    """A run of a DAG; None when Airflow has no such run (any more)."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with create_session() as session:
+            state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+            tasks = select(TaskInstance.task_id).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
+            return DagRunState(str(state), frozenset(session.scalars(tasks))) if state is not None else None
+    except SQLAlchemyError as err:
+        log.warning("Airflow's database doesn't answer which tasks a DAG run has: %s", type(err).__name__)
+        return None
+
+
+def unpause(dag_id: str, user_name: str) -> None:
+    """Unpause a DAG, and enter it into Airflow's audit log as its own page does; raises 404 for a DAG that Airflow lacks."""
+    from airflow.models.dag import DagModel
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        dag = session.get(DagModel, dag_id)
+        if dag is None or dag.is_stale:
+            raise HTTPException(404, f"Airflow doesn't know the DAG {dag_id} (yet).")
+        dag.is_paused = False
+        session.add(Log(event="patch_dag", dag_id=dag_id, owner=user_name, extra='{"is_paused": false}'))

@@ -1,0 +1,202 @@
+"""A pipeline's DAGs on its pages: what runs, links to Airflow, and what a reader may start and unpause from there."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from airflow.models import import_all_models
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.types import DagRunType
+from fastapi import HTTPException
+from sqlalchemy import create_engine, insert, select
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from tests.bookkeeping import NOON, run
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import now
+from waldelta.pipeline_file import load_pipeline_file
+from waldelta_airflow.views.dags import DagRunState, DagState, read_dag_run, read_dags, unpause
+from waldelta_airflow.views.pipelines import Schedule
+from waldelta_airflow.views.render import airflow_url
+
+pytestmark = pytest.mark.airflow
+
+OWN = {"sec-fetch-site": "same-origin"}
+REFRESH = '<meta http-equiv="refresh"'
+
+
+@pytest.fixture
+def airflow_db(monkeypatch):
+    """Airflow's tables of DAGs and runs, empty."""
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    import_all_models()  # which foreign keys name
+    for model in (DagModel, DagRun, TaskInstance, Log):
+        model.__table__.create(engine)
+
+    @contextmanager
+    def create_session():
+        with Session(engine) as session:
+            yield session
+            session.commit()
+
+    monkeypatch.setattr("airflow.utils.session.create_session", create_session)
+    with Session(engine) as session:
+        yield session
+
+
+def add_dag(session, dag_id, *, paused=False, stale=False):
+    told = {"dag_id": dag_id, "is_paused": paused, "is_stale": stale, "timetable_description": "Every 5 minutes"}
+    more = {
+        "bundle_name": "b",
+        "fileloc": "",
+        "max_active_runs": 1,
+        "max_active_tasks": 1,
+        "max_consecutive_failed_dag_runs": 0,
+        "has_task_concurrency_limits": False,
+    }
+    session.execute(insert(DagModel).values(**told, **more))
+
+
+def add_run(session, dag_id, n, state):
+    at = NOON + timedelta(hours=n)
+    session.execute(
+        insert(DagRun).values(
+            dag_id=dag_id, run_id=f"run-{n}", run_type=DagRunType.MANUAL, state=state, run_after=at, start_date=at,
+            log_template_id=None, clear_number=0, triggered_by=None, backfill_id=None,
+        )
+    )  # fmt: skip
+    session.commit()
+
+
+LATEST = {
+    "none": ([], (None, None)),
+    "the latest": (["success", "failed"], ("run-1", "failed")),
+    "one under way before a queued one": (["success", "running", "queued"], ("run-1", "running")),
+    "the first of several that are queued": (["success", "queued", "queued"], ("run-1", "queued")),
+}
+
+
+@pytest.mark.parametrize("states, expected", LATEST.values(), ids=LATEST)
+def test_which_run_of_a_dag_is_shown(airflow_db, states, expected):
+    """One under way, else the latest; DAGs that Airflow has forgotten, and other pipelines' runs, aren't."""
+    add_dag(airflow_db, "shop_cdc")
+    add_dag(airflow_db, "shop_resync", stale=True)
+    for n, state in enumerate(states):
+        add_run(airflow_db, "shop_cdc", n, state)
+        add_run(airflow_db, "other_cdc", n + 10, "running")
+    (found,) = read_dags(airflow_db, ["shop"])["shop"]
+    assert (found.dag_id, found.schedule) == ("shop_cdc", "Every 5 minutes")
+    assert (found.run_id, found.run_state) == expected
+
+
+def test_a_queued_run_of_a_paused_dag_is_not_under_way():
+    assert DagState("cdc", "d", False, "r", "queued").is_under_way
+    assert not DagState("cdc", "d", True, "r", "queued").is_under_way
+    assert DagState("cdc", "d", True, "r", "running").is_under_way
+
+
+def test_what_airflow_knows_of_one_run(airflow_db):
+    add_run(airflow_db, "shop_cdc", 1, "running")
+    assert read_dag_run("shop_cdc", "run-1") == DagRunState("running", frozenset())
+    assert read_dag_run("shop_cdc", "run-2") is None
+
+
+def test_unpausing_is_entered_into_airflows_audit_log(airflow_db):
+    add_dag(airflow_db, "shop_cdc", paused=True)
+    airflow_db.commit()
+    unpause("shop_cdc", "ann")
+    airflow_db.expire_all()
+    assert airflow_db.get(DagModel, "shop_cdc").is_paused is False
+    assert airflow_db.execute(select(Log.dag_id, Log.owner, Log.event)).all() == [("shop_cdc", "ann", "patch_dag")]
+    with pytest.raises(HTTPException, match="doesn't know"):
+        unpause("gone_cdc", "ann")
+
+
+def test_airflows_own_pages_are_where_the_application_is_mounted():
+    assert airflow_url("/waldelta", "dags", "a b") == "/dags/a%20b"
+    assert airflow_url("/behind/waldelta", "dags", "d", "runs", "r/1") == "/behind/dags/d/runs/r%2F1"
+
+
+@pytest.fixture
+def shop(write_pipeline, monkeypatch):
+    """A pipeline that Airflow knows two DAGs of, one paused and one with a run under way; what was asked of Airflow."""
+    loaded = load_pipeline_file(write_pipeline("shop"))
+    Ledger(loaded.target.root).append(run("manual__9", now()))
+    states = (
+        DagState("cdc", "shop_cdc", True, "manual__9", "success", now()),
+        DagState("reconcile", "shop_reconcile", False, "night", "running", now()),
+        DagState("maintenance", "shop_maintenance", False),
+        DagState("resync", "shop_resync", False),
+    )
+    pages, app = "waldelta_airflow.views.pages", "waldelta_airflow.views.app"
+    monkeypatch.setattr(f"{pages}.read_schedules", lambda names: {"shop": Schedule(dags=states)})
+    monkeypatch.setattr(f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"})))
+    asked = []
+    monkeypatch.setattr(f"{app}.trigger_run", lambda dag_id, prefix, conf, user: asked.append((dag_id, prefix, conf)))
+    monkeypatch.setattr(f"{app}.unpause", lambda dag_id, name: asked.append((dag_id, name)))
+    return asked
+
+
+BUTTONS = {
+    "viewer": set(),
+    "user": {"Unpause shop_cdc", "Run now shop_maintenance"},
+    "op": {"Unpause shop_cdc", "Run now shop_maintenance"},
+}
+
+
+@pytest.mark.parametrize("role", BUTTONS)
+def test_buttons_are_there_for_whom_airflow_lets_do_it(shop, open_pages, role):
+    """None beside a DAG that runs, and none for a resync, which nothing but a lost slot is a reason for."""
+    text = open_pages(role).get("/p/shop").text
+    found = re.findall(r"<button type=\"submit\">(.*?)<span class=\"visually-hidden\">(.*?)</span>", text)
+    assert {f"{label}{dag_id}" for label, dag_id in found} == BUTTONS[role]
+
+
+POSTS = {
+    "a run": ("p/shop/dags/cdc/run", "user", OWN, 200, [("shop_cdc", "manual", {})]),
+    "unpause": ("p/shop/dags/cdc/unpause", "user", OWN, 200, [("shop_cdc", "somebody")]),
+    "a run by a viewer": ("p/shop/dags/cdc/run", "viewer", OWN, 403, []),
+    "unpause by a viewer": ("p/shop/dags/cdc/unpause", "viewer", OWN, 403, []),
+    "by nobody": ("p/shop/dags/cdc/run", None, OWN, 404, []),
+    "from another site": ("p/shop/dags/cdc/run", "op", {"sec-fetch-site": "cross-site"}, 403, []),
+    "unpause from another site": ("p/shop/dags/cdc/unpause", "op", {"origin": "http://elsewhere"}, 403, []),
+    "a resync": ("p/shop/dags/resync/run", "op", OWN, 403, []),
+    "no DAG of a pipeline": ("p/shop/dags/other/run", "op", OWN, 422, []),
+    "another pipeline": ("p/none/dags/cdc/run", "op", OWN, 404, []),
+}
+
+
+@pytest.mark.parametrize("path, role, headers, status, expected", POSTS.values(), ids=POSTS)
+def test_what_the_buttons_do(shop, open_pages, path, role, headers, status, expected):
+    assert open_pages(role).post(f"/{path}", headers=headers).status_code == status
+    assert shop == expected
+
+
+def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatch):
+    """Without a script; once nothing runs the page stays as it is."""
+    client = open_pages("viewer")
+    for page in ("/", "/p/shop", "/p/shop/runs", "/p/shop/run/consume/manual__9"):
+        answer = client.get(page)
+        assert REFRESH in answer.text, page
+        assert "script-src" not in answer.headers["content-security-policy"]
+    assert "reconcile running" in client.get("/").text
+    monkeypatch.setattr("waldelta_airflow.views.pages.read_schedules", lambda names: {"shop": Schedule()})
+    assert REFRESH not in client.get("/p/shop").text
+
+
+def test_a_run_leads_to_airflow_and_its_logs(shop, open_pages):
+    """By links that leave the frame; also a run that the ledger hasn't got."""
+    client = open_pages("viewer")
+    book = client.get("/p/shop/run/consume/manual__9").text
+    assert '<a target="_top" href="/dags/shop_cdc/runs/manual__9">' in book
+    unknown = client.get("/p/shop/run/consume/manual__10")
+    assert unknown.status_code == 404
+    assert '<a target="_top" href="/dags/shop_cdc/runs/manual__10">' in unknown.text
+    assert '<a target="_top" href="/dags/shop_reconcile/runs/night">' in client.get("/p/shop").text
