@@ -94,6 +94,11 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
         )
     try:
         fields = _fields_from_json(text) if text.lstrip().startswith("{") else _fields_from_uri(text)
+    except _WrongKind as err:
+        raise ConfigError(
+            f"{variable} is a connection of type {err}, and the source is PostgreSQL: write "
+            "postgresql://user:password@host:port/database"
+        ) from None
     except (ValueError, AttributeError):
         # The parser's own message may repeat the value, so it isn't chained.
         raise ConfigError(f"{variable} is neither an Airflow connection URI nor its JSON form") from None
@@ -292,7 +297,7 @@ def _fields_from_uri(text: str) -> dict[str, Any]:
     if "@" in parts.path + parts.query + parts.fragment:
         # An unescaped slash or question mark in the password: what follows would pass for host and database.
         raise ValueError("password")
-    _check_kind(parts.scheme)
+    _check_kind(parts.scheme if "://" in text else "")
     query = dict(parse_qsl(parts.query))
     extra = json.loads(query["__extra__"]) if "__extra__" in query else query
     host = query.get("host") or unquote(parts.hostname or "")
@@ -315,11 +320,18 @@ def _libpq_version() -> str:
     return f"{pq_version() // 10000}.{pq_version() % 10000}"
 
 
-def _check_kind(kind: str) -> None:
-    if kind not in ("postgres", "postgresql"):
-        raise ValueError(kind)
+class _WrongKind(Exception):
+    """A connection of another type than PostgreSQL's, named by it."""
 
 
+def _check_kind(kind: object) -> None:
+    if kind in ("postgres", "postgresql"):
+        return
+    # Anything else before the first colon may be a user's name.
+    raise _WrongKind(repr(kind)) if isinstance(kind, str) and _KIND.fullmatch(kind) else ValueError
+
+
+_KIND = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
 # connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A network says nothing.
 _CONNECTION_LOST = ("08", "57P")
 _ConnectError = SourceUnreachable | AuthenticationFailed | PrivilegeMissing | ConfigError

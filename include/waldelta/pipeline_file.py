@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from waldelta.errors import ConfigError
 from waldelta.failure import ANY, ERRORS
-from waldelta.quality_options import Quality
+from waldelta.quality_options import Quality, check_file_uri
+from waldelta.refused_file import problems
+from waldelta.schedule import Schedule
 from waldelta.target_mode import TargetMode
 from waldelta.type_options import TableTypeOptions, TypeOptions
 
@@ -260,6 +262,7 @@ class Target(_Model):
     @classmethod
     def _uri(cls, value: str) -> str:
         value = _VARIABLE.sub(_from_environment, value)
+        check_file_uri(value)
         if "://" not in value:
             raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
         if unfit := sorted(char for char in set(value) if char in _UNFIT_IN_ROOT or not char.isprintable()):
@@ -338,7 +341,7 @@ class Batch(_Model):
 class Maintenance(_Model):
     """The _maintenance DAG."""
 
-    schedule: str | None = "17 3 * * *"
+    schedule: Schedule | None = "17 3 * * *"
     keep_changes_days: int = Field(30, ge=1, description="how far back the change log reaches")
     keep_versions_hours: int = Field(
         168, ge=168, description="time travel and consistent cuts reach back so far; Delta refuses less than a week"
@@ -396,7 +399,9 @@ class PipelineFile(_Model):
     pipeline: str = Field(description="name; prefix of the DAG ids")
     source: Source
     target: Target
-    schedule: str | None = Field("*/5 * * * *", description="cron expression of the CDC DAG; null: triggered by hand")
+    schedule: Schedule | None = Field(
+        "*/5 * * * *", description="cron expression of the CDC DAG; null: triggered by hand"
+    )
     owner: str = "data-engineering"
     tags: tuple[str, ...] = ()
     spark_conn_id: str = Field("waldelta_spark", description="Airflow connection of type spark or spark_connect")
@@ -438,8 +443,7 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     try:
         pipeline = PipelineFile.model_validate(document)
     except ValidationError as err:
-        lines = "\n".join(f"  - {_place(e['loc'])}: {_remedy(dict(e))}" for e in err.errors())
-        raise ConfigError(f"pipeline file {path} is refused:\n{lines}") from err
+        raise ConfigError(f"pipeline file {path} is refused:\n{problems(err, PipelineFile)}") from err
     return pipeline.model_copy(update={"quality": _placed(pipeline, path.absolute().parent)})
 
 
@@ -471,18 +475,3 @@ def _from_environment(variable: re.Match[str]) -> str:
             f"environment variable {name} is not set: set it to the URI it stands for, or write the URI here"
         )
     return value
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return text.lstrip(".") or "(top level)"
-
-
-def _remedy(error: dict[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "unknown key: remove it, or correct its spelling"
-    if error["type"] == "missing":
-        return "missing: add it"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    given = error.get("input")
-    return f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message

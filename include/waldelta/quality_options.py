@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
+from itertools import dropwhile
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from waldelta.schedule import Schedule
+
+_FILE_URI = re.compile(r"file:///[^/~]")
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def check_file_uri(value: str) -> None:
+    """Raises ValueError for a file: URI that doesn't name an absolute path below the file system's root.
+
+    In file://tmp/x the folder tmp is a host, so that /x would be written. Other values pass.
+    """
+    scheme, _, rest = value.partition(":")
+    if scheme.lower() != "file":
+        return
+    # What begins no absolute path: a host, this folder, a home that only a shell knows.
+    parts = [part for part in rest.split("/") if part]
+    path = "/" + "/".join(dropwhile(lambda part: part in ("localhost", ".", "..") or part.startswith("~"), parts))
+    if posixpath.normpath(path) == "/":
+        raise ValueError("it names no folder below the file system's root: write file:// and an absolute path")
+    if not _FILE_URI.match(value):
+        raise ValueError(
+            f"a file URI is file:// and an absolute path, so that three slashes begin it: write file://{path}, "
+            "if that is the folder"
+        )
+
+
 class Reconcile(_Model):
     """Comparisons of whole targets with the source."""
 
-    schedule: str | None = Field(None, description="cron expression of the _reconcile DAG; null: triggered by hand")
+    schedule: Schedule | None = Field(
+        None, description="cron expression of the _reconcile DAG; null: triggered by hand"
+    )
 
 
 class Freshness(_Model):
@@ -82,6 +111,7 @@ class Quality(_Model):
     @field_validator("data_docs")
     @classmethod
     def _on_this_machine(cls, place: str | None) -> str | None:
+        check_file_uri(place or "")
         if place is not None and "://" in place and not place.startswith("file://"):
             raise ValueError(
                 "reports are HTML files, which can't be written there: name a local folder, or remove the key"

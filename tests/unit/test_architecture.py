@@ -29,6 +29,7 @@ LIBRARY = {
     "pydantic",
     "sqlglot",
     "yaml",
+    "croniter",
     "tenacity",
     "deltalake",
 }

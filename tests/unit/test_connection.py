@@ -102,3 +102,21 @@ def test_a_connection_is_described_without_its_secrets():
         describe(conninfo_from_environment("it", {"AIRFLOW_CONN_IT": as_json(PASSED["client certificate"])}))
         == "db:5432/d"
     )
+
+
+OTHER_KINDS = {
+    "a URI of another type": (f"mysql://u:{SECRET}@db/d", "of type 'mysql'"),
+    "SQLAlchemy's": (f"postgresql+psycopg2://u:{SECRET}@db/d", "of type 'postgresql+psycopg2'"),
+    "JSON of another type": (json.dumps({"conn_type": "mssql", "password": SECRET}), "of type 'mssql'"),
+    "JSON without a type": (json.dumps({"host": "db", "password": SECRET}), "neither an Airflow connection URI nor"),
+    "libpq's words": (f"host=db password={SECRET}", "neither an Airflow connection URI nor"),
+    "no scheme": (f"u:{SECRET}@db/d", "neither an Airflow connection URI nor"),
+}
+
+
+@pytest.mark.parametrize("text, told", OTHER_KINDS.values(), ids=OTHER_KINDS)
+def test_a_connection_of_another_type_is_named_by_it(text, told):
+    with pytest.raises(ConfigError) as caught:
+        conninfo_from_environment("shop", {"AIRFLOW_CONN_SHOP": text})
+    assert told in str(caught.value)
+    assert SECRET not in str(caught.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from airflow.timetables.base import TimeRestriction
+from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
 from waldelta.errors import ConfigError
@@ -121,3 +124,88 @@ def test_a_root_that_leads_to_one_folder_is_taken(char, tmp_path):
     Ledger(root).append(Run(now(), "r", "consume", "running"))
     assert [path.name for path in tmp_path.iterdir()] == [f"la{char}ke"]
     assert [run.run_id for run in Ledger(root).runs()] == ["r"]
+
+
+# As the DAGs' timetable takes them; what it would fail by only at the next run is refused too.
+SCHEDULES = {
+    "*/10 * * * *": None, "17 3 * * MON-FRI": None, "0 0 L * *": None, "0 0 * * 5#2": None, "0 0 * * * 30": None,
+    "@hourly": None, "@daily": None, "@midnight": None, "@weekly": None, "@monthly": None, "@quarterly": None,
+    "@yearly": None, "@annually": None,
+    "every 10 min": "not a cron expression", "": "not a cron expression", "*/10": "not a cron expression",
+    "60 * * * *": "not a cron expression", "H * * * *": "not a cron expression", "@once": "not a cron expression",
+    "@continuous": "not a cron expression", "@every 10m": "not a cron expression", "PT10M": "not a cron expression",
+    "00:10:00": "not a cron expression", "timedelta(minutes=10)": "not a cron expression",
+    "R * * * *": "a random time", "0 0 30 2 *": "times that never come",
+}  # fmt: skip
+SCHEDULED = ["schedule: {}", "maintenance: {{schedule: {}}}", "quality: {{reconcile: {{schedule: {}}}}}"]
+
+
+@pytest.mark.parametrize("schedule, refused", SCHEDULES.items())
+def test_a_schedule_is_one_that_the_dags_can_run_by(tmp_path, schedule, refused):
+    for key in SCHEDULED:
+        path = write_file(tmp_path, more=key.format(f"'{schedule}'"))
+        if refused is None:
+            load_pipeline_file(path)
+            timetable = CronDataIntervalTimetable(schedule, "UTC")
+            timetable.validate()
+            assert timetable.next_dagrun_info(
+                last_automated_data_interval=None, restriction=TimeRestriction(None, None, catchup=False)
+            )
+        else:
+            place = key.replace(": {{", ".").partition(":")[0]
+            with pytest.raises(ConfigError, match=rf"- {re.escape(place)}: {refused}.* write five fields such as"):
+                load_pipeline_file(path)
+
+
+def write_file(folder, root="file:///lake", more=""):
+    path = folder / "shop.yml"
+    source = "{conn_id: shop, slot: s, publications: [{name: p, all_tables: true}]}"
+    target = "" if more.startswith("target") else f"target: {{root: '{root}'}}\n"
+    path.write_text(f"pipeline: shop\nsource: {source}\n{target}{more}\n")
+    return path
+
+
+# None: taken; else what to write in its place.
+FILE_ROOTS = {
+    "file:///tmp/x": None, "file:///tmp/x/": None, "file:///.hidden/x": None, "file:///tmp/../x": None,
+    "file://tmp/x": "file:///tmp/x", "file:tmp/x": "file:///tmp/x", "file:/tmp/x": "file:///tmp/x",
+    "file:////tmp/x": "file:///tmp/x", "file://localhost/tmp/x": "file:///tmp/x", "FILE:///tmp/x": "file:///tmp/x",
+    "file://./tmp/x": "file:///tmp/x", "file://../tmp/x": "file:///tmp/x", "file:./tmp/x": "file:///tmp/x",
+    "file://~/x": "file:///x", "file:///~ada/x": "file:///x", "file://.hidden/x": "file:///.hidden/x",
+    "file:///": "file:// and an absolute path", "file://": "file:// and an absolute path",
+    "file:": "file:// and an absolute path", "file://.": "file:// and an absolute path",
+    "file:///tmp/..": "file:// and an absolute path", "/tmp/x": "file:///tmp/x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("root, remedy", FILE_ROOTS.items())
+def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
+    """Else its first folder would be taken for a host, and the lake be made at the file system's root."""
+    path = write_file(tmp_path, root)
+    if remedy is None:
+        assert load_pipeline_file(path).target.root == root.rstrip("/")
+        return
+    with pytest.raises(ConfigError, match=rf"- target.root: .* write {re.escape(remedy)}"):
+        load_pipeline_file(path)
+    if root.lower().startswith("file"):
+        with pytest.raises(ConfigError, match=rf"- quality.data_docs: .* write {re.escape(remedy)}"):
+            load_pipeline_file(write_file(tmp_path, more=f"quality: {{data_docs: '{root}'}}"))
+
+
+UNKNOWN = {
+    "shcedule: null": ("shcedule", "unknown key: did you mean schedule?"),
+    "quality: {reconcile: {schedul: null}}": ("quality.reconcile.schedul", "unknown key: did you mean schedule?"),
+    "target: {root: 'file:///lake', tables: {public.t: {form: public.s}}}": (
+        "target.tables.public.t.form", "unknown key: did you mean from?"),
+    "notify: [{errors: [any], notifyer: a.b}]": ("notify[0].notifyer", "unknown key: did you mean notifier?"),
+    "slot: s": ("slot", "unknown key here: write it as source.slot"),
+    "max_changes: 5": ("max_changes", "unknown key here: write it as batch.max_changes"),
+    "xyzzy: 5": ("xyzzy", "unknown key: remove it; pipeline, source, target, "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more, told", UNKNOWN.items())
+def test_an_unknown_key_is_told_with_the_one_that_was_meant(tmp_path, more, told):
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(write_file(tmp_path, more=more))
+    assert f"- {told[0]}: {told[1]}" in str(caught.value)

@@ -227,8 +227,8 @@ def test_a_reconciliation_says_who_asked_for_it(dags, params, user, options):
 @pytest.mark.parametrize(
     "wrong, expected",
     [
-        ("shcedule: '@daily'", "shcedule: unknown key: remove it, or correct its spelling"),
-        ("schedule: every day", "schedule 'every day' is not a cron expression"),
+        ("shcedule: '@daily'", "shcedule: unknown key: did you mean schedule?"),
+        ("schedule: every day", "schedule: not a cron expression (Exactly 5, 6 or 7"),
         ("batch: {max_changes: 0}", "batch.max_changes"),
         ("a: [", "is not valid YAML"),
     ],

@@ -1,0 +1,74 @@
+"""A refused pipeline file: each problem with its place, and what to write there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+
+def problems(err: ValidationError, model: type[BaseModel]) -> str:
+    """A line for each problem that validation by the model found."""
+    return "\n".join(f"  - {_place(e['loc'])}: {_remedy(dict(e), model)}" for e in err.errors())
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.lstrip(".") or "(top level)"
+
+
+def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
+    if error["type"] == "extra_forbidden":
+        return _of_unknown(error["loc"], model)
+    if error["type"] == "missing":
+        return "missing: add it"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    given = error.get("input")
+    return f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message
+
+
+def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:
+    """What to do about an unknown key: the nearest key of its place, else where a key of that name belongs."""
+    key, known = str(loc[-1]), _keys(model, loc[:-1])
+    if near := get_close_matches(key, known, 1):
+        return f"unknown key: did you mean {near[0]}?"
+    if places := [place for place in _places(model, key) if place != key]:
+        return f"unknown key here: write it as {' or '.join(places)}"
+    return f"unknown key: remove it; {', '.join(known)} are known here"
+
+
+def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    """The keys that a place of the file may have."""
+    kind: Any = model
+    for part in loc:
+        of = _model_of(kind)
+        if of is not None:
+            kind = next((f.annotation for name, f in of.model_fields.items() if part in (name, f.alias)), None)
+        else:  # an entry of a list or mapping
+            kind = next((a for a in reversed(get_args(kind)) if a is not Ellipsis), None)
+    found = _model_of(kind)
+    return [] if found is None else [field.alias or name for name, field in found.model_fields.items()]
+
+
+def _places(model: type[BaseModel], key: str, above: str = "") -> Iterator[str]:
+    """Where in the file a key of this name belongs."""
+    for name, field in model.model_fields.items():
+        written = f"{above}{field.alias or name}"
+        if key == (field.alias or name):
+            yield written
+        kind, entry = field.annotation, ""
+        while get_origin(kind) in (tuple, dict):
+            entry += "[]" if get_origin(kind) is tuple else ".<name>"
+            kind = next((a for a in reversed(get_args(kind)) if a is not Ellipsis), None)
+        if (of := _model_of(kind)) is not None:
+            yield from _places(of, key, f"{written}{entry}.")
+
+
+def _model_of(kind: Any) -> type[BaseModel] | None:
+    """The model of a field, also of one that may be left out."""
+    if get_origin(kind) in (Union, UnionType):
+        return next((found for arg in get_args(kind) if (found := _model_of(arg)) is not None), None)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
