@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from spark_jobs.arguments import check_decision, parse
 from spark_jobs.pipeline import Pipeline
-from waldelta.errors import WaldeltaError
+from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.replay import REPLAY
 
@@ -82,7 +82,15 @@ def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace
 
 
 def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    _show_plan(pipeline, options).require()
+    plan = _show_plan(pipeline, options)
+    try:
+        plan.require()
+    except PreflightFailed as err:
+        # The plan has just listed them.
+        count = len(err.problems)
+        log.error("PreflightFailed: %d problem%s, listed above", count, "" if count == 1 else "s")
+        _write_failure(options, err)
+        raise SystemExit(1) from None
 
 
 def _setup(pipeline: Pipeline, options: argparse.Namespace) -> None:
@@ -97,9 +105,10 @@ def _setup(pipeline: Pipeline, options: argparse.Namespace) -> None:
 def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
     plan = pipeline.check()
     if options.sql:
-        for finding in plan.findings:
-            log.warning("%s", finding)
         plan.require_for_dba()
+        # Not what the SQL is for; what the pipeline's role itself lacks a DBA grants as well.
+        for finding in plan.reported(for_dba=True):
+            log.warning("%s", finding)
     text = plan.as_sql() if options.sql else plan.describe()
     sys.stdout.write(text + "\n")
     _write_simple(options, options.verb, text)

@@ -35,6 +35,7 @@ from waldelta.lake import BOOKKEEPING
 from waldelta.ledger_rows import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
+from waldelta.partition_access import read_unreadable
 from waldelta.peek import end_old_backends
 from waldelta.private import private_files
 from waldelta.quarantine import IncompleteRow
@@ -227,6 +228,8 @@ def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResul
         position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
         slot = read_slot(connection, job.pipeline.source.slot)
+        unreadable = read_unreadable(connection, job.pipeline.source)
+    result.warnings += [text for text in unreadable if text not in result.warnings]
     # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
     read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
     result.lag_bytes = position.lag_of(read)

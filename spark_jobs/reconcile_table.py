@@ -31,7 +31,7 @@ from spark_jobs.stretch import Stretches
 from spark_jobs.touched import stage_changed
 from waldelta.arrow_columns import one_array
 from waldelta.copy import TableCopy, plan_copy
-from waldelta.copy_where import Choice, whole_relation
+from waldelta.copy_where import whole_table
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.job import Job
 from waldelta.lake import files_of, open_parquet, remove_folder
@@ -208,7 +208,7 @@ def _source(job: Job, holder: SnapshotHolder, feeding: Feeding, copy: TableCopy,
     state, table = feeding.state, feeding.fed.table
     leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
     types = {column.name: column.type_name for column in state.columns}
-    again = Choice(whole_relation(table), within_leaves(feeding.fed, "true"), copy.relfilenodes)
+    again = whole_table(table, within_leaves(feeding.fed, "true"), copy.relfilenodes)
     key = tuple((column, types[column]) for column in state.key_columns)
     return SourceSide(
         job.conninfo, plan, copy, tuple(plan_chunks(leaves, BYTES_PER_CHUNK)), again, key, holder.pid

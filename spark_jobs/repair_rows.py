@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 from pyspark.sql import functions as F
 
 from spark_jobs.attempts import once
@@ -24,8 +23,8 @@ from spark_jobs.identifier import ddl, quote
 from spark_jobs.merge_rows import staged_names
 from spark_jobs.row_filter import spark_condition
 from waldelta.column_names import RELID
-from waldelta.copy import TableCopy, plan_copy
-from waldelta.copy_where import Choice, read_choices, read_keys, whole_relation
+from waldelta.copy import TableCopy, of_leaves, plan_copy
+from waldelta.copy_where import Choice, read_choices, read_keys, whole_table
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.lake import write_parquet
@@ -57,7 +56,7 @@ class RepairRows:
     # Rows of the target for which this is true leave; None: none do.
     leaves: str | None
     # What a whole copy would read: of one partition's target, not what its siblings have.
-    whole: str = "true"
+    whole: Choice
     # Keys that it can't be asked for, as unheld_keys() finds them.
     unheld: frozenset[tuple[str, ...]] = frozenset()
 
@@ -71,15 +70,13 @@ def plan_rows(
     alters the table would wait for it, with all writers behind.
     """
     state, table = drifted.state, drifted.table
-    moving = moving_rows(drifted, own)
-    leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
-    files = holder.relfilenodes([leaf.oid for leaf in leaves])
+    files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
+    moving = moving_rows(drifted, own, files)
     with_metadata = job.pipeline.target.metadata_columns
     copy = plan_copy(
         table, holder.snapshot_id, files, holder.lsn.value if with_metadata else None,
         job.pipeline.target.types_of(state.table_name), own,
     )  # fmt: skip
-    choices = tuple(Choice(relation, condition, {oid: files[oid]}) for relation, condition, oid in moving.enter)
     types = {column.name: column.type_name for column in state.columns}
     key = tuple((column, types[column]) for column in state.key_columns)
     stay = []
@@ -93,16 +90,16 @@ def plan_rows(
         # What is there of a leaf's rows is read whole.
         away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
     leaves_it = " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
-    again = Choice(whole_relation(table), within_leaves(drifted, moving.after.condition), files)
-    whole = own.analysed if own is not None and drifted.partition is not None else "true"
-    return RepairRows(copy, choices, again, key, leaves_it, whole)
+    again = whole_table(table, within_leaves(drifted, moving.after.condition), files)
+    whole = whole_table(table, own.analysed if own is not None and drifted.partition is not None else "true", files)
+    return RepairRows(copy, moving.enter, again, key, leaves_it, whole)
 
 
 def within_leaves(drifted: Repair, condition: str) -> str:
     """The condition on rows of the leaves that are gathered: the root may have others, which aren't published."""
     if not gathers(drifted):
         return condition
-    return f"({condition}) and tableoid = any ({sql.Literal([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}::oid[])"
+    return f"({condition}) and {of_leaves([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}"
 
 
 def _spark_rule(state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool) -> str:
@@ -152,7 +149,7 @@ where c.relispartition
 def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
     """How many rows the table has, as the planner estimates; raises NeedsSync when too many of them enter."""
     entering_rows = sum(_estimate(connection, choice.statement(rows.copy)) for choice in rows.choices)
-    size = _estimate(connection, replace(rows.again, condition=rows.whole).statement(rows.copy))
+    size = _estimate(connection, rows.whole.statement(rows.copy))
     if is_dear(entering_rows, size):
         raise NeedsSync(f"about {entering_rows:,.0f} of {size:,.0f} rows enter, so that a whole copy costs no more")
     return size

@@ -14,6 +14,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from spark_jobs.plan import TargetPlan
+from waldelta.catalog import READ_THROUGH, Through
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.connection import describe
@@ -48,6 +49,8 @@ class _Lookup:
 
     relation: sql.Composable
     key: tuple[tuple[str, str], ...]  # name and type
+    # The leaf, where it is read through a table above it.
+    leaf: int | None = None
     columns: dict[int, str] = field(default_factory=dict)
 
 
@@ -92,7 +95,7 @@ def _lookup(
     state, names = plan.state, plan.decode.names
     # Of gathered leaves, the partitioned table tells each row's leaf too.
     relation_id = state.relation_ids[0] if state.root_id is None else state.root_id
-    found = connection.execute(_TABLE, (relation_id,)).fetchone()
+    found = connection.execute(_TABLE.encode(), (relation_id,)).fetchone()
     held = {(n, oid, typmod) for n, oid, typmod in connection.execute(_COLUMNS, (relation_id,))}
     held |= {(c.name, c.type_oid, c.typmod) for c in state.columns if c.attnum == RELID_ATTNUM}
     usable = {c.name for c in state.columns if (c.name, c.type_oid, c.typmod) in held}
@@ -103,12 +106,15 @@ def _lookup(
     for i, rows in flagged.items():
         if names[i] not in usable:
             _give_up(values, rows, f"column {names[i]} was dropped or changed on the source")
-    schema, table, is_root = found
+    schema, table, is_root, above = found
+    through = Through.of(above)
     # ONLY, since a table that others inherit from is published without them.
-    relation = sql.SQL("{}{}").format(sql.SQL("" if is_root else "only "), sql.Identifier(schema, table))
+    only = sql.SQL("" if is_root or through is not None else "only ")
+    relation = only + (sql.Identifier(schema, table) if through is None else through.id.identifier)
     types = {c.name: c.type_name for c in state.columns}
     columns = {i: names[i] for i, rows in flagged.items() if names[i] in usable and rows.any()}
-    return _Lookup(relation, tuple((names[i], types[names[i]]) for i in plan.decode.shape.key), columns)
+    key = tuple((names[i], types[names[i]]) for i in plan.decode.shape.key)
+    return _Lookup(relation, key, None if through is None else relation_id, columns)
 
 
 def _read(
@@ -137,6 +143,8 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
         sql.SQL("t.{} = k.{}::{}").format(_column(name), number, sql.SQL(type_name))
         for number, (name, type_name) in zip(numbered, lookup.key, strict=True)
     ]
+    if lookup.leaf is not None:
+        same.append(sql.SQL("t.tableoid = {}::oid").format(sql.Literal(lookup.leaf)))
     return sql.SQL(
         "select {selected} from unnest({arrays}) with ordinality as k ({names}) join {relation} as t on {same}"
     ).format(
@@ -187,12 +195,13 @@ def _reason(err: psycopg.Error) -> str:
     return err.diag.message_primary or type(err).__name__
 
 
-_TABLE = """
-select n.nspname, c.relname, c.relkind = 'p'
+_TABLE = f"""
+select n.nspname, c.relname, c.relkind = 'p', w.through
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
+left join lateral ({READ_THROUGH}) w on true
 where c.oid = %s
-"""
+"""  # noqa: S608 - no value in it
 
 _COLUMNS = """
 select attname, atttypid::int8, atttypmod

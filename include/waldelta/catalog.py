@@ -64,8 +64,25 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Through:
+    """A partitioned table above a leaf through which a role reads that leaf: SELECT on it covers its partitions."""
+
+    id: TableId
+    oid: int
+
+    @classmethod
+    def of(cls, row: Sequence[str] | None) -> Through | None:
+        """From oid, schema and name as READ_THROUGH gives them."""
+        return cls(TableId(row[1], row[2]), int(row[0])) if row else None
+
+
+@dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table with rows of its own: a plain table, or one leaf of a partition tree; ``above`` are the tables between it and the root."""
+    """A table with rows of its own: a plain table, or one leaf of a partition tree; ``above`` are the tables between it and the root.
+
+    ``through`` is what the role reads it by where it may not read it itself, ``readable`` whether it may at all,
+    ``has_ctid`` whether it may read ranges of blocks: a grant on columns doesn't include ctid.
+    """
 
     id: TableId
     oid: int
@@ -77,6 +94,15 @@ class Leaf:
     replica_identity: ReplicaIdentity = "d"
     identity_columns: tuple[str, ...] = ()
     above: tuple[int, ...] = ()
+    owner: str = ""
+    through: Through | None = None
+    readable: bool = True
+    has_ctid: bool = True
+
+    @property
+    def read_as(self) -> TableId:
+        """The relation that the role reads it as."""
+        return self.id if self.through is None else self.through.id
 
     def is_of(self, partition: int) -> bool:
         """Whether it is this partition, by oid, or one of its own."""
@@ -111,6 +137,11 @@ class PublishedTable:
     ancestors: tuple[int, ...] = ()
     entries: frozenset[Membership] = frozenset()
     unread: bool = False
+
+    @property
+    def read_as(self) -> TableId:
+        """The relation that the role reads it as: a partition that it may not read, by one above it."""
+        return next((leaf.read_as for leaf in self.leaves if leaf.oid == self.oid), self.id)
 
     @property
     def size_bytes(self) -> int:
@@ -160,6 +191,9 @@ class Relation:
     primary_key: tuple[str, ...]
     identity_columns: tuple[str, ...]
     ancestors: tuple[int, ...]
+    owner: str = ""
+    # A role that nobody should be made a member of for this.
+    owned_by_superuser: bool = False
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -202,6 +236,8 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
                 row.replica_identity, [c.name for c in columns.get(row.oid, ())], identity.get(row.oid, ())
             ),
             ancestors=tuple(row.ancestors),
+            owner=row.owner,
+            owned_by_superuser=row.owned_by_superuser,
         )
         for row in rows
     ]
@@ -239,6 +275,10 @@ def read_leaves(
             replica_identity=row.replica_identity,
             identity_columns=_identity(row.replica_identity, names, identity.get(row.oid, ())),
             above=tuple(row.above),
+            owner=row.owner,
+            through=Through.of(row.through),
+            readable=row.readable,
+            has_ctid=row.has_ctid,
         )
         found[row.root].append(leaf)
     return {oid: tuple(leaves) for oid, leaves in found.items()}
@@ -289,6 +329,8 @@ select c.oid,
            select from pg_depend d
            where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
        ) as extension_owned,
+       pg_get_userbyid(c.relowner)::text as owner,
+       coalesce((select o.rolsuper from pg_roles o where o.oid = c.relowner), false) as owned_by_superuser,
        array(select relid::oid from pg_partition_ancestors(c.oid) where relid <> c.oid) as ancestors
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
@@ -321,10 +363,36 @@ cross join lateral (
 where c.relkind not in ('i', 'I', 't')
 """
 
+# As what the role that asks may read a relation c: itself, else the nearest partitioned table above it, whose SELECT covers its
+# partitions. Through that it reads rows by tableoid, which a grant on columns doesn't include.
+READ_THROUGH = """
+    select case when a.place > 1 then array[r.oid::text, s.nspname, r.relname] end as through,
+           true as readable,
+           has_table_privilege(r.oid, 'select') or has_column_privilege(r.oid, 'ctid', 'select') as has_ctid
+    from (
+        select c.oid as relid, 1 as place
+        union all
+        select above.relid, above.place
+        from pg_partition_ancestors(c.oid) with ordinality as above (relid, place)
+        where above.relid <> c.oid
+    ) a
+    join pg_class r on r.oid = a.relid
+    join pg_namespace s on s.oid = r.relnamespace
+    where has_schema_privilege(s.oid, 'usage')
+      and case
+              when a.place = 1 then has_any_column_privilege(r.oid, 'select')
+              else has_table_privilege(r.oid, 'select') or (
+                  has_any_column_privilege(r.oid, 'select') and has_column_privilege(r.oid, 'tableoid', 'select')
+              )
+          end
+    order by a.place
+    limit 1
+"""
+
 # pg_partition_tree() would lock each partition, and wait for who holds it.
-_LEAVES = """
+_LEAVES = f"""
 with recursive tree (root, oid, above) as (
-    select w.oid, w.oid, '{}'::oid[] from unnest(%(oids)s::oid[]) as w (oid)
+    select w.oid, w.oid, '{{}}'::oid[] from unnest(%(oids)s::oid[]) as w (oid)
     union all
     select t.root, i.inhrelid, case when t.oid = t.root then t.above else t.oid || t.above end
     from tree t
@@ -341,13 +409,18 @@ select t.root,
        pg_relation_filenode(c.oid) as relfilenode,
        case when %(sizes)s and c.oid <> all(%(barred)s::oid[]) then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
        current_setting('block_size')::int as block_size,
-       t.above
+       t.above,
+       pg_get_userbyid(c.relowner)::text as owner,
+       w.through,
+       w.readable is true as readable,
+       w.has_ctid is true as has_ctid
 from tree t
 join pg_class c on c.oid = t.oid
 join pg_namespace n on n.oid = c.relnamespace
+left join lateral ({READ_THROUGH}) w on true
 where c.relkind <> 'p'
 order by t.root, n.nspname, c.relname
-"""
+"""  # noqa: S608 - no value in it
 
 _COLUMNS = """
 select a.attrelid as relation_oid,

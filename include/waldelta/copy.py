@@ -99,28 +99,38 @@ def plan_copy(
     )
 
 
-def chunk_query(copy: TableCopy, chunk: Chunk) -> str:
-    """The SELECT of one chunk.
+def chunk_query(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> str:
+    """The SELECT of one chunk; ``bounds`` as lock_query() gives them.
 
     ONLY, since a table that others inherit from is published without them. The filter is PostgreSQL's own deparsed
     text, read and evaluated with the same search_path.
     """
-    return select_statement(copy, chunk_relation(chunk), chunk_conditions(copy, chunk))
+    return select_statement(copy, chunk_relation(chunk), chunk_conditions(copy, chunk, bounds))
 
 
 def chunk_relation(chunk: Chunk) -> sql.Composable:
     """What stands behind FROM."""
-    return sql.SQL("only {}").format(chunk.leaf.id.identifier)
+    return sql.SQL("only {}" if chunk.through is None else "{}").format(chunk.id.identifier)
 
 
-def chunk_conditions(copy: TableCopy, chunk: Chunk) -> list[sql.Composable]:
-    """Which rows of its leaf are the chunk's, and pass the filter."""
+def chunk_conditions(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> list[sql.Composable]:
+    """Which rows of its leaves are the chunk's, and pass the filter."""
     conditions: list[sql.Composable] = []
+    if chunk.through is not None:
+        conditions.append(of_leaves([leaf.oid for leaf in chunk.leaves]))
+    if bounds is not None:
+        # PostgreSQL's own deparsed text.
+        conditions.append(sql.SQL(f"({bounds})"))
     if chunk.first_block > 0 or chunk.last_block is not None:
         conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)")))
     if chunk.last_block is not None:
         conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last_block},0)")))
     return [*conditions, *filter_conditions(copy)]
+
+
+def of_leaves(oids: Sequence[int]) -> sql.Composable:
+    """The condition on rows of a partitioned table that they are of these leaves."""
+    return sql.SQL("tableoid = any ({}::oid[])").format(sql.Literal(list(oids)))
 
 
 def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
@@ -167,15 +177,17 @@ def read_chunks(
 
 def _read_chunk(connection: adbc.Connection, copy: TableCopy, chunk: Chunk) -> Iterator[pa.RecordBatch]:
     begin_snapshot(connection, copy)
-    # The first touch takes the lock that SELECT takes anyway; under it the file can't change until the transaction
-    # ends. Without the comparison a TRUNCATE or rewriting ALTER would show an older snapshot an empty table, silently.
-    found = _scalar(connection, filenode_query(chunk))
-    if found != copy.relfilenodes.get(chunk.leaf.oid):
+    # Under the lock that reading takes anyway the files can't change until the transaction ends. Without the comparison a
+    # TRUNCATE or rewriting ALTER would show an older snapshot an empty table, silently.
+    with connection.cursor() as cursor:
+        cursor.execute(lock_query(copy, chunk))
+        ((is_other, bounds),) = cursor.fetchall()
+    if is_other:
         raise SnapshotLost(
-            f"{chunk.leaf.id} was truncated or rewritten while it was copied (VACUUM FULL, CLUSTER, TRUNCATE or"
+            f"{chunk.id} was truncated, rewritten or detached while it was copied (VACUUM FULL, CLUSTER, TRUNCATE or"
             f" ALTER TABLE): its copy starts again"
         )
-    yield from fetch_rows(connection, copy, chunk_query(copy, chunk))
+    yield from fetch_rows(connection, copy, chunk_query(copy, chunk, bounds))
     run_statement(connection, "commit")
 
 
@@ -200,12 +212,43 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
     run_statement(connection, f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
 
 
-def filenode_query(chunk: Chunk) -> str:
-    """The leaf's file as it is now, under the lock that reading it takes."""
-    query = sql.SQL(
-        "select pg_relation_filenode({oid}::oid)::bigint where not exists (select from only {leaf} where false)"
-    )
-    return query.format(oid=sql.Literal(chunk.leaf.oid), leaf=chunk.leaf.id.identifier).as_string(None)
+def lock_query(copy: TableCopy, chunk: Chunk) -> str:
+    """Lock a chunk's leaves as reading them does; gives whether any isn't what the snapshot sees, and bounds of their rows.
+
+    The bounds are those of a leaf that is read through a table above it: by them PostgreSQL leaves that one's other partitions
+    alone. Reading a partition's bounds locks it, and needs no privilege.
+    """
+    if chunk.through is None:
+        (leaf,) = chunk.leaves
+        query = sql.SQL(
+            "select pg_relation_filenode({oid}::oid)::bigint is distinct from {file}::bigint, null::text"
+            " where not exists (select from only {leaf} where false)"
+        )
+        file = copy.relfilenodes.get(leaf.oid)
+        return query.format(
+            oid=sql.Literal(leaf.oid), file=sql.Literal(file), leaf=leaf.id.identifier
+        ).as_string(None)  # fmt: skip
+    oids = [leaf.oid for leaf in chunk.leaves]
+    return sql.SQL(_LOCK_THROUGH).format(
+        leaves=sql.Literal(oids),
+        files=sql.Literal([copy.relfilenodes.get(oid) for oid in oids]),
+        through=sql.Literal(chunk.through.oid),
+    ).as_string(None)  # fmt: skip
+
+
+# The bounds of a hash partition exclude none of its siblings, and are dear to evaluate.
+_LOCK_THROUGH = """
+with locked as materialized (
+    select leaf, file, pg_get_partition_constraintdef(leaf) as bounds
+    from unnest({leaves}::oid[], {files}::bigint[]) as l (leaf, file)
+)
+select bool_or(
+           pg_relation_filenode(leaf)::bigint is distinct from file
+           or not exists (select from pg_partition_ancestors(leaf) a where a.relid = {through}::oid)
+       ),
+       case when count(*) = 1 and strpos(max(bounds), 'satisfies_hash_partition(') = 0 then max(bounds) end
+from locked
+"""
 
 
 def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable | None]]:
@@ -287,12 +330,6 @@ def run_statement(connection: adbc.Connection, statement: str) -> None:
     """Run a statement that returns nothing."""
     with connection.cursor() as cursor:
         cursor.execute(statement)
-
-
-def _scalar(connection: adbc.Connection, query: str) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(query)
-        return cursor.fetch_arrow_table().column(0)[0].as_py()
 
 
 @contextmanager

@@ -13,20 +13,32 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.catalog import PublishedTable
+from waldelta.catalog import Leaf, PublishedTable, Through
 from waldelta.column_names import RELID
 from waldelta.connection import connect_arrow
-from waldelta.copy import TableCopy, begin_snapshot, fetch_rows, named_errors, run_statement, select_statement
+from waldelta.copy import (
+    TableCopy,
+    begin_snapshot,
+    fetch_rows,
+    named_errors,
+    of_leaves,
+    run_statement,
+    select_statement,
+)
 from waldelta.errors import SnapshotLost
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows of one relation (as it stands behind FROM) that meet a condition; ``files``: what the snapshot sees of its leaves."""
+    """Rows of one relation (as it stands behind FROM) that meet a condition; ``files``: what the snapshot sees of its leaves.
+
+    ``root`` is the partitioned table that the leaves are read through, by its oid; None: the relation is its only leaf.
+    """
 
     relation: str
     condition: str
     files: Mapping[int, int]
+    root: int | None = None
 
     def statement(self, copy: TableCopy, *further: sql.Composable) -> str:
         """The SELECT, with more conditions."""
@@ -35,9 +47,24 @@ class Choice:
         return select_statement(copy, sql.SQL(self.relation), [*conditions, *further])
 
 
-def whole_relation(table: PublishedTable) -> str:
-    """A table with all that is published as its rows: its partitions, but not what inherits from it."""
-    return ("" if table.relkind == "p" else "only ") + table.id.identifier.as_string(None)
+def whole_table(table: PublishedTable, condition: str, files: Mapping[int, int]) -> Choice:
+    """Rows of a table with all that is published as its rows: its partitions, but not what inherits from it."""
+    if table.relkind == "p":
+        return Choice(table.id.identifier.as_string(None), condition, files, table.oid)
+    return of_leaf(next(leaf for leaf in table.leaves if leaf.oid == table.oid), condition, files)
+
+
+def of_leaf(leaf: Leaf, condition: str, files: Mapping[int, int]) -> Choice:
+    """Rows of one leaf, through the table above it where the role may not read it."""
+    if leaf.through is None:
+        return Choice(f"only {leaf.id.identifier.as_string(None)}", condition, files)
+    return of_leaves_through(leaf.through, [leaf], condition, files)
+
+
+def of_leaves_through(through: Through, leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
+    """Rows of these leaves, read through one table above them."""
+    these = of_leaves([leaf.oid for leaf in leaves]).as_string(None)
+    return Choice(through.id.identifier.as_string(None), f"({condition}) and {these}", files, through.oid)
 
 
 def read_choices(
@@ -70,19 +97,24 @@ def _read(connection: adbc.Connection, copy: TableCopy, choice: Choice, statemen
     yield from fetch_rows(connection, copy, statement)
     # Under the locks that the query has taken: a TRUNCATE or a rewrite before it would have shown it an empty relation.
     with connection.cursor() as cursor:
-        cursor.execute(other_files(choice.files))
+        cursor.execute(other_files(choice))
         others = cursor.fetch_arrow_table().column(0)[0].as_py()
     if others:
-        raise SnapshotLost(f"{copy.table} was truncated or rewritten while rows of it were read")
+        raise SnapshotLost(f"{copy.table} was truncated, rewritten or detached while rows of it were read")
     run_statement(connection, "commit")
 
 
-def other_files(files: Mapping[int, int]) -> str:
-    """How many of these leaves have another file by now than the snapshot sees; under the locks of what read them."""
-    return sql.SQL(
+def other_files(choice: Choice) -> str:
+    """How many of the leaves have another file by now than the snapshot sees, or were detached; under the locks of what read them."""
+    query = sql.SQL(
         "select count(*) from unnest({}::oid[], {}::oid[]) as f (leaf, node)"
         " where pg_catalog.pg_relation_filenode(leaf) is distinct from node"
-    ).format(sql.Literal(list(files)), sql.Literal(list(files.values()))).as_string(None)  # fmt: skip
+    ).format(sql.Literal(list(choice.files)), sql.Literal(list(choice.files.values())))
+    if choice.root is not None:
+        query += sql.SQL(
+            " or not exists (select from pg_catalog.pg_partition_ancestors(leaf) a where a.relid = {}::oid)"
+        ).format(sql.Literal(choice.root))
+    return query.as_string(None)
 
 
 def is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from waldelta.grants import Need, statements
+
+Lack = Literal["privilege", "ownership"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing preflight found; a ``problem`` refuses set-up.
 
-    ``lacks_privilege``: whoever asks lacks a right on the source or the lake; a grant takes the problem away, and a DBA who
-    runs the plan's SQL hasn't got it.
+    ``lacks``: the role that asks lacks a privilege, for its own work, or what only the publications' change needs
+    (``ownership``), which a DBA who runs the plan's SQL has. ``needs`` are the statements that give it to the role.
     """
 
     severity: Literal["problem", "warning"]
     text: str
-    lacks_privilege: bool = False
+    lacks: Lack | None = None
+    needs: tuple[Need, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
@@ -27,14 +33,53 @@ def problem(text: str) -> Finding:
     return Finding("problem", text)
 
 
-def lacking(text: str) -> Finding:
-    """A finding that refuses set-up by this role: the privilege for it is missing."""
-    return Finding("problem", text, lacks_privilege=True)
+def lacking(text: str, *needs: Need) -> Finding:
+    """A finding that refuses set-up by this role: it lacks privileges for the pipeline's own work."""
+    return Finding("problem", text, "privilege", needs)
+
+
+def owning(text: str, *needs: Need) -> Finding:
+    """A finding that refuses set-up by this role: what setup would do takes an owner, or a DBA."""
+    return Finding("problem", text, "ownership", needs)
 
 
 def warning(text: str) -> Finding:
     """A finding that is a matter of policy."""
     return Finding("warning", text)
+
+
+def gathered(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> list[Finding]:
+    """The findings with one for all that the role lacks, which has one list of grants.
+
+    ``for_dba``: without what the plan's SQL, run by a DBA, takes care of.
+    """
+    rest: list[Finding] = []
+    lacks: dict[Lack, list[Finding]] = {"privilege": [], "ownership": []}
+    for found in findings:
+        if found.lacks is None or not found.needs:
+            rest.append(found)
+        else:
+            lacks[found.lacks].append(found)
+    own, owners = lacks["privilege"], [] if for_dba else lacks["ownership"]
+    if not own and not owners:
+        return rest
+    parts = []
+    if own:
+        parts.append(
+            f"role {role} lacks privileges; let the objects' owner, or a superuser, run:\n{_listed(role, own)}"
+        )
+    if owners:
+        what = "; ".join(dict.fromkeys(found.text for found in owners))
+        own_it = f"\nor, where this role is to set up by itself:\n{listed}" if (listed := _listed(role, owners)) else ""
+        parts.append(
+            f"role {role} can't set up what is to be changed ({what}): let the owner, or a DBA, run the SQL that "
+            f"setup --sql prints{own_it}"
+        )
+    return [*rest, Finding("problem", "\n".join(parts), "privilege" if own else "ownership")]
+
+
+def _listed(role: str, findings: Sequence[Finding]) -> str:
+    return "\n".join(f"    {line}" for line in statements(role, (need for found in findings for need in found.needs)))
 
 
 def size(size_bytes: int) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from waldelta.copy_where import whole_relation
-from waldelta.errors import ConfigError, FilterNotTranslatable
+from waldelta.catalog import Leaf
+from waldelta.copy_where import Choice, of_leaf, of_leaves_through, whole_table
+from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.repair import Repair, Rule, entering, gathers
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import filter_of, read_target_filter
@@ -23,33 +26,43 @@ LOCK_TIMEOUT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class MovingRows:
-    """What a target took and takes, and the rows that enter and leave: pairs of what stands behind FROM and WHERE.
-
-    No row is among two of them. Those that enter are read leaf by leaf: the leaf's oid stands third.
-    """
+    """What a target took and takes, and the rows that enter and leave. No row is among two choices of a side."""
 
     before: Rule
     after: Rule
-    enter: tuple[tuple[str, str, int], ...]
-    leave: tuple[tuple[str, str], ...]
+    enter: tuple[Choice, ...]
+    leave: tuple[Choice, ...]
 
 
-def moving_rows(drifted: Repair, own: RowFilter | None) -> MovingRows:
-    """Which rows move by this drift, where the pipeline file's filter for the target is ``own`` now; pure."""
+def moving_rows(drifted: Repair, own: RowFilter | None, files: Mapping[int, int] = MappingProxyType({})) -> MovingRows:
+    """Which rows move by this drift, where the pipeline file's filter for the target is ``own`` now; pure.
+
+    Those that enter are read leaf by leaf. ``files`` are the leaves' as a snapshot sees them.
+    """
     state, table = drifted.state, drifted.table
     was = filter_of(state)
     before = Rule(state.row_filter, was.analysed if was else None)
     after = Rule(table.row_filter, own.analysed if own else None)
     nullable = [column.name for column in table.columns if not column.not_null]
     enters = entering(before, after, nullable)
+    # Those that are read through one table are read together, or each would take a scan of all.
+    together: dict[object, list[Leaf]] = {}
+    for leaf in table.leaves:
+        if leaf.relkind == "r":
+            together.setdefault((leaf.through or leaf, leaf.oid in drifted.attached), []).append(leaf)
     enter = tuple(
-        (f"only {leaf.id.identifier.as_string(None)}", condition, leaf.oid)
-        for leaf in table.leaves
-        if leaf.relkind == "r"
-        for condition in ((after.condition,) if leaf.oid in drifted.attached else enters)
+        _of_group(leaves, condition, files)
+        for leaves in together.values()
+        for condition in ((after.condition,) if leaves[0].oid in drifted.attached else enters)
     )
-    leave = tuple((whole_relation(table), condition) for condition in entering(after, before, nullable))
+    leave = tuple(whole_table(table, condition, files) for condition in entering(after, before, nullable))
     return MovingRows(before, after, enter, leave)
+
+
+def _of_group(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
+    own = {leaf.oid: files[leaf.oid] for leaf in leaves if leaf.oid in files}
+    through = leaves[0].through
+    return of_leaf(leaves[0], condition, own) if through is None else of_leaves_through(through, leaves, condition, own)
 
 
 def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str | None:
@@ -66,10 +79,10 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         moving = moving_rows(drifted, own)
-        wanted = [tuple(pair[:2] for pair in moving.enter), moving.leave]
+        wanted = [tuple((of.relation, of.condition) for of in side) for side in (moving.enter, moving.leave)]
         counted = _count(connection, wanted)
         numbers = counted or [sum(_estimate(connection, *pair) for pair in pairs) for pairs in wanted]
-    except (psycopg.Error, ConfigError, FilterNotTranslatable):
+    except (psycopg.Error, ConfigError, FilterNotTranslatable, PrivilegeMissing):
         return None  # a column of the old filter is gone, or somebody has the table locked
     finally:
         with suppress(psycopg.Error):

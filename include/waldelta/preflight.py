@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from waldelta.docs_folder import judge_docs
 from waldelta.effective_publication import find_clashes, members
 from waldelta.errors import ConfigError, SlotForeign
-from waldelta.finding import Finding, lacking, problem, size, warning
+from waldelta.finding import Finding, lacking, owning, problem, size, warning
+from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.lake_preflight import judge_columns
 from waldelta.pipeline_file import PipelineFile, Publication
 from waldelta.publication import Mark, PublicationState
@@ -21,6 +22,8 @@ from waldelta.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
 from waldelta.table_preflight import judge_binary, judge_table
 
 MIN_VERSION = 150000
+_SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"
+_SLOT_ARGUMENTS_BEFORE_17 = "name, name, boolean, boolean"
 
 
 def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]) -> list[Finding]:
@@ -65,31 +68,26 @@ def privileges_needed(
     server = facts.server
     if not changes or server.superuser:
         return
-    dba = "or let a DBA run the SQL that setup --sql prints"
     if before is None and not server.can_create:
-        yield lacking(
-            f"publication {state.name!r}: role {server.role!r} may not create publications: "
-            f"grant create on database {server.database} to {server.role}, {dba}"
+        yield owning(
+            f"publication {state.name!r} is to be made", Grant("create on database", sql_name(server.database))
         )
     if before is not None and not before.owned:
-        yield lacking(
-            f"publication {state.name!r} isn't owned by role {server.role!r}: "
-            f"alter publication {state.name} owner to {server.role}, {dba}"
-        )
+        yield owning(f"publication {state.name!r} belongs to {before.owner}", Grant("", sql_name(before.owner)))
     new_schemas = set(state.schemas) - set(before.schemas if before else ())
     if state.all_tables or new_schemas:
-        yield lacking(
-            f"publication {state.name!r}: only a superuser may publish all tables or whole schemas: "
-            f"list the tables, {dba}"
-        )
+        yield owning(f"publication {state.name!r}: only a superuser may publish all tables or whole schemas")
     known = set(before.tables if before else ())
+    foreign: dict[tuple[str, bool], list[str]] = {}
     for table in state.tables:
         found = facts.tables.get(table.id)
         if table not in known and found is not None and not found.relation.owned:
-            yield lacking(
-                f"publication {state.name!r}: role {server.role!r} doesn't own {table.id}: "
-                f"alter table {table.id} owner to {server.role} (or grant it the owner's role), {dba}"
-            )
+            of = (found.relation.owner, found.relation.owned_by_superuser)
+            foreign.setdefault(of, []).append(str(table.id))
+    for (owner, is_superuser), tables in foreign.items():
+        # Membership in a superuser's role would be all of it.
+        member = [] if is_superuser else [Grant("", sql_name(owner))]
+        yield owning(f"publication {state.name!r}: it doesn't own {', '.join(tables)} ({owner} does)", *member)
 
 
 # --- the server ---------------------------------------------------------------------------------------------------
@@ -112,15 +110,17 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             "encoding 'UTF8' template template0), and load a pg_dump --encoding of it there"
         )
     if not server.can_replicate:
-        yield lacking(
-            f"role {server.role!r} may not use replication slots: alter role {server.role} replication "
-            f"(on Amazon RDS: grant rds_replication to {server.role})"
-        )
+        on_rds = f"for replication slots; on Amazon RDS: grant rds_replication to {sql_name(server.role)}"
+        yield lacking(f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds))
     if not slot_exists and not server.can_make_slots:
-        yield lacking(
-            f"role {server.role!r} may not execute pg_create_logical_replication_slot or pg_drop_replication_slot, so it can't "
-            f"make slot {pipeline.source.slot!r} (anew): grant execute on them (docs/privileges.md), or run this as the role "
-            "that setup runs as"
+        functions = [
+            f"pg_create_logical_replication_slot({_SLOT_ARGUMENTS if server.version >= 170000 else _SLOT_ARGUMENTS_BEFORE_17})",
+            "pg_drop_replication_slot(name)",
+        ]
+        yield owning(
+            f"slot {pipeline.source.slot!r} is to be made: it may not execute pg_create_logical_replication_slot or "
+            "pg_drop_replication_slot",
+            *(Grant("execute on function", function) for function in functions),
         )
     yield from _options(pipeline, server)
     yield from _failover(pipeline, server)

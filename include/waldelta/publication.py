@@ -20,7 +20,7 @@ from psycopg.rows import namedtuple_row
 
 from waldelta.catalog import Column, TableId
 from waldelta.pipeline_file import Publication
-from waldelta.row_filter import parse_row_filter
+from waldelta.row_filter import parse_row_filter, refused_filter
 
 Connection = psycopg.Connection[Any]
 
@@ -54,6 +54,7 @@ class PublicationState:
     via_root: bool = False
     comment: str | None = None
     owned: bool = True
+    owner: str = ""
     publishes_generated: bool = False
     filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
 
@@ -187,8 +188,10 @@ def try_publications(
             if known is not None and table.id in trusted:
                 filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
             elif table.row_filter is not None:
-                # Its owner, who is to run the SQL, must hear of a column outside the replica identity as well.
+                # Its owner, who is to run the SQL, must hear of what PostgreSQL or the replica identity is against.
                 filter_columns[table.id] = frozenset(parse_row_filter(table.row_filter).columns)
+                if (refused := refused_filter(conn, table.id, table.row_filter)) is not None:
+                    problems.append(f"publication {wanted.name!r}, table {table.id}: {refused}")
         except psycopg.Error as err:
             tables.append(table)
             problems.append(_rejected(wanted.name, table, err))
@@ -355,6 +358,7 @@ def _state(row: Any, relations: list[Any]) -> PublicationState:
         via_root=row.via_root,
         comment=row.comment,
         owned=row.owned,
+        owner=row.owner,
         publishes_generated=(row.everything.get("pubgencols") or "n") != "n",
         filter_columns={TableId(r.schema, r.name): frozenset(r.filter_columns) for r in relations},
     )
@@ -378,6 +382,7 @@ select p.pubname as name,
        ) as schemas,
        obj_description(p.oid, 'pg_publication') as comment,
        pg_has_role(p.pubowner, 'usage') as owned,
+       pg_get_userbyid(p.pubowner)::text as owner,
        to_jsonb(p) as everything
 from pg_publication p
 where %(every)s or p.pubname = any(%(names)s::name[])

@@ -64,7 +64,9 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
         _check_droppable(slot_connection, job)
         gap = record_gap(job, err)
         fault_point("resync.recorded")
-        carry_out(connection, job, lock, translate, renew=True)
+        plan = carry_out(connection, job, lock, translate, renew=True)
+        for text in plan.warnings:
+            log.warning("%s", text)
         log.info("slot=%s made anew behind the gap %s", job.pipeline.source.slot, describe(gap) if gap else "")
         return gap
 

@@ -20,7 +20,8 @@ import tenacity
 from waldelta.entries import entries_kept
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.fault import fault_point
-from waldelta.finding import Finding, problem, warning
+from waldelta.finding import Finding, gathered, problem, warning
+from waldelta.grants import sql_name
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.locks import AdvisoryLock, slot_lock
@@ -91,17 +92,23 @@ class SetupPlan:
     scripted: bool = False
     # What feeds the targets that aren't just the table of their name.
     fed: tuple[str, ...] = ()
+    # Who asks, as SQL writes the role.
+    role: str = ""
     lock_timeout_ms: int = LOCK_TIMEOUT_MS
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Why set-up would be refused."""
-        return tuple(f.text for f in self.findings if f.severity == "problem")
+        return tuple(f.text for f in self.reported() if f.severity == "problem")
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Matters of policy."""
         return tuple(f.text for f in self.findings if f.severity == "warning")
+
+    def reported(self, *, for_dba: bool = False) -> list[Finding]:
+        """The findings with one for all that the role lacks; ``for_dba``: without what the plan's SQL takes care of."""
+        return gathered(self.findings, self.role, for_dba=for_dba)
 
     @property
     def is_empty(self) -> bool:
@@ -146,7 +153,7 @@ class SetupPlan:
 
     def describe(self) -> str:
         """Findings and plan for people."""
-        found = [f"  - {finding}" for finding in self.findings]
+        found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
         script = self.as_sql() or "nothing to do: publications and slot are as the pipeline file wants them"
         fed = ["targets:", *(f"  - {line}" for line in self.fed)] if self.fed else []
         return "\n".join([*(["preflight:", *found] if found else ["preflight: no findings"]), *fed, "plan:", script])
@@ -158,7 +165,7 @@ class SetupPlan:
 
     def require_for_dba(self) -> None:
         """Raises PreflightFailed with the problems that no privilege takes away."""
-        problems = tuple(f.text for f in self.findings if f.severity == "problem" and not f.lacks_privilege)
+        problems = tuple(f.text for f in self.findings if f.severity == "problem" and f.lacks is None)
         if problems:
             raise PreflightFailed(problems)
 
@@ -225,6 +232,7 @@ def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Tr
         alter_failover=failover_to_set(pipeline.source, slot),
         scripted=scripted,
         fed=tuple(fed),
+        role=sql_name(facts.server.role),
     )
 
 
@@ -248,8 +256,6 @@ def carry_out(
         end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, translate, renew=renew)
     plan.require()
-    for text in plan.warnings:
-        log.warning("%s", text)
     if renew:
         with job.connect_slot("setup", conn) as slot_conn:
             lock.check()

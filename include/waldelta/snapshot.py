@@ -8,7 +8,7 @@ publication, is open any more when the snapshot is taken; hence wait_for_old_tra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -22,7 +22,7 @@ from waldelta.lsn import Lsn
 from waldelta.server import WRITTEN
 
 if TYPE_CHECKING:
-    from waldelta.catalog import Leaf
+    from waldelta.catalog import Leaf, TableId, Through
 
 MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
 _TASKS = 6
@@ -202,17 +202,29 @@ class SnapshotHolder:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive) of a leaf; None: to its end."""
+    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive; None: to the end) of each of these leaves.
 
-    leaf: Leaf
+    A leaf that the role may read is a chunk's only one. Others are read together ``through`` the table above them, whose
+    range of ctid is a range of each of its partitions.
+    """
+
+    leaves: tuple[Leaf, ...]
     first_block: int
     last_block: int | None
+    through: Through | None = None
+
+    @property
+    def id(self) -> TableId:
+        """What is read."""
+        return self.leaves[0].id if self.through is None else self.through.id
 
     @property
     def size_bytes(self) -> int:
         """Planned size; what was added behind the last planned block isn't counted."""
-        end = self.leaf.blocks if self.last_block is None else self.last_block
-        return max(0, end - self.first_block) * _block_bytes(self.leaf)
+        ends = [leaf.blocks if self.last_block is None else min(self.last_block, leaf.blocks) for leaf in self.leaves]
+        return sum(
+            max(0, end - self.first_block) * _block_bytes(leaf) for end, leaf in zip(ends, self.leaves, strict=True)
+        )
 
 
 def bytes_per_task(table_bytes: int) -> int:
@@ -221,18 +233,35 @@ def bytes_per_task(table_bytes: int) -> int:
 
 
 def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:
-    """Cut each leaf into ranges of blocks of at most ``bytes_per_chunk``.
+    """Cut the leaves into ranges of blocks of at most ``bytes_per_chunk``: each by itself, or those that are read through one
+    table together.
 
-    The last chunk of a leaf is open-ended, since the leaf may have grown between the look at its size and the
-    snapshot; so an empty leaf has one chunk too.
+    The last chunk is open-ended, since a leaf may have grown between the look at its size and the snapshot; so an empty leaf
+    has one chunk too.
     """
-    chunks = []
+    together: dict[object, list[Leaf]] = {}
     for leaf in leaves:
-        step = max(1, bytes_per_chunk // _block_bytes(leaf))
-        starts = range(0, max(1, leaf.blocks), step)
-        ends = [*starts[1:], None]
-        chunks += [Chunk(leaf, first, last) for first, last in zip(starts, ends, strict=True)]
+        together.setdefault(leaf.through or leaf, []).append(leaf)
+    chunks = []
+    for group in together.values():
+        starts = list(_starts(group, bytes_per_chunk))
+        for first, last in zip(starts, [*starts[1:], None], strict=True):
+            chunks.append(Chunk(tuple(group), first, last, group[0].through))
     return chunks
+
+
+def _starts(leaves: Sequence[Leaf], bytes_per_chunk: int) -> Iterator[int]:
+    """The first blocks of the chunks of leaves that are read together."""
+    at, end = 0, max(leaf.blocks for leaf in leaves)
+    yield at
+    if not all(leaf.has_ctid for leaf in leaves):
+        return
+    while True:
+        row_of_blocks = sum(_block_bytes(leaf) for leaf in leaves if leaf.blocks > at)
+        at += max(1, bytes_per_chunk // max(1, row_of_blocks))
+        if at >= end:
+            return
+        yield at
 
 
 def plan_tasks(chunks: Sequence[Chunk], bytes_per_task: int) -> list[list[Chunk]]:

@@ -59,6 +59,8 @@ class TableFacts:
     relation: Relation
     leaves: tuple[Leaf, ...]
     readable: frozenset[str]
+    # Whether the role may use the table's schema, without which no column can be read.
+    has_usage: bool
     hidden_rows: bool
     has_children: bool
 
@@ -143,8 +145,10 @@ def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, T
     access = {row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})}
     facts: dict[TableId, TableFacts] = {}
     for relation in relations:
-        readable, hidden_rows, has_children = access[relation.oid]
-        facts[relation.id] = TableFacts(relation, leaves[relation.oid], frozenset(readable), hidden_rows, has_children)
+        readable, has_usage, hidden_rows, has_children = access[relation.oid]
+        facts[relation.id] = TableFacts(
+            relation, leaves[relation.oid], frozenset(readable), has_usage, hidden_rows, has_children
+        )
     return facts
 
 
@@ -200,9 +204,9 @@ select c.oid,
            where a.attrelid = c.oid
              and a.attnum > 0
              and not a.attisdropped
-             and has_schema_privilege(c.relnamespace, 'usage')
              and has_column_privilege(c.oid, a.attnum, 'select')
        ),
+       has_schema_privilege(c.relnamespace, 'usage'),
        row_security_active(c.oid),
        c.relkind = 'r' and exists (select from pg_inherits i where i.inhparent = c.oid)
 from pg_class c

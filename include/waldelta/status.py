@@ -13,6 +13,7 @@ from waldelta.gap import open_gaps
 from waldelta.job import Job
 from waldelta.ledger_rows import Gap, TableState, now
 from waldelta.lsn import Lsn
+from waldelta.partition_access import read_unreadable
 from waldelta.quarantine import Quarantine
 from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, read_slot
@@ -32,6 +33,7 @@ def read_status(job: Job) -> dict[str, Any]:
             elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)
         listed_in_vain = unpublished(connection, job.pipeline.source)
+        unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     lacking = quarantine.open_counts(held_generations(job.ledger))
@@ -41,6 +43,7 @@ def read_status(job: Job) -> dict[str, Any]:
         "slot": _slot(job, slot, server, elsewhere),
         "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
         "unpublished": listed_in_vain,
+        "unreadable_partitions": unreadable,
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
         "last_cut": _cut(job),
         "last_run": None if run is None else {

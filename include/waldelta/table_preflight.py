@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from waldelta.catalog import Leaf, Relation
 from waldelta.effective_publication import is_overruled, own_leaves
 from waldelta.finding import Finding, lacking, problem, size, warning
+from waldelta.grants import Attribute, Grant, columns_of, sql_name
+from waldelta.partition_access import describe_unreadable
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
 from waldelta.types.wire_format import has_wire_format
 
+READING = "for copies, repairs, and values that the stream left out"
 _RELKINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
 
 
@@ -38,8 +42,10 @@ def judge_table(state: PublicationState, table: PublicationTable, facts: Facts) 
             yield warning(f"{where}: its filter and column list count for nothing, since it is published as its root's")
     elif state.publishes_old_rows:
         # Of those that are never published PostgreSQL refuses nothing.
+        unchanged = _is_unchanged(state, table, facts.actual.get(state.name))
         for leaf in (leaf for leaf in own_leaves(state, found) if leaf.relkind == "r" and leaf.persistence == "p"):
-            yield from _identity(where, state, table, found, leaf, facts.server.version)
+            place = where if leaf.oid == relation.oid else f"{where}, partition {leaf.id}"
+            yield from _Identity(place, state, table, relation, leaf, facts.server.version, unchanged).judge()
     if relation.replica_identity == "f" and state.publishes_old_rows:
         total = sum(leaf.size_bytes for leaf in found.leaves)
         yield warning(
@@ -57,6 +63,14 @@ def judge_binary(state: PublicationState, table: PublicationTable, facts: Facts)
                 f"publication {state.name!r}, table {table.id}: column {column.name} is of type {column.type.name}, which can't "
                 "be read in binary format: set source.options.binary to false, or leave the column out by a column list"
             )
+
+
+def _is_unchanged(wanted: PublicationState, table: PublicationTable, actual: PublicationState | None) -> bool:
+    """Whether the publication that there is publishes the table as it is wanted, so that setup leaves that as it is."""
+    if actual is None or (wanted.publish, wanted.via_root) != (actual.publish, actual.via_root):
+        return False
+    covered = table.is_plain and (actual.all_tables or table.id.schema in actual.schemas)
+    return covered or table in actual.tables
 
 
 def _unfit(relation: Relation) -> str | None:
@@ -88,19 +102,29 @@ def _generated(
 def _reading(
     where: str, state: PublicationState, table: PublicationTable, found: TableFacts, server: ServerFacts
 ) -> Iterator[Finding]:
-    name, schema = found.relation.id, found.relation.id.schema
-    wanted = set(table.columns or [c.name for c in found.relation.columns if state.sends(c)])
-    if hidden := sorted((wanted | state.filter_columns.get(name, frozenset())) - found.readable):
-        columns = f" ({', '.join(hidden)})" if found.readable else ""
-        yield lacking(
-            f"{where}: role {server.role!r} may not read it for the initial sync: grant usage on schema {schema} to "
-            f"{server.role}; grant select{columns} on {name} to {server.role}"
-        )
+    relation, leaves = found.relation, [leaf for leaf in found.leaves if leaf.relkind == "r"]
+    wanted = set(table.columns or [c.name for c in relation.columns if state.sends(c)])
+    hidden = sorted((wanted | state.filter_columns.get(relation.id, frozenset())) - found.readable)
+    if relation.relkind == "p" and not state.via_root:
+        covered = bool(leaves) and all(leaf.readable for leaf in leaves)
+    else:
+        covered = any(leaf.oid == relation.oid and leaf.through is not None for leaf in leaves)
+    if not found.has_usage and not covered:
+        usage = Grant("usage on schema", sql_name(relation.id.schema), READING)
+        yield lacking(f"{where}: role {server.role!r} may not use its schema", usage)
+    if hidden and not covered:
+        select = f"select {columns_of(hidden)} on" if found.readable else "select on"
+        table_name = sql_name(relation.id.schema, relation.id.name)
+        yield lacking(f"{where}: role {server.role!r} may not read it", Grant(select, table_name, READING))
     if found.hidden_rows:
         yield lacking(
-            f"{where}: row-level security hides rows from role {server.role!r}, so a copy would be refused: alter role "
-            f"{server.role} bypassrls"
+            f"{where}: row-level security hides rows from role {server.role!r}",
+            Attribute(
+                "bypassrls", f"row-level security hides rows of {relation.id} from copies, which are refused then"
+            ),
         )
+    elif text := describe_unreadable(sql_name(server.role), leaves if found.has_usage else ()):
+        yield warning(f"{where}: {text}")
 
 
 def _partitions(where: str, state: PublicationState, table: PublicationTable, found: TableFacts) -> Iterator[Finding]:
@@ -113,59 +137,92 @@ def _partitions(where: str, state: PublicationState, table: PublicationTable, fo
         yield warning(f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published")
 
 
-def _identity(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, leaf: Leaf, version: int
-) -> Iterator[Finding]:
-    relation = found.relation
-    if leaf.oid != relation.oid:
-        where = f"{where}, partition {leaf.id}"
-    operations = " and ".join(o.upper() + "s" for o in ("update", "delete") if o in state.publish)
-    fail = f"its {operations} would fail"
-    key = set(leaf.identity_columns)
-    if not key:
-        yield problem(
-            f"{where}: it has no primary key or replica identity, {fail}: add a primary key, or alter table {leaf.id} "
-            "replica identity using index … (or full, where there is none), or publish only inserts and truncates"
-        )
-        return
-    if leaf.replica_identity == "f" and not relation.primary_key:
-        yield warning(
-            f"{where}: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites its whole target "
-            f"(source: {size(leaf.size_bytes)}); a primary key avoids that"
-        )
-    yield from _identity_rules(where, state, table, found, leaf, version)
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """A leaf's replica identity, as one publication needs it."""
 
+    where: str
+    state: PublicationState
+    table: PublicationTable
+    relation: Relation
+    leaf: Leaf
+    version: int
+    # Whether the publication has the table like this already, so that setup changes nothing.
+    unchanged: bool
 
-def _identity_rules(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, leaf: Leaf, version: int
-) -> Iterator[Finding]:
-    relation, key, full = found.relation, set(leaf.identity_columns), leaf.replica_identity == "f"
-    if outside := sorted(state.filter_columns.get(table.id, frozenset()) - key):
-        yield problem(
-            f"{where}: the filter uses {', '.join(outside)}, which the replica identity ({', '.join(sorted(key))}) doesn't "
-            f"cover, so its own UPDATEs and DELETEs would fail: alter table {leaf.id} replica identity full, add the "
-            "column to the key, or publish only inserts and truncates"
+    @property
+    def key(self) -> set[str]:
+        """What old rows are told by."""
+        return set(self.leaf.identity_columns)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether old rows come whole."""
+        return self.leaf.replica_identity == "f"
+
+    def refused(self, why: str, remedy: str) -> Finding:
+        """The table's own UPDATEs and DELETEs fail, or would: setup doesn't bring that about, and says where it is so."""
+        operations = " and ".join(o.upper() + "s" for o in ("update", "delete") if o in self.state.publish)
+        if not self.unchanged:
+            return problem(f"{self.where}: {why}, so its own {operations} would fail: {remedy}")
+        return warning(
+            f"{self.where}: {why}, so its own {operations} fail on the source; the target gets its other changes: {remedy}"
         )
-    if table.columns is not None and full:
-        yield problem(
-            f"{where}: a column list can't stand beside REPLICA IDENTITY FULL, its UPDATEs and DELETEs would fail: "
-            "remove the list, or use the primary key as replica identity"
+
+    def judge(self) -> Iterator[Finding]:
+        """What PostgreSQL refuses of the leaf's statements, and what can't be read of them."""
+        if self.key:
+            yield from self._cost()
+            yield from self._coverage()
+            return
+        yield self.refused(
+            "it has no primary key or replica identity",
+            f"add a primary key, or alter table {self.leaf.id} replica identity using index … (or full, where there is "
+            "none), or publish only inserts and truncates",
         )
-    elif table.columns is not None and (missing := sorted(key - set(table.columns))):
-        yield problem(
-            f"{where}: the column list lacks {', '.join(missing)} of the replica identity, so its UPDATEs and DELETEs would "
-            "fail: add it to the list"
+
+    def _cost(self) -> Iterator[Finding]:
+        if self.is_full and not self.relation.primary_key:
+            yield warning(
+                f"{self.where}: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites its whole target "
+                f"(source: {size(self.leaf.size_bytes)}); a primary key avoids that"
+            )
+
+    def _coverage(self) -> Iterator[Finding]:
+        relation, key, listed = self.relation, self.key, self.table.columns
+        if outside := sorted(self.state.filter_columns.get(self.table.id, frozenset()) - key):
+            yield self.refused(
+                f"the filter uses {', '.join(outside)}, which the replica identity ({', '.join(sorted(key))}) doesn't cover",
+                f"alter table {self.leaf.id} replica identity full, add the column to the key, or publish only inserts and "
+                "truncates",
+            )
+        if listed is not None and self.is_full:
+            yield self.refused(
+                "a column list can't stand beside REPLICA IDENTITY FULL",
+                "remove the list, or use the primary key as replica identity",
+            )
+        elif listed is not None and (missing := sorted(key - set(listed))):
+            yield self.refused(
+                f"the column list lacks {', '.join(missing)} of the replica identity", "add it to the list"
+            )
+        generated = {c.name for c in relation.columns if not self.state.sends(c)}
+        if self.version >= 180000 and (listed is None or self.is_full) and generated & key:
+            yield self.refused(
+                f"the replica identity has the unpublished generated column {', '.join(sorted(generated & key))}",
+                "choose another replica identity",
+            )
+        via_root = self.state.via_root and self.leaf.oid != relation.oid
+        same_kind = self.is_full == (relation.replica_identity == "f")
+        if via_root and not (same_kind and key == set(relation.identity_columns)):
+            yield self._other_than_root()
+
+    def _other_than_root(self) -> Finding:
+        root = self.relation
+        differs = (
+            f"{self.where}: its replica identity ({', '.join(sorted(self.key))}) differs from the root's "
+            f"({', '.join(root.identity_columns) or 'none'})"
         )
-    generated = {c.name for c in relation.columns if not state.sends(c)}
-    if version >= 180000 and (table.columns is None or full) and generated & key:
-        yield problem(
-            f"{where}: the replica identity has the unpublished generated column {', '.join(sorted(generated & key))}, so "
-            "its UPDATEs and DELETEs would fail: choose another replica identity"
-        )
-    via_root = state.via_root and leaf.oid != relation.oid
-    same_kind = (leaf.replica_identity == "f") == (relation.replica_identity == "f")
-    if via_root and not (same_kind and key == set(relation.identity_columns)):
-        yield problem(
-            f"{where}: its replica identity ({', '.join(sorted(key))}) differs from the root's "
-            f"({', '.join(relation.identity_columns) or 'none'}), so old rows can't be read: give both the same"
-        )
+        # Old rows are read by the root's: they need all of its columns.
+        if self.unchanged and root.replica_identity != "f" and set(root.identity_columns) <= self.key:
+            return warning(f"{differs}: old rows are read by the root's")
+        return problem(f"{differs}, so old rows can't be read: give both the same")

@@ -28,7 +28,7 @@ def read_target_filter(conn: Connection, target: str, where: str | None, table: 
     """
     if where is None:
         return None
-    row_filter = resolve_filter(conn, table.id, where)
+    row_filter = resolve_filter(conn, table.read_as, where)
     if absent := sorted(set(row_filter.columns) - {column.name for column in table.columns}):
         raise ConfigError(unpublished(target, absent))
     return row_filter

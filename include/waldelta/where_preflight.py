@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
-from waldelta.errors import ConfigError
-from waldelta.finding import Finding, problem
+from waldelta.errors import ConfigError, PrivilegeMissing
+from waldelta.finding import Finding, lacking, problem
+from waldelta.grants import Grant, sql_name
 from waldelta.ledger_rows import ColumnState
 from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.row_filter import RowFilter, resolve_filter
@@ -56,9 +57,20 @@ def judge_wheres(
             if feed is not None and feed.where is not None:
                 found = _filtered(conn, name, feed, planned)
                 findings += _judge(conn, found, pipeline.target.types_of(name), translate)
+        except PrivilegeMissing as err:
+            needs = [] if feed is None else _needed(conn, feed)
+            findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
         except ConfigError as err:
             findings.append(problem(f"target.tables.{name}.{'where' if where is not None else 'from'}: {err}"))
     return findings
+
+
+def _needed(conn: Connection, feed: Feed) -> list[Grant]:
+    """What lacks to analyse a filter; the grants on published tables are another finding's."""
+    ((may_make_temporary,),) = conn.execute("select has_database_privilege(current_database(), 'temporary')").fetchall()
+    if not may_make_temporary:
+        return [Grant("temporary on database", sql_name(conn.info.dbname), "to analyse the targets' filters")]
+    return [] if feed.root_id is None else [Grant("select on", sql_name(feed.source.schema, feed.source.name))]
 
 
 def _is_told(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
@@ -105,7 +117,8 @@ def _filtered(conn: Connection, name: str, feed: Feed, planned: PlannedTargets) 
 
 def _judge(conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate) -> Iterator[Finding]:
     relation = found.relation
-    row_filter = resolve_filter(conn, relation.id, found.text)
+    readable = next((leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id)
+    row_filter = resolve_filter(conn, readable, found.text)
     if absent := sorted(set(row_filter.columns) - found.columns):
         yield problem(unpublished(found.name, absent))
         return

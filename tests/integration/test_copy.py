@@ -1,11 +1,14 @@
 """Reading chunks of one snapshot: every row once, or a named error; never a silent hole."""
 
+import re
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 
 from waldelta.connection import connect
-from waldelta.copy import MOST_EXPRESSIONS, chunk_query, plan_copy, raw_map, read_chunks
-from waldelta.copy_where import Choice, read_choices, whole_relation
+from waldelta.copy import MOST_EXPRESSIONS, chunk_query, lock_query, plan_copy, raw_map, read_chunks
+from waldelta.copy_where import read_choices, whole_table
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
 from waldelta.published import read_published_tables
 from waldelta.snapshot import SnapshotHolder, plan_chunks
@@ -218,7 +221,7 @@ class TestSnapshotLost:
             "create table t1 partition of t for values from (0) to (100)",
             "create publication p for table t with (publish_via_partition_root = true)",
         )
-        choice = Choice(whole_relation(table.table), "true", table.copy.relfilenodes)
+        choice = whole_table(table.table, "true", table.copy.relfilenodes)
         # Without the limit, its end lets the reader through.
         options = {"options": "-c idle_in_transaction_session_timeout=10s", "application_name": "vacuum-like"}
         with database.connect(**options) as locked:
@@ -248,6 +251,104 @@ class TestSnapshotLost:
         with pytest.raises(SourceUnreachable) as caught:
             list(reading)
         assert caught.value.retryable
+
+
+class TestThroughTheRoot:
+    """A role with SELECT on the partitioned table alone: it covers the partitions, where they are read through that table."""
+
+    TABLES = (
+        "create table t (id int, v text) partition by range (id)",
+        "create table t1 partition of t for values from (0) to (1000)",
+        "create table t2 partition of t for values from (1000) to (2000) partition by list (id)",
+        "create table t21 (gone int, v text, id int)",
+        "alter table t21 drop column gone",
+        "alter table t2 attach partition t21 default",
+        "create table t3 partition of t for values from (2000) to (3000)",
+        "insert into t select g, repeat('x', 500) from generate_series(1, 700) g",
+        "insert into t select g, repeat('y', 500) from generate_series(1000, 1300) g",
+    )
+    ROOT = "create publication p for table t with (publish_via_partition_root = true)"
+
+    @pytest.fixture
+    def reading(self, database):
+        """Open a snapshot and plan as this role; the server's superuser alone owns anything."""
+        role = f"reader_{database.name}"
+        database.execute(f"create role {role} login password 'p'")
+        conninfo = database.server.conninfo(database.name, role, "p")
+        opened = []
+
+        def start(*statements, bytes_per_chunk=8 * 8192):
+            for statement in (*self.TABLES, *statements):
+                database.execute(statement.format(role=role))
+            opened.append(SnapshotHolder(conninfo).__enter__())
+            return Copying(SimpleNamespace(conninfo=conninfo), opened[-1], bytes_per_chunk)
+
+        yield start
+        for holder in opened:
+            holder.__exit__(None, None, None)
+        database.execute(f"drop owned by {role}; drop role {role}")
+
+    def test_every_row_once_in_chunks_of_like_size(self, database, reading):
+        """Partitions of several sizes, below another and empty; what is attached since the snapshot isn't read."""
+        waiting = "create table t4 as select g as id, 'old' as v from generate_series(3000, 3009) g"
+        table = reading(self.ROOT, "grant select on t to {role}", waiting)
+        assert len(table.chunks) > 4
+        assert {(chunk.id.name, len(chunk.leaves)) for chunk in table.chunks} == {("t", 3)}
+        database.execute("alter table t attach partition t4 for values from (3000) to (4000)")
+        database.execute("insert into t values (1, 'new')")
+        expected = [*range(1, 701), *range(1000, 1301)]
+        assert sorted(table.read()["id"].to_pylist()) == expected
+        parts = [table.read([chunk]).num_rows for chunk in table.chunks]
+        assert sum(parts) == len(expected)
+        assert max(parts) < len(expected) / 2
+
+    @pytest.mark.parametrize(
+        "change", ["truncate t3", "truncate t1", "alter table t detach partition t1", "vacuum full t21"]
+    )
+    def test_what_the_snapshot_does_not_show_any_more(self, database, reading, change):
+        table = reading(self.ROOT, "grant select on t to {role}")
+        database.execute(change)
+        with pytest.raises(SnapshotLost, match=r"public\.t was truncated, rewritten or detached while it was copied"):
+            table.rows()
+
+    def test_a_partition_that_is_published_as_itself(self, database, reading):
+        """PostgreSQL leaves the others alone, by the partition's bounds; what may be read itself is read itself."""
+        table = reading("create publication p for table t1", "grant select on t to {role}")
+        assert {chunk.id.name for chunk in table.chunks} == {"t"}
+        assert sorted(table.read()["id"].to_pylist()) == [*range(1, 701)]
+        bounds = "((id IS NOT NULL) AND (id >= 0) AND (id < 1000))"
+        with connect(table.conninfo, "test") as conn:
+            ((is_other, found),) = conn.execute(lock_query(table.copy, table.chunks[0])).fetchall()
+            assert (is_other, found) == (False, bounds)
+            plan = conn.execute("explain " + chunk_query(table.copy, table.chunks[0], found)).fetchall()
+        assert "on t1" in str(plan)
+        assert not re.search("on t(21|3)", str(plan))
+        database.execute(f"grant select on t1 to reader_{database.name}")
+        with connect(table.conninfo, "test") as conn:
+            (own,) = read_published_tables(conn, ["p"])
+        assert [leaf.through for leaf in own.leaves] == [None]
+
+    def test_the_lock_is_the_readers_own(self, database, reading):
+        """From the look at the files on nobody may take them away, though the role may not lock a partition."""
+        table = reading(self.ROOT, "grant select on t to {role}")
+        with connect(table.conninfo, "test") as conn, conn.transaction():
+            conn.execute(lock_query(table.copy, table.chunks[0]))
+            locked = "select relation::regclass::text from pg_locks where pid = %s and relation::regclass::text ~ '^t[0-9]+$'"
+            assert {"t1", "t21", "t3"} <= {name for (name,) in database.execute(locked, (conn.info.backend_pid,))}
+
+    def test_grants_on_columns(self, database, reading):
+        """Without ctid there is one chunk, without tableoid no way through the root."""
+        table = reading(self.ROOT, "grant select (id, v, tableoid) on t to {role}")
+        assert [(chunk.id.name, chunk.last_block) for chunk in table.chunks] == [("t", None)]
+        assert len(table.rows()) == 1001
+        database.execute(f"revoke select (tableoid) on t from reader_{database.name}")
+        with connect(table.conninfo, "test") as conn:
+            (none,) = read_published_tables(conn, ["p"])
+        assert [(leaf.through, leaf.readable) for leaf in none.leaves] == [(None, False)] * 3
+        database.execute("create table u (id int primary key, v text); insert into u select id, v from t")
+        database.execute(f"grant select (id, v) on u to reader_{database.name}; alter publication p set table u")
+        with SnapshotHolder(table.conninfo) as holder:
+            assert len(Copying(SimpleNamespace(conninfo=table.conninfo), holder, 8192).rows()) == 1001
 
 
 class TestRefused:

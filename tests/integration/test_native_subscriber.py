@@ -6,11 +6,12 @@ import os
 from dataclasses import replace
 from itertools import combinations
 
+import psycopg
 import pytest
 
 from tests.publication_cases import all_cases, scenario, some_cases
 from tests.publication_scenarios import RandomScenario, together
-from tests.scenario import running
+from tests.scenario import Scenario, running
 from tests.seeds import chosen_seed, is_long
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_tasks")]
@@ -93,3 +94,56 @@ def test_random_scenarios(spark, database, postgres, lake, first):
             for scenario in scenarios:
                 both.write(scenario.transactions(12))
             both.step(what=(f"WALDELTA_SEED={seed}", number))
+
+
+# Publications that others made, of tables whose own UPDATEs and DELETEs fail since then.
+_UNFIT = """
+create table no_key(id int, v int);
+create table outside(id int primary key, v int);
+create table lacks_key({id}v int not null);
+create table whole_row(id int primary key, v int);
+alter table whole_row replica identity full;
+create table parted(id int primary key, v int) partition by range (id);
+create table parted_1 partition of parted for values from (0) to (100);
+create table parted_2 partition of parted default;
+alter table parted_1 replica identity nothing;
+alter table parted_2 replica identity full;
+"""
+UNFIT = Scenario(
+    tables=_UNFIT.format(id="id int primary key, "),
+    subscriber_tables=_UNFIT.format(id=""),
+    create_publications="""
+create publication theirs for table no_key, outside where (v > 0), lacks_key(v), whole_row(id, v);
+create publication by_root for table parted with (publish_via_partition_root = true);
+""",
+    publications=("theirs", "by_root"),
+    before="insert into no_key values (1, 1), (1, 1); insert into outside values (1, 1), (2, 0); insert into lacks_key values (1, 1);"
+    "insert into whole_row values (1, 1); insert into parted values (1, 1), (100, 1), (101, 1);",
+)  # fmt: skip
+REFUSED = ("update no_key set v = 2", "delete from outside", "update lacks_key set v = 2", "update whole_row set v = 2",
+           "delete from parted where id = 1")  # fmt: skip
+
+
+def test_publications_of_others_that_refuse_updates(spark, database, postgres, lake):
+    """What setup wouldn't bring about it says, with the consequence; the pipeline then does as PostgreSQL's subscriber."""
+    with running(spark, database, postgres, lake, UNFIT) as both:
+        for statement in REFUSED:
+            with pytest.raises(psycopg.Error, match=r"replica identity|column list"):
+                database.execute(statement)
+        plan = both.pipeline.check()
+        assert plan.problems == ()
+        for table in ("no_key", "outside", "lacks_key", "whole_row", "parted, partition public.parted_1"):
+            found = [text for text in plan.warnings if f"table public.{table}: " in text]
+            assert any("so its own UPDATEs and DELETEs fail on the source" in text for text in found)
+        both.step(
+            "insert into no_key values (1, 1), (2, 2); insert into outside values (3, 3), (4, 0); insert into lacks_key values (2, 2);"
+            "insert into whole_row values (2, 2); insert into parted values (2, 2), (102, 2)",
+            "update parted set v = 3 where id = 101; delete from parted where id = 100",
+            what="inserts",
+        )  # fmt: skip
+        both.step("truncate lacks_key", "insert into lacks_key values (5, 5)", what="truncate")
+        both.step(
+            "alter table no_key replica identity full; alter table parted_1 replica identity default",
+            "update no_key set v = v + 1; delete from parted where id = 1",
+            what="mended on the source",
+        )

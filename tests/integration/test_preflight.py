@@ -168,13 +168,33 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
             {"tables": [T]},
             "was made by pipeline 'other'",
         ),
-        (NO_KEY + "; create publication p for table t", {"manage": False}, "table public.t: it has no primary key"),
-        (PLAIN + "; create publication p for table t where (v > 1)", {"manage": False}, "filter uses v,"),
     ],
 )  # fmt: skip
 def test_bad_publications(database, conn, lake, ddl, entry, problem):
     database.execute(ddl)
     assert problem in refused(database, conn, job_for(database.conninfo, lake, {"name": "p", **entry}))
+
+
+def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
+    """In another's publication, and in its own once the key was dropped: neither setup nor a resync is refused for it."""
+    database.execute(
+        PLAIN + "; create table u (id int primary key, v int); create publication q for table u where (v > 1)"
+    )
+    p, q = {"name": "p", "tables": [T]}, {"name": "q", "manage": False}
+    job = job_for(database.conninfo, lake, p, q)
+    apply_setup(conn, job)
+    database.execute("alter table t drop constraint t_pkey")
+    plan = plan_setup(conn, job)
+    assert plan.problems == ()
+    for part in ("public.t: it has no primary key or replica identity, so its own UPDATEs and DELETEs fail on the source",
+                 "public.u: the filter uses v, which"):  # fmt: skip
+        assert any(part in text for text in plan.warnings)
+    # Whatever setup would change of the table brings it about anew.
+    changed = job_for(
+        database.conninfo, lake, p | {"tables": [T | {"where": "id > 1"}]}, q, slot=job.pipeline.source.slot
+    )
+    assert "public.t: it has no primary key" in refused(database, conn, changed)
+    assert "public.u" not in refused(database, conn, changed)
 
 
 def test_all_problems_at_once(database, conn, lake):

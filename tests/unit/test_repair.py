@@ -9,6 +9,7 @@ import pytest
 from tests.unit.test_drift import EVERY, member
 from tests.unit.test_drift import state as drift_state
 from tests.unit.test_drift import table as drift_table
+from waldelta.catalog import TableId, Through
 from waldelta.ledger_rows import FileState, StorageState
 from waldelta.membership import to_texts
 from waldelta.moving_rows import moving_rows
@@ -101,9 +102,23 @@ def test_an_attached_partition_enters_whole():
     whole = "((a > 3)) and ((a < 9))"
     enters = f"{whole} and not (((a > 5)))"
     leaf = 'only "public"."t_{}"'.format
-    nulls = [(leaf(2), f'{whole} and ("a" is null) and (((a > 5))) is null', 2)]
-    assert list(found.enter) == [(leaf(2), enters, 2), *nulls, (leaf(3), whole, 3), (leaf(4), whole, 4)]
-    assert {relation for relation, _ in found.leave} == {'"public"."t"'}
+    nulls = [(leaf(2), f'{whole} and ("a" is null) and (((a > 5))) is null')]
+    entering_rows = [(choice.relation, choice.condition) for choice in found.enter]
+    assert entering_rows == [(leaf(2), enters), *nulls, (leaf(3), whole), (leaf(4), whole)]
+    assert {choice.relation for choice in found.leave} == {'"public"."t"'}
+
+
+def test_leaves_that_are_read_through_one_table_enter_together():
+    """A scan of all partitions for each of them would be as many scans as there are partitions, squared."""
+    root = Through(TableId("public", "t"), 1)
+    after = table(row_filter="(a > 3)", leaves=[2, 3, 4, 5])
+    after = replace(after, leaves=tuple(replace(leaf, through=root) if leaf.oid > 2 else leaf for leaf in after.leaves))
+    files = {oid: oid + 100 for oid in (2, 3, 4, 5)}
+    found = moving_rows(Repair(state(row_filter="(a > 3)", leaves=[2, 3]), after), None, files)
+    # What the others hold stays as it is; which are attached is read whole.
+    attached = found.enter[-1]
+    assert (attached.relation, attached.files, attached.root) == ('"public"."t"', {4: 104, 5: 105}, 1)
+    assert attached.condition == "(((a > 3))) and tableoid = any ('{4,5}'::int2[]::oid[])"
 
 
 LEAVES = [

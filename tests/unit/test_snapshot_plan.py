@@ -1,8 +1,10 @@
 """Chunks, tasks and progress: pure plans."""
 
+from dataclasses import replace
+
 import pytest
 
-from waldelta.catalog import Leaf, TableId
+from waldelta.catalog import Leaf, TableId, Through
 from waldelta.snapshot import plan_chunks, plan_tasks
 
 BLOCK = 8192
@@ -13,7 +15,7 @@ def leaf(blocks, name="t", oid=1):
 
 
 def ranges(chunks):
-    return [(c.leaf.id.name, c.first_block, c.last_block) for c in chunks]
+    return [(c.id.name, c.first_block, c.last_block) for c in chunks]
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,28 @@ def test_progress_counts_tasks_that_started_and_are_not_active():
     assert describe_progress(tasks, 0, {}) == "0%: 0 of 4 tasks done"
     assert describe_progress(tasks, 3, {1: 500, 2: 7}) == "25%: 1 of 4 tasks done, reading 2 (507 rows so far)"
     assert describe_progress([], 0, {}) == "0%: 0 of 0 tasks done"
+
+
+@pytest.mark.parametrize(
+    "blocks, chunk_blocks, expected",
+    [
+        ([0], 4, [(0, None)]),
+        ([6, 2, 0], 4, [(0, 2), (2, None)]),  # two blocks of two leaves, then four of one
+        ([7, 2], 4, [(0, 2), (2, 6), (6, None)]),
+        ([4, 4, 4, 4], 2, [(0, 1), (1, 2), (2, 3), (3, None)]),
+    ],
+)
+def test_leaves_that_are_read_through_one_table_are_cut_together(blocks, chunk_blocks, expected):
+    """A range of ctid is one of each of them: no block is read twice, and a chunk has as many as any other."""
+    root = Through(TableId("public", "root"), 9)
+    leaves = [replace(leaf(count, f"p{n}", n), through=root) for n, count in enumerate(blocks)]
+    chunks = plan_chunks([*leaves, leaf(1, "own", 8)], chunk_blocks * BLOCK)
+    assert ranges(chunks) == [*(("root", *e) for e in expected), ("own", 0, None)]
+    assert all(len(chunk.leaves) == len(blocks) for chunk in chunks[:-1])
+    assert sum(chunk.size_bytes for chunk in chunks) == (sum(blocks) + 1) * BLOCK
+    assert all(chunk.size_bytes <= max(chunk_blocks, len(blocks)) * BLOCK for chunk in chunks)
+
+
+def test_a_leaf_whose_blocks_the_role_may_not_name_is_one_chunk():
+    """A grant on columns doesn't include ctid."""
+    assert ranges(plan_chunks([replace(leaf(9), has_ctid=False)], BLOCK)) == [("t", 0, None)]

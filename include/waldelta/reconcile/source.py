@@ -27,8 +27,8 @@ from waldelta.copy import (
     chunk_conditions,
     chunk_relation,
     column_sql,
-    filenode_query,
     filter_conditions,
+    lock_query,
 )
 from waldelta.copy_where import Choice, is_one_of, other_files
 from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
@@ -83,7 +83,7 @@ class SourceSide:
 
     def rows(self, buckets: Sequence[int]) -> Rows:
         """The rows of these buckets: hashes, and keys as texts."""
-        found = [row for part in self._of_chunks(lambda chunk: self._rows_statement(chunk, buckets)) for row in part]
+        found = [row for part in self._of_chunks(lambda rows: self._rows_statement(rows, buckets)) for row in part]
         return Rows.of(found, len(self.shown))
 
     def hashes(self, texts: Sequence[ArrowArray]) -> tuple[Hashes, Hashes]:
@@ -105,15 +105,15 @@ class SourceSide:
         """The columns that rows are named by."""
         return list(self.plan.key) or [name for name, _ in self.plan.columns][:_COLUMNS_SHOWN]
 
-    def _sums_statement(self, chunk: Chunk) -> sql.Composable:
-        hashed = sql.SQL("select {hashes} from {rows}").format(hashes=self._hashes(), rows=self._from(chunk))
+    def _sums_statement(self, rows: sql.Composable) -> sql.Composable:
+        hashed = sql.SQL("select {hashes} from {rows}").format(hashes=self._hashes(), rows=rows)
         if not self.plan.key:
             hashed = sql.SQL("{} offset 0").format(hashed)  # else PostgreSQL hashes each row twice
         return sql.SQL("select (k & {mask})::int4, count(*), sum(h)::text from ({hashed}) as r group by 1").format(
             mask=sql.Literal(self.plan.buckets - 1), hashed=hashed
         )
 
-    def _rows_statement(self, chunk: Chunk, buckets: Sequence[int]) -> sql.Composable:
+    def _rows_statement(self, rows: sql.Composable, buckets: Sequence[int]) -> sql.Composable:
         names = [sql.Identifier(f"t{n}") for n in range(len(self.shown))]
         texts = [printed(column_sql(self.copy, name)) for name in self.shown]
         if not self.plan.key:
@@ -125,7 +125,7 @@ class SourceSide:
             names=sql.SQL(", ").join(names),
             hashes=self._hashes(),
             texts=sql.SQL(", ").join(listed),
-            rows=self._from(chunk),
+            rows=rows,
             mask=sql.Literal(self.plan.buckets - 1),
             buckets=sql.Literal([int(bucket) for bucket in buckets]),
         )
@@ -148,28 +148,28 @@ class SourceSide:
             text = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')").format(text)
         return sql.SQL('pg_catalog.hashtextextended({} collate "C", {})').format(text, sql.Literal(seed))
 
-    def _from(self, chunk: Chunk) -> sql.Composable:
-        return _where(chunk_relation(chunk), chunk_conditions(self.copy, chunk))
-
-    def _of_chunks(self, statement: Callable[[Chunk], sql.Composable]) -> Iterator[Fetched]:
-        """What a statement finds in each chunk, by several sessions at once."""
+    def _of_chunks(self, statement: Callable[[sql.Composable], sql.Composable]) -> Iterator[Fetched]:
+        """What a statement on a chunk's rows finds in each chunk, by several sessions at once."""
 
         def read(number: int) -> list[Fetched]:
             with self._session(number) as connection:
-                return [self._of_chunk(connection, chunk, statement(chunk)) for chunk in self.chunks[number::count]]
+                return [self._of_chunk(connection, chunk, statement) for chunk in self.chunks[number::count]]
 
         count = min(SESSIONS, len(self.chunks))
         with ThreadPoolExecutor(max(1, count), thread_name_prefix="reconcile") as pool:
             for parts in pool.map(read, range(count)):
                 yield from parts
 
-    def _of_chunk(self, connection: Connection, chunk: Chunk, statement: sql.Composable) -> Fetched:
+    def _of_chunk(
+        self, connection: Connection, chunk: Chunk, statement: Callable[[sql.Composable], sql.Composable]
+    ) -> Fetched:
         with self._transaction(connection):
-            # Under the lock that the first touch takes, as a copy's chunk is read.
-            ((file,),) = connection.execute(filenode_query(chunk).encode()).fetchall()
-            if file != self.copy.relfilenodes.get(chunk.leaf.oid):
-                raise SnapshotLost(f"{chunk.leaf.id} was truncated or rewritten while it was compared: run again")
-            return connection.execute(statement.as_string(None).encode()).fetchall()
+            # As a copy's chunk is read.
+            ((is_other, bounds),) = connection.execute(lock_query(self.copy, chunk).encode()).fetchall()
+            if is_other:
+                raise SnapshotLost(f"{chunk.id} was truncated, rewritten or detached while it was compared: run again")
+            rows = _where(chunk_relation(chunk), chunk_conditions(self.copy, chunk, bounds))
+            return connection.execute(statement(rows).as_string(None).encode()).fetchall()
 
     def _of_keys(self, texts: Sequence[ArrowArray], further: Sequence[sql.Composable]) -> Iterator[tuple[Any, ...]]:
         with self._session(0) as connection:
@@ -182,9 +182,9 @@ class SourceSide:
                 statement = sql.SQL("select {} from {}").format(listed, rows)
                 with self._transaction(connection):
                     yield from connection.execute(statement.as_string(None).encode()).fetchall()
-                    if connection.execute(other_files(self.again.files).encode()).fetchone() != (0,):
+                    if connection.execute(other_files(self.again).encode()).fetchone() != (0,):
                         raise SnapshotLost(
-                            f"{self.copy.table} was truncated or rewritten while it was compared: run again"
+                            f"{self.copy.table} was truncated, rewritten or detached while it was compared: run again"
                         )
 
     @contextmanager

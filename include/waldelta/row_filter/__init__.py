@@ -6,7 +6,15 @@ of the result stands in ``spark_jobs.row_filter``.
 """
 
 from waldelta.row_filter.analysed import Collation, RowFilter, published_filter
-from waldelta.row_filter.server import resolve_filter
+from waldelta.row_filter.server import refused_filter, resolve_filter
 from waldelta.row_filter.syntax import FilterText, parse_row_filter
 
-__all__ = ["Collation", "FilterText", "RowFilter", "parse_row_filter", "published_filter", "resolve_filter"]
+__all__ = [
+    "Collation",
+    "FilterText",
+    "RowFilter",
+    "parse_row_filter",
+    "published_filter",
+    "refused_filter",
+    "resolve_filter",
+]

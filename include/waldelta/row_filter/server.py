@@ -9,16 +9,17 @@ import psycopg
 from psycopg import sql
 
 from waldelta.catalog import TableId
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.row_filter.analysed import Collation, RowFilter
 from waldelta.row_filter.parse import column_names, parse_analysed
 from waldelta.row_filter.place import place
-from waldelta.row_filter.syntax import parse_row_filter
+from waldelta.row_filter.syntax import functions_of, parse_row_filter
 from waldelta.type_catalog import fetch
 
 Connection = psycopg.Connection[Any]
 
 _CONSTRAINT = "waldelta_filter"
+_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 _C_LOCALES = frozenset({"C", "POSIX"})
 
 
@@ -28,19 +29,54 @@ def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
     The filter becomes the CHECK constraint of an empty temporary table with the same columns, which needs SELECT on
     the table and TEMPORARY on the database, nothing else. The connection must come from ``connection.connect``. Raises
     ConfigError with the place of what PostgreSQL doesn't take, FilterNotTranslatable for text that this project can't
-    read. Whether Spark can evaluate it is the question of ``spark_jobs.row_filter.spark_condition``.
+    read, PrivilegeMissing. Whether Spark can evaluate it is the question of ``spark_jobs.row_filter.spark_condition``.
     """
     parse_row_filter(text)
     with conn.transaction(force_rollback=True):
         try:
             return _analyse(conn, table, text)
         except psycopg.errors.InsufficientPrivilege as err:
-            raise ConfigError(
+            raise PrivilegeMissing(
                 f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}: grant select on the table and"
                 f" temporary on the database"
             ) from None
         except psycopg.errors.UndefinedTable as err:
             raise ConfigError(f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}") from None
+
+
+def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
+    """Why PostgreSQL would refuse a publication's filter, as far as a role can find out that may not publish the table.
+
+    It needs no privilege on the table but on its schema: the server analyses the filter, the catalogs say which functions are
+    immutable and what users defined. What else only CREATE PUBLICATION knows stays unsaid.
+    """
+    parsed = parse_row_filter(text)
+    statement = sql.SQL("prepare {} as select from only {} where (").format(
+        sql.Identifier(_CONSTRAINT), table.identifier
+    )
+    with conn.transaction(force_rollback=True):
+        try:
+            _run(conn, statement, text, sql.SQL("\n)"))
+            conn.execute(sql.SQL("deallocate {}").format(sql.Identifier(_CONSTRAINT)))
+        except ConfigError as err:
+            return str(err)
+        except psycopg.errors.InsufficientPrivilege:
+            return None
+    if system := sorted(_SYSTEM_COLUMNS.intersection(parsed.columns)):
+        return f"filter {text!r}: PostgreSQL rejects system columns in it: {', '.join(system)}"
+    asked = {
+        "schema": table.schema,
+        "name": table.name,
+        "columns": list(parsed.columns),
+        "functions": functions_of(text),
+    }
+    refused = [f"{row.what} {row.name}" for row in fetch(conn, _REFUSED, asked)]
+    if not refused:
+        return None
+    return (
+        f"filter {text!r}: PostgreSQL rejects {', '.join(refused)} in it: only immutable functions and types of its own are "
+        "allowed in a publication"
+    )
 
 
 def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
@@ -84,6 +120,23 @@ def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
     # The builtin provider's other locales sort by code points too; libc's C.UTF-8 depends on the C library.
     return Collation.BINARY_ORDER if locale["provider"] == "b" else Collation.DETERMINISTIC
 
+
+# Objects with smaller oids are PostgreSQL's own (FirstNormalObjectId). A name that calls none of its immutable functions calls one
+# that a publication refuses; a column's type or collation counts as what uses it.
+_REFUSED = """
+select 'function' as what, w.name
+from unnest(%(functions)s::text[]) as w (name)
+where exists (select from pg_proc p where p.proname = w.name)
+  and not exists (select from pg_proc p where p.proname = w.name and p.oid < 16384 and p.provolatile = 'i')
+union all
+select case when a.atttypid >= 16384 then 'the user-defined type of column' else 'the user-defined collation of column' end, a.attname
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
+where n.nspname = %(schema)s and c.relname = %(name)s and a.attname = any(%(columns)s::text[])
+  and (a.atttypid >= 16384 or a.attcollation >= 16384)
+order by 1, 2
+"""
 
 _ANALYSED = """
 select pg_get_expr(conbin, conrelid) as analysed

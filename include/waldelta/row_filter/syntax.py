@@ -52,6 +52,39 @@ def parse_row_filter(text: str) -> FilterText:
     return FilterText(text, tuple(dict.fromkeys(columns)), expression)
 
 
+# Functions that SQL calls without parentheses; none is immutable.
+_WITHOUT_PARENTHESES = frozenset(
+    {"current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp", "current_user",
+     "localtime", "localtimestamp", "session_user", "user"}
+)  # fmt: skip
+_IN_SQL = {
+    "current_date": "now",
+    "current_time": "now",
+    "current_timestamp": "now",
+    "localtime": "now",
+    "localtimestamp": "now",
+}
+
+
+def functions_of(text: str) -> list[str]:
+    """The names that a filter calls as functions, as pg_proc has them; a keyword before a parenthesis is among them.
+
+    >>> functions_of("lower(v) = 'x' and at < current_date")
+    ['lower', 'now']
+    """
+    tokens, found = sqlglot.tokenize(text, read=_DIALECT), []
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.token_type.name in ("STRING", "NUMBER"):
+            continue
+        is_quoted = text[token.start] == '"'
+        name = token.text if is_quoted else token.text.lower()
+        if after is not None and after.token_type.name == "L_PAREN":
+            found.append(name)
+        elif not is_quoted and name in _WITHOUT_PARENTHESES:
+            found.append(_IN_SQL.get(name, name))
+    return list(dict.fromkeys(found))
+
+
 def _name(column: exp.Column) -> str:
     name: exp.Expr = column.this
     quoted = isinstance(name, exp.Identifier) and name.args.get("quoted")

@@ -1,0 +1,114 @@
+"""Grants: the statements that give a role what it lacks, so that they can be pasted as they are.
+
+Preflight and runs find what is missing one object at a time; here it becomes one statement a privilege.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
+# What SQL reserves, or takes for a function or type where a name stands alone (pg_get_keywords(): R, T and C).
+_RESERVED = frozenset(
+    """
+    all analyse analyze and any array as asc asymmetric authorization between bigint binary bit boolean both case cast char
+    character check coalesce collate collation column concurrently constraint create cross current_catalog current_date
+    current_role current_schema current_time current_timestamp current_user dec decimal default deferrable desc distinct do
+    else end except exists extract false fetch float for foreign freeze from full grant greatest group grouping having ilike
+    in initially inner inout int integer intersect interval into is isnull join json json_array json_arrayagg json_exists
+    json_object json_objectagg json_query json_scalar json_serialize json_table json_value lateral leading least left like
+    limit localtime localtimestamp merge_action national natural nchar none normalize not notnull null nullif numeric offset
+    on only or order out outer overlaps overlay placing position precision primary real references returning right row select
+    session_user setof similar smallint some substring symmetric system_user table tablesample then time timestamp to trailing
+    treat trim true union unique user using values varchar variadic verbose when where window with xmlattributes xmlconcat
+    xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
+    """.split()  # noqa: SIM905 - a list of so many words is no easier to read
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A privilege that a role lacks: ``what`` stands before the object, "" for a membership; ``why`` becomes a comment.
+
+    >>> statements("r", [Grant("select on", "public.t"), Grant("select on", "public.u"), Grant("", "app", "owns them")])
+    ['grant select on public.t, public.u to r;', 'grant app to r;  -- owns them']
+    """
+
+    what: str
+    name: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute that a role lacks.
+
+    >>> statements("r", [Attribute("replication")])
+    ['alter role r replication;']
+    """
+
+    name: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultGrant:
+    """SELECT on tables that ``creator`` will make in a schema: a partition of tomorrow has the grants of none of today.
+
+    >>> statements("r", [DefaultGrant("app", "sales")])
+    ['alter default privileges for role app in schema sales grant select on tables to r;']
+    """
+
+    creator: str
+    schema: str
+
+
+Need = Grant | Attribute | DefaultGrant
+
+
+def statements(role: str, needs: Iterable[Need]) -> list[str]:
+    """The SQL that gives ``role`` (as SQL writes it) all of this, one statement for each privilege."""
+    names: dict[str, list[str]] = {}
+    why: dict[str, str] = {}
+    attributes, defaults = [], []
+    for need in dict.fromkeys(needs):
+        if isinstance(need, Attribute):
+            attributes.append(f"alter role {role} {need.name};{_comment(need.why)}")
+        elif isinstance(need, DefaultGrant):
+            given = f"grant select on tables to {role};"
+            defaults.append(f"alter default privileges for role {need.creator} in schema {need.schema} {given}")
+        else:
+            listed = names.setdefault(need.what, [])
+            listed += [need.name] if need.name not in listed else []
+            why.setdefault(need.what, need.why)
+    grants = [f"grant {_before(what)}{', '.join(of)} to {role};{_comment(why[what])}" for what, of in names.items()]
+    return [*attributes, *grants, *defaults]
+
+
+def sql_name(*parts: str) -> str:
+    """A name as SQL writes it, quoted only where it must be.
+
+    >>> sql_name("public", "order"), sql_name("Odd")
+    ('public."order"', '"Odd"')
+    """
+    return ".".join(part if _is_plain(part) else '"' + part.replace('"', '""') + '"' for part in parts)
+
+
+def columns_of(names: Sequence[str]) -> str:
+    """Columns as GRANT lists them behind a privilege."""
+    return f"({', '.join(map(sql_name, names))})"
+
+
+def _is_plain(name: str) -> bool:
+    return _PLAIN.match(name) is not None and name not in _RESERVED
+
+
+def _before(what: str) -> str:
+    return f"{what} " if what else ""
+
+
+def _comment(why: str) -> str:
+    # A line break would end the comment, and names may hold one.
+    return f"  -- {''.join(char if char.isprintable() else ' ' for char in why)}" if why else ""
