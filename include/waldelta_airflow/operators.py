@@ -166,7 +166,7 @@ class WaldeltaJobOperator(BaseOperator):
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
             arguments = self.arguments(context, result, (self.stage,) if alone and self.stage else ())
-            self._running = application = spark_submit(spark, context["ti"].dag_id, arguments)
+            self._running = application = spark_submit(spark, context["ti"].dag_id, arguments, Path(folder))
             code = application.run(job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
             return JobResult.read(result, code)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import subprocess
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,8 +60,10 @@ class SparkSubmit(SparkSubmitHook):
         self.on_kill()
 
 
-def spark_submit(connection: Connection, name: str, arguments: Sequence[str]) -> SparkSubmit:
+def spark_submit(connection: Connection, name: str, arguments: Sequence[str], folder: Path) -> SparkSubmit:
     """The hook for one job; raises ConfigError when the driver would run on another machine.
+
+    ``folder`` is this submit's own, for what executors are sent: of one that outlives it another user could have made it.
 
     In cluster mode the driver would be without the source's connection, the pipeline file and a place for its
     result, and handing it the password means showing it in an argument.
@@ -79,15 +79,15 @@ def spark_submit(connection: Connection, name: str, arguments: Sequence[str]) ->
         # A connection's own spark-defaults.conf can't switch Delta off, but everything else there counts.
         conf=driver_settings() | settings.LOG_CONF | (local_settings() if local else {}),
         jars=",".join(str(jar) for jar in jars()),
-        py_files=None if local else str(shipped_packages()),
+        py_files=None if local else str(shipped_packages(folder)),
         driver_memory=driver_memory(),
         name=name,
         application_args=list(arguments),
     )
 
 
-def shipped_packages() -> Path:
-    """A zip of our packages for executors on other machines, built once per content."""
+def shipped_packages(folder: Path) -> Path:
+    """Make a zip of our packages for executors on other machines; its name goes by its content."""
     files = [
         (f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes())
         for package in _SHIPPED
@@ -95,20 +95,9 @@ def shipped_packages() -> Path:
         for path in sorted(folder.rglob("*.py"))
     ]
     digest = hashlib.sha256(b"\0".join(name.encode() + b"\0" + content for name, content in files)).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"waldelta-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise ConfigError(f"folder {folder} belongs to somebody else: remove it, or set TMPDIR")
     target = folder / f"waldelta-{digest[:16]}.zip"
-    if not target.exists():
-        _write_zip(target, files)
-    return target
-
-
-def _write_zip(target: Path, files: Sequence[tuple[str, bytes]]) -> None:
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as temporary:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in files:
-                archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content)
-        Path(temporary.name).replace(target)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files:
+            archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content)
     log.info("packed %s files for the executors into %s", len(files), target)
+    return target

@@ -217,10 +217,11 @@ def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkey
     application, told = tmp_path / "found.py", tmp_path / "found.json"
     application.write_text(FOUND)
     monkeypatch.setattr(settings, "application", lambda: application)
-    assert spark_submit(BaseHook.get_connection(connection), "found", [str(told)]).run(job_environment({}, {})) == 0
+    submit = spark_submit(BaseHook.get_connection(connection), "found", [str(told)], tmp_path)
+    assert submit.run(job_environment({}, {})) == 0
     places = [Path(file).relative_to(cluster.folder).parts for file in json.loads(told.read_text())]
     assert {(worker, archive, *rest) for worker, _, _, archive, *rest in places} == {
-        (worker, shipped_packages().name, package, "__init__.py")
+        (worker, shipped_packages(tmp_path).name, package, "__init__.py")
         for worker in ("worker1", "worker2")
         for package in OURS
     }

@@ -397,21 +397,30 @@ def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
     assert job.options["stage"] == "apply"
 
 
-def test_executors_elsewhere_get_our_packages(make_task, make_context, job, spark_submit_program, monkeypatch):
-    """On a cluster the zip of waldelta and spark_jobs goes along, the same file for the same content."""
+def test_executors_elsewhere_get_our_packages(
+    make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path
+):
+    """On a cluster the zip of waldelta and spark_jobs goes along, from a folder that no other user can have prepared."""
     import zipfile
 
     from waldelta_airflow.spark_submit import shipped_packages
 
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (forged := tmp_path / "forged").mkdir(mode=0o777)
+    name = shipped_packages(forged).name
+    (forged / name).write_text("forged")
+    (tmp_path / "tmp" / f"waldelta-{os.getuid()}").symlink_to(forged)
     use_spark_submit(monkeypatch, host="spark://master:7077")
     make_task(stage="land", first=True).execute(make_context())
     submitted = spark_submit_program.read_text().splitlines()
     archive = Path(submitted[submitted.index("--py-files") + 1])
-    assert archive == shipped_packages()
-    names = zipfile.ZipFile(archive).namelist()
+    assert (archive.name, archive.exists(), archive.is_relative_to(tmp_path / "tmp")) == (name, False, True)
+    shipped = tmp_path / "shipped" / name
+    names = zipfile.ZipFile(shipped).namelist()
     assert {"waldelta/__init__.py", "waldelta/pgoutput/__init__.py", "spark_jobs/session.py"} <= set(names)
     assert not [name for name in names if not name.startswith(("waldelta/", "spark_jobs/"))]
-    assert archive.parent.stat().st_mode & 0o077 == 0
+    assert shipped.parent.stat().st_mode & 0o077 == 0
     assert "spark.driver.host=127.0.0.1" not in submitted
 
 

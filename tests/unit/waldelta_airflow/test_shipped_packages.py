@@ -22,7 +22,10 @@ print(json.dumps({name: m.__file__ for name, m in sys.modules.items() if name.pa
 
 def test_every_module_is_found_in_the_zip(tmp_path):
     """Whichever a task imports, at once or within a function."""
-    archive, names = shipped_packages(), [name for package in (waldelta, spark_jobs) for name in _modules(package)]
+    archive, names = (
+        shipped_packages(tmp_path),
+        [name for package in (waldelta, spark_jobs) for name in _modules(package)],
+    )
     assert {"waldelta.peek", "waldelta.pgoutput.relation", "spark_jobs.stage_tasks"} <= set(names)
     found = subprocess.run([python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names], cwd=tmp_path,
                            env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=False)  # fmt: skip
