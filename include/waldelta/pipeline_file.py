@@ -5,8 +5,8 @@ The file is the stable surface; every other module takes the validated models be
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +22,7 @@ from waldelta.refused_file import problems
 from waldelta.schedule import Schedule
 from waldelta.target_mode import TargetMode
 from waldelta.type_options import TableTypeOptions, TypeOptions
+from waldelta.variables import expand
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]
@@ -29,7 +30,6 @@ TableName = Annotated[str, Field(description="schema-qualified name, as PostgreS
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # URLs drop or encode these, Hadoop takes some for patterns: a lake in two folders, or in somebody else's.
 _UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
 # What a slow server's statement timeout is raised to, unless the file says more.
@@ -235,7 +235,7 @@ class Target(_Model):
     """The lake."""
 
     root: str = Field(
-        description="URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${NAME}: from the environment"
+        description="URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${WALDELTA_NAME}: from the environment"
     )
     tables: dict[str, TargetTable] = {}
     schema_changes: SchemaPolicy = Field(
@@ -258,10 +258,24 @@ class Target(_Model):
         description="mark changed rows as gone instead of writing their files anew: cheaper runs, but not every reader can",
     )
 
+    _written_root: str = ""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _as_written(cls, data: Any, validate: Callable[[Any], Self]) -> Self:
+        target = validate(data)
+        target._written_root = str(data["root"]) if isinstance(data, dict) else target.root  # noqa: SLF001 - its own
+        return target
+
+    @property
+    def written_root(self) -> str:
+        """The root as the file has it: variables of the environment are not replaced by their values."""
+        return self._written_root
+
     @field_validator("root")
     @classmethod
     def _uri(cls, value: str) -> str:
-        value = _VARIABLE.sub(_from_environment, value)
+        value = expand(value)
         check_file_uri(value)
         if "://" not in value:
             raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
@@ -466,12 +480,3 @@ def json_schema() -> dict[str, Any]:
     """JSON Schema of the pipeline file, for editors."""
     schema = PipelineFile.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _from_environment(variable: re.Match[str]) -> str:
-    name = variable.group(1)
-    if not (value := os.environ.get(name)):
-        raise ValueError(
-            f"environment variable {name} is not set: set it to the URI it stands for, or write the URI here"
-        )
-    return value

@@ -99,7 +99,7 @@ def _facts(pipeline: PipelineFile, path: str) -> Iterator[str]:
     yield f"| pipeline file | `{path}` |"
     read_from = f" on the standby of connection `{pipeline.source.read_from}`" if pipeline.source.read_from else ""
     yield f"| source | connection `{pipeline.source.conn_id}`, slot `{pipeline.source.slot}`{read_from} |"
-    yield f"| target | `{pipeline.target.root}` |"
+    yield f"| target | `{pipeline.target.written_root}` |"
     yield f"| Spark | connection `{pipeline.spark_conn_id}` |"
     yield f"| pool | `{pipeline.pool}` (one slot; tasks wait for ever when it doesn't exist) |"
     for publication in pipeline.source.publications:

@@ -30,7 +30,7 @@ def server():
     """A server on a short path, as sockets need."""
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
-        environment = {**os.environ, "SECRET_OF_THE_SERVER": "x"}
+        environment = {**os.environ, "WALDELTA_OF_THE_SERVER": "x"}
         process = subprocess.Popen([sys.executable, "-m", "spark_jobs.fork_server", str(path)], env=environment)
         wait(path.exists, process)
         yield path, process
@@ -86,10 +86,10 @@ def test_the_environment_is_the_callers_alone(server, tmp_path, caplog):
     """A variable that only the server has isn't there: the pipeline file's root can't use it."""
     path, _ = server
     file, environment = pipeline(tmp_path, 1)
-    file.write_text(file.read_text().replace("/lake", "/${SECRET_OF_THE_SERVER}"))
+    file.write_text(file.read_text().replace("/lake", "/${WALDELTA_OF_THE_SERVER}"))
     caplog.set_level(logging.INFO)
     assert ForkedJob.ask(str(path), ["status", str(file)], environment).run() == 1
-    assert "SECRET_OF_THE_SERVER" in caplog.text
+    assert "WALDELTA_OF_THE_SERVER" in caplog.text
 
 
 def test_jobs_beside_each_other(server, tmp_path, silent):

@@ -111,6 +111,36 @@ def test_a_named_folder_that_is_not_there_is_refused(tmp_path):
         load_pipeline_file(write_pipeline(tmp_path, "suites: absent"))
 
 
+ALLOWED = [("WALDELTA_LAKE", None), ("BUCKET", "BUCKET"), ("BUCKET", " LAKE , BUCKET")]
+
+
+@pytest.mark.parametrize(("name", "allowed"), ALLOWED)
+def test_a_root_has_variables_that_are_for_pipeline_files(name, allowed, monkeypatch):
+    """Those of the product's own prefix, and those that the operator has listed."""
+    monkeypatch.setenv(name, "file:///lakes")
+    if allowed:
+        monkeypatch.setenv("WALDELTA_ALLOWED_VARIABLES", allowed)
+    target = Target(root=f"${{{name}}}/shop")
+    assert (target.root, target.written_root) == ("file:///lakes/shop", f"${{{name}}}/shop")
+    assert target.model_copy(update={}).written_root == f"${{{name}}}/shop"
+
+
+REFUSED = [("SECRET", None), ("SECRET", "SECRETS,BUCKET"), ("AIRFLOW__CORE__FERNET_KEY", "*"), ("waldelta_lake", None)]
+
+
+@pytest.mark.parametrize(("name", "allowed"), REFUSED)
+def test_a_root_has_no_other_variable(name, allowed, monkeypatch):
+    """Pipeline files are read by Airflow's API server, whose environment has keys and passwords; the value isn't in the message."""
+    monkeypatch.setenv(name, "s3cr3t")
+    if allowed:
+        monkeypatch.setenv("WALDELTA_ALLOWED_VARIABLES", allowed)
+    with pytest.raises(
+        ValidationError, match=f"environment variable {name} isn't .* WALDELTA_ALLOWED_VARIABLES"
+    ) as caught:
+        Target(root=f"file:///lake/${{{name}}}")
+    assert "s3cr3t" not in str(caught.value)
+
+
 @pytest.mark.parametrize("char", " %#?\\|[]{}*^\n\r\t\x01\x7f\u2028", ids=ascii)
 def test_a_root_that_leads_to_two_folders_is_refused(char):
     """delta-rs drops a newline, and encodes or refuses others; Hadoop takes some for patterns."""

@@ -107,6 +107,16 @@ def test_landing_outlasts_the_longest_call(write_pipeline, timeout_s, calls_s):
     assert limit == timedelta(seconds=2 * calls_s, hours=2)
 
 
+def test_the_page_has_the_root_as_the_file_has_it(pipelines, write_pipeline, monkeypatch):
+    """Whoever may read the DAG reads its page; a variable's value may say more than they may know."""
+    monkeypatch.setenv("WALDELTA_LAKE", "file:///srv/inner/lake")
+    path = write_pipeline("shop")
+    path.write_text(re.sub("root: .*", "root: ${WALDELTA_LAKE}/shop", path.read_text()))
+    page = create_dags()["shop_cdc"].doc_md
+    assert "${WALDELTA_LAKE}/shop" in page
+    assert "inner" not in page
+
+
 def test_the_time_of_apply_is_the_files(write_pipeline):
     """Landing waits for it."""
     write_pipeline("shop", more="batch: {apply_timeout_minutes: 7}")
