@@ -1,4 +1,4 @@
-"""Great Expectations' HTML reports of one pipeline: where they lie, how they are named, listed, kept and pruned.
+"""The HTML reports of one pipeline's checks: where they are, how they are named, listed, kept and pruned.
 
 The folder holds the pages, our own index of them and, in ``.results``, the validation results they are made from. All
 files are readable by their owner only: a report may show values of rows that failed.
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_jobs.expectation_import import import_great_expectations
+from spark_jobs.report_view import check_page
 from spark_jobs.verdict import TableVerdict
-from waldelta.docs_folder import docs_folder
+from waldelta.docs_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
 from waldelta.lake import encode_segment
 from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.private import OWNER_ONLY, private_files
@@ -30,7 +31,7 @@ from waldelta.report_list import (
     read_entries,
     remove_entry,
 )
-from waldelta.report_page import static_index
+from waldelta.report_page import is_own_page, static_index
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
     from great_expectations.data_context.types.resource_identifiers import ValidationResultIdentifier
 
-SITE = "waldelta"
 _KEPT = "kept_results"
-_RESULTS_FOLDER = ".results"
 _LONGEST_NAME = 100  # the file name of a page has the name twice
 
 
@@ -63,7 +62,7 @@ def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
 
 
 def open_context(folder: Path | None) -> EphemeralDataContext:
-    """A context whose site and kept results lie in the folder, if there is one; nothing else is written, nothing is sent."""
+    """A context that keeps results in the folder, if there is one; nothing else is written, nothing is sent."""
     import_great_expectations()
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig
@@ -80,7 +79,7 @@ def open_context(folder: Path | None) -> EphemeralDataContext:
         validation_results_store_name="validation_results_store",
         checkpoint_store_name="checkpoint_store",
         stores=_stores(folder),
-        data_docs_sites={} if folder is None else {SITE: _site(folder)},
+        data_docs_sites={},
     )
     context: EphemeralDataContext = gx.get_context(mode="ephemeral", project_config=config)
     return context
@@ -89,7 +88,7 @@ def open_context(folder: Path | None) -> EphemeralDataContext:
 def keep_result(
     context: EphemeralDataContext, suite_name: str, result: ExpectationSuiteValidationResult, run: RunIdentifier
 ) -> ValidationResultIdentifier:
-    """Keep a result for the site; returns what names it there."""
+    """Keep a result for its page; returns what names it."""
     from great_expectations.data_context.types.resource_identifiers import (
         ExpectationSuiteIdentifier,
         ValidationResultIdentifier,
@@ -105,12 +104,24 @@ def keep_result(
     return identifier
 
 
-def build_site(context: EphemeralDataContext, identifiers: Sequence[ValidationResultIdentifier]) -> None:
-    """Write the pages of the given results; called once per run.
+def write_check_pages(
+    context: EphemeralDataContext, folder: Path, identifiers: Sequence[ValidationResultIdentifier]
+) -> None:
+    """Write the pages of kept results; each appears as a whole."""
+    for identifier in identifiers:
+        path = page_path(folder, identifier)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(check_page(context.stores[_KEPT].get(identifier)), encoding="utf-8")
+        draft.replace(path)
 
-    This is what UpdateDataDocsAction does, which would write an index after every table.
-    """
-    context.build_data_docs(site_names=[SITE], resource_identifiers=list(identifiers), build_index=False)
+
+def replace_foreign_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
+    """Write the pages again that Great Expectations' own view wrote in earlier versions: it escapes no name and no value."""
+    for identifier in _kept_of(context, pipeline):
+        path = page_path(folder, identifier)
+        if path.is_file() and not is_own_page(path):
+            write_check_pages(context, folder, [identifier])
 
 
 def list_reports(
@@ -146,9 +157,7 @@ def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
 
 def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str, keep: int) -> int:
     """Drop the results of all but a pipeline's last ``keep`` runs, their pages and their places on the list."""
-    store = context.stores[_KEPT]
-    # Others' may lie in the same folder; no pipeline's name has a space.
-    identifiers = [i for i in store.list_keys() if str(i.run_id.run_name).startswith(f"{pipeline} ")]
+    store, identifiers = context.stores[_KEPT], _kept_of(context, pipeline)
     runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
     old = set(runs[keep:])
     for identifier in identifiers:
@@ -160,9 +169,14 @@ def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str,
     return len(old)
 
 
+def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationResultIdentifier]:
+    # Other pipelines may have results in the same folder; no pipeline's name has a space.
+    return [i for i in context.stores[_KEPT].list_keys() if str(i.run_id.run_name).startswith(f"{pipeline} ")]
+
+
 def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path | None:
     """Write the pages of a reconciliation, put them on the list, and return its index; None where there is no folder."""
-    folder = docs_folder(pipeline)
+    folder = own_docs_folder(pipeline)
     if folder is None:
         return None
     with private_files(OWNER_ONLY):
@@ -178,8 +192,10 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
         return 0
     with private_files(OWNER_ONLY):
         dropped = prune_pages(folder, pipeline.pipeline, keep)
-        if (folder / _RESULTS_FOLDER).is_dir():
-            dropped += drop_old_results(open_context(folder), folder, pipeline.pipeline, keep)
+        if (folder / RESULTS_FOLDER).is_dir():
+            context = open_context(folder)
+            dropped += drop_old_results(context, folder, pipeline.pipeline, keep)
+            replace_foreign_pages(context, folder, pipeline.pipeline)
         if drop_old_pageless(folder, pipeline.pipeline, keep) or dropped:
             _write_index(folder, pipeline)
     return dropped
@@ -190,7 +206,7 @@ def _stores(folder: Path | None) -> dict[str, Any]:
     files = (
         memory
         if folder is None
-        else {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / _RESULTS_FOLDER)}
+        else {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / RESULTS_FOLDER)}
     )
     return {
         "expectations_store": {"class_name": "ExpectationsStore", "store_backend": memory},
@@ -198,18 +214,4 @@ def _stores(folder: Path | None) -> dict[str, Any]:
         "validation_definition_store": {"class_name": "ValidationDefinitionStore", "store_backend": memory},
         "checkpoint_store": {"class_name": "CheckpointStore", "store_backend": memory},
         _KEPT: {"class_name": "ValidationResultsStore", "store_backend": files},
-    }
-
-
-def _site(folder: Path) -> dict[str, Any]:
-    return {
-        "class_name": "SiteBuilder",
-        "show_how_to_buttons": False,
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)},
-        "site_section_builders": {
-            "expectations": "None",
-            "profiling": "None",
-            # By default runs with "profiling" in their name are no validations.
-            "validations": {"source_store_name": _KEPT, "run_name_filter": {"not_includes": "\0"}},
-        },
     }

@@ -20,7 +20,6 @@ from deltalake.exceptions import TableNotFoundError
 
 from spark_jobs.asked_ahead import Asked, CheckedTarget, ask_ahead, ask_references, in_background, measure_ahead
 from spark_jobs.data_docs import (
-    build_site,
     drop_old_results,
     keep_result,
     list_reports,
@@ -28,6 +27,7 @@ from spark_jobs.data_docs import (
     page_name,
     page_path,
     run_identifier,
+    write_check_pages,
 )
 from spark_jobs.departures import Before, bounds_of
 from spark_jobs.expectation_import import import_great_expectations
@@ -40,7 +40,7 @@ from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
 from waldelta.delta_log import DeltaLog
-from waldelta.docs_folder import docs_folder
+from waldelta.docs_folder import own_docs_folder
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.judged import JudgedSuites
@@ -116,7 +116,7 @@ def check(
     """
     began, left = now(), left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
-    folder = docs_folder(pipeline)
+    folder = own_docs_folder(pipeline)
     states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
     own = read_own_suites(_suites(pipeline), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
@@ -362,7 +362,7 @@ def _run(
         )  # fmt: skip
     if folder is not None:
         drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
-        build_site(context, identifiers)
+        write_check_pages(context, folder, identifiers)
     return verdicts
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-_ENTRIES_FOLDER = ".entries"
+ENTRIES_FOLDER = ".entries"
 
 Verdict = Literal["failed", "warning", "passed"]
 
@@ -91,7 +91,7 @@ def entry_of(folder: Path, page: str) -> ReportEntry | None:
 
 def read_entries(folder: Path) -> list[ReportEntry]:
     """All reports on the list whose page is there, or that have none, in no order."""
-    found = (_read_entry(path) for path in (folder / _ENTRIES_FOLDER).glob("*.json"))
+    found = (_read_entry(path) for path in (folder / ENTRIES_FOLDER).glob("*.json"))
     return [entry for entry in found if entry is not None and (not entry.page or (folder / entry.page).is_file())]
 
 
@@ -114,7 +114,7 @@ def _pageless(entry: ReportEntry) -> str:
 
 
 def _entry_path(folder: Path, page: str) -> Path:
-    return folder / _ENTRIES_FOLDER / f"{hashlib.sha256(page.encode()).hexdigest()[:32]}.json"
+    return folder / ENTRIES_FOLDER / f"{hashlib.sha256(page.encode()).hexdigest()[:32]}.json"
 
 
 def _read_entry(path: Path) -> ReportEntry | None:

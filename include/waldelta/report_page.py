@@ -1,9 +1,12 @@
-"""The list of reports as HTML: plain tables without scripts or anything from the network, every text escaped."""
+"""Reports as HTML, and the list of them: plain tables without scripts or anything from the network, every text escaped."""
 
 from __future__ import annotations
 
+import hashlib
 import html
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 from waldelta.report_list import CheckedRun, ReportEntry
@@ -25,9 +28,17 @@ font-size:.85rem;font-weight:600}
 .dim{opacity:.7}
 ul{margin:.1rem 0 0;padding-left:1.1rem}
 pre{margin:0;white-space:pre-wrap}
+h2{font-size:1.2rem;margin:1.5rem 0 .5rem}
+code,pre{font:.92em/1.5 ui-monospace,monospace;overflow-wrap:anywhere}
+td>div+div{margin-top:.3rem}
+td td,td th{padding:.1rem .8rem .1rem 0}
 nav a{margin-right:1.2rem}"""
+# A page on a disk has no headers. Its one style is known by its digest; whatever else a browser would load or run is none of ours.
+POLICY = f"default-src 'none'; style-src 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; base-uri 'none'; form-action 'none'"
+_FIRST = '<html lang="en"><head><meta http-equiv="Content-Security-Policy"'
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+{first} content="{policy}">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>{style}</style></head>
 <body><h1>{title}</h1>{body}</body></html>
 """
@@ -40,7 +51,19 @@ _HEAD = (
 
 def page(title: str, body: str) -> str:
     """A whole page; ``body`` is HTML already."""
-    return _PAGE.format(title=html.escape(title), style=_STYLE, body=body)
+    return _PAGE.format(first=_FIRST, policy=POLICY, title=html.escape(title), style=_STYLE, body=body)
+
+
+def is_own_page(path: Path) -> bool:
+    """Whether page() made this file: its policy is what it begins with."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return _FIRST in file.read(len(_PAGE))
+
+
+def fact_table(facts: Iterable[tuple[str, str]]) -> str:
+    """Names and values as a table."""
+    rows = (f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>' for name, value in facts)
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
 
 def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from spark_jobs.data_docs import list_reconciliation, prune_reports
 from tests.pipelines import pipeline_file
 from waldelta.docs_folder import docs_folder, judge_docs
+from waldelta.errors import ConfigError
 from waldelta.quality_options import Quality
 
 STORES = (
@@ -54,3 +56,35 @@ def test_an_object_store_named_for_the_pages_is_refused(uri):
     """By the pipeline file, not by the first check."""
     with pytest.raises(ValidationError, match="name a local folder"):
         Quality(data_docs=uri)
+
+
+HELD = {
+    "there is none": (None, True),
+    "it is empty": ((), True),
+    "reports": ((".entries/x.json", "index.html"), True),
+    "an earlier version's reports": ((".results/x", "index.html"), True),
+    "reports and another's file": ((".entries/x.json", "mine.txt"), True),
+    "other files": (("passwords.json",), False),
+    "another's pages": (("index.html", "validations/x.html"), False),
+}
+
+
+@pytest.mark.parametrize(("held", "taken"), HELD.values(), ids=HELD)
+def test_a_named_folder_of_other_files_is_refused(held, taken, tmp_path):
+    """By setup, and by what would write there: it isn't touched."""
+    folder = tmp_path / "docs"
+    for name in held or ():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    if held is not None:
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+    pipeline = pipeline_file(STORES[0], "shop", quality={"data_docs": str(folder)})
+    assert [found.severity for found in judge_docs(pipeline)] == ([] if taken else ["problem"])
+    if taken:
+        assert list_reconciliation(pipeline, []) == folder / "index.html"
+    else:
+        with pytest.raises(ConfigError, match="holds other files than reports: name a new or an empty folder"):
+            list_reconciliation(pipeline, [])
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+        assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()) == sorted(held)

@@ -12,7 +12,7 @@ from waldelta.lsn import Lsn
 from waldelta.reconcile.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
 from waldelta.reconcile.rows import RowDifference
 from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
-from waldelta.report_page import mark, page
+from waldelta.report_page import fact_table, mark, page
 
 FOLDER = "reconciliations"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")
@@ -73,9 +73,8 @@ def told(row: Reconciliation) -> str:
 
 def table_page(row: Reconciliation) -> str:
     """One table's page."""
-    facts = "".join(f"<tr><th scope='row'>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in _facts(row))
     verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
-    body = f"<p>{mark(verdict)} {html.escape(told(row))}</p><table><tbody>{facts}</tbody></table>"
+    body = f"<p>{mark(verdict)} {html.escape(told(row))}</p>{fact_table(_facts(row))}"
     if row.differences:
         body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
     if (more := row.differing - sum(one.rows for one in row.differences)) > 0:

@@ -29,13 +29,14 @@ from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views.render import (
     FORM_HEADERS,
     HEADERS,
+    INDEX_HEADERS,
     REPORT_HEADERS,
     STYLE_HEADERS,
     SecurityHeaders,
     render,
     url,
 )
-from waldelta_airflow.views.reports import served_report
+from waldelta_airflow.views.reports import reports_index, served_report
 from waldelta_airflow.views.trigger import check_origin, trigger_run
 
 _FILES = {
@@ -244,9 +245,14 @@ def _add_reports(app: FastAPI) -> None:
     def reports(asked: AskedDep, page: int = 1, *, failed: bool = False) -> HTMLResponse:
         return _page(pages.reports_page(asked.base, asked.pipelines(), page, only_failed=failed))
 
+    @app.get("/docs/{name}/")
+    @app.get("/docs/{name}/index.html")
+    def reports_of(asked: AskedDep, name: str) -> HTMLResponse:
+        return HTMLResponse(reports_index(asked.pipeline(name)), headers=INDEX_HEADERS)
+
     @app.get("/docs/{name}/{path:path}")
     def report(asked: AskedDep, name: str, path: str) -> FileResponse:
-        file = served_report(asked.pipeline(name), path or "index.html")
+        file = served_report(asked.pipeline(name), path)
         if file is None:
             raise HTTPException(404, "There is no such report.")
         return FileResponse(file, headers=REPORT_HEADERS)

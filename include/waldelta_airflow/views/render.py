@@ -11,6 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from waldelta.ledger_rows import now
+from waldelta.report_page import POLICY
 from waldelta_airflow.views.words import FILTERS, MARKS, ago
 from waldelta_airflow.web import PREFIX
 
@@ -23,10 +24,12 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
-# Great Expectations' pages bring styles within them, and ask the network for more.
+# The list of reports brings its style within it.
+INDEX_HEADERS = HEADERS | {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'self'"}
+# In a sandbox neither a script nor a refresh takes effect, whatever a report has, also one that an earlier version wrote.
 REPORT_HEADERS = HEADERS | {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline' https:; font-src 'self' https:; "
-    "img-src 'self' data: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'; sandbox"
 }
 # Of a page with a button: it leads back to these pages alone.
 FORM_HEADERS = HEADERS | {

@@ -7,35 +7,31 @@ from pathlib import Path
 from waldelta.docs_folder import docs_folder
 from waldelta.pipeline_file import PipelineFile
 from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, entry_of, read_entries
+from waldelta.report_page import static_index
 
-_SERVED = {".html", ".css", ".js", ".json", ".svg", ".png", ".jpg", ".gif", ".ico", ".woff", ".woff2", ".ttf"}
 
+def served_report(pipeline: PipelineFile, path: str) -> Path | None:
+    """The page of a report that the folder's list has of this pipeline; None of everything else that may be in the folder.
 
-def report_file(folder: Path, path: str) -> Path | None:
-    """The file of a report; None when it doesn't exist, isn't one, or lies outside the folder.
-
-    Nor are the kept results and the list (``.results``, ``.entries``): they tell of all who share the folder.
+    Nor is it served where a symbolic link leads elsewhere.
     """
+    folder = docs_folder(pipeline)
+    if folder is None:
+        return None
     root = folder.resolve()
     try:
         file = (root / path).resolve()
     except (OSError, ValueError):
         return None
-    if not file.is_relative_to(root) or any(part.startswith(".") for part in file.relative_to(root).parts):
+    if not file.is_relative_to(root) or file.suffix != ".html" or not file.is_file():
         return None
-    return file if file.suffix.lower() in _SERVED and file.is_file() else None
+    entry = entry_of(folder, page := file.relative_to(root).as_posix())
+    return file if entry is not None and (entry.pipeline, entry.page) == (pipeline.pipeline, page) else None
 
 
-def served_report(pipeline: PipelineFile, path: str) -> Path | None:
-    """The file of a report, as report_file() finds it; None for what others have in a folder that several pipelines share."""
-    folder = docs_folder(pipeline)
-    file = report_file(folder, path) if folder is not None else None
-    if folder is None or file is None or file.suffix.lower() != ".html":
-        return file
-    entry = entry_of(folder, file.relative_to(folder.resolve()).as_posix())
-    # Lists and suites are of all who share the folder.
-    owners = {entry.pipeline} if entry is not None else {other.pipeline for other in read_entries(folder)}
-    return file if owners <= {pipeline.pipeline} else None
+def reports_index(pipeline: PipelineFile) -> str:
+    """The list of this pipeline's reports, as a page; of others that share its folder it says nothing."""
+    return static_index(pipeline.pipeline, read_reports(pipeline))
 
 
 def read_reports(pipeline: PipelineFile) -> list[CheckedRun]:

@@ -12,12 +12,15 @@ import pytest
 
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta.report_list import ReportEntry, add_entry
-from waldelta_airflow.views.reports import report_file, reports_of
+from waldelta_airflow.views.reports import reports_of, served_report
 from waldelta_airflow.web import DeferredApp
 
 pytestmark = pytest.mark.airflow
 
 PLUGIN = Path(__file__).parents[3] / "plugins" / "waldelta_plugin.py"
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -26,6 +29,9 @@ def docs(write_pipeline, tmp_path):
     (folder / "validations").mkdir(parents=True)
     (folder / "index.html").write_text("<h1>index</h1>")
     (folder / "validations" / "run.html").write_text("<h1>run</h1>")
+    for name in ("unlisted.html", "validations/unlisted.html", "passwords.json"):
+        (folder / name).write_text("values")
+    (folder / "listed.json").write_text("values")
     (folder / "notes.txt").write_text("not a report")
     (folder / ".results" / "other").mkdir(parents=True)
     for kept in ("other/kept.json", "kept.html"):
@@ -34,6 +40,13 @@ def docs(write_pipeline, tmp_path):
     (folder / "link.html").symlink_to(tmp_path / "secret.html")
     write_pipeline("shop")
     return folder
+
+
+@pytest.fixture
+def listed(docs):
+    """The list names a page, a file that is none and a link that leads out of the folder."""
+    for page in ("validations/run.html", "listed.json", "link.html"):
+        add_entry(docs, ReportEntry(NOON, "shop", "r", "public.t", 1, 1, (), (), page))
 
 
 @pytest.fixture
@@ -49,7 +62,6 @@ def checked(folder, at, table="public.orders", run_id="scheduled__1", failures=(
     add_entry(folder, ReportEntry(at, pipeline, run_id, table, 3, 4, tuple(failures), tuple(warnings), page))
 
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -111,13 +123,28 @@ def test_without_reports_the_index_says_so(client, docs):
     assert "no reports yet" in client.get("/docs/").text
 
 
-@pytest.mark.parametrize("path, text", [("", "index"), ("index.html", "index"), ("validations/run.html", "run")])
-def test_reports_are_served_without_scripts(client, path, text):
-    """Reports show values from the source; no script in them may act with the reader's login."""
+def test_reports_are_served_without_scripts(client, listed):
+    """Reports show values from the source; no script in them may act with the reader's login, and no image is fetched."""
+    answer = client.get("/docs/shop/validations/run.html")
+    assert answer.text == "<h1>run</h1>"
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert policy.endswith("; sandbox")
+    assert "script-src" not in policy
+    assert "http" not in policy
+
+
+@pytest.mark.parametrize("path", ["", "index.html"])
+def test_a_pipelines_own_list_is_made_anew(client, docs, path):
+    """The folder's own index may have been written by another pipeline, or by hand."""
+    checked(docs, NOON, "public.mine")
+    checked(docs, NOON, "public.theirs", pipeline="other")
     answer = client.get(f"/docs/shop/{path}")
-    assert answer.text == f"<h1>{text}</h1>"
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "script-src" not in answer.headers["content-security-policy"]
+    assert "public.mine" in answer.text
+    assert "public.theirs" not in answer.text
+    assert "<h1>index</h1>" not in answer.text
+    (link,) = re.findall(r'href="([^"]+mine[^"]+)"', answer.text)
+    assert client.get(f"/docs/shop/{link}").text == "<h1>page</h1>"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +152,10 @@ def test_reports_are_served_without_scripts(client, path, text):
     [
         "shop/absent.html",
         "shop/notes.txt",
+        "shop/unlisted.html",
+        "shop/validations/unlisted.html",
+        "shop/passwords.json",
+        "shop/listed.json",
         "shop/link.html",
         "shop/.results/other/kept.json",
         "shop/validations/../.results/other/kept.json",
@@ -138,17 +169,18 @@ def test_reports_are_served_without_scripts(client, path, text):
         "%2e%2e/index.html",
     ],
 )
-def test_nothing_else_is_served(client, path):
+def test_nothing_else_is_served(client, listed, path):
     """Neither other files nor kept results nor anything outside the folder, by dots, absolute paths or symbolic links."""
     assert client.get(f"/docs/{path}").status_code == 404
 
 
 def test_of_a_shared_folder_each_pipeline_shows_its_own_reports(client, docs):
-    """Who may read one pipeline may not read the others' values; lists and suites are of all."""
+    """Who may read one pipeline may not read the others' values."""
     checked(docs, NOON, "public.mine")
     checked(docs, NOON, "public.theirs", pipeline="other")
-    paths = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.html")) if not path.is_symlink()]
+    paths = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("public.*/*.html"))]
     paths += [path.relative_to(docs).as_posix() for path in docs.glob(".entries/*.json")]
+    assert len(paths) == 4
     shown = [path for path in paths if client.get(f"/docs/shop/{path}").status_code == 200]
     assert [path.partition(".")[2].partition("/")[0] for path in shown] == ["mine"], shown
 
@@ -162,9 +194,11 @@ def test_a_check_that_is_tried_again_has_the_report_of_how_it_ended(docs, pipeli
     assert {table: entry.verdict for table, entry in found.items()} == {"public.a": "passed", "public.b": "failed"}
 
 
-def test_an_absolute_path_doesnt_leave_the_folder(docs, tmp_path):
+def test_an_absolute_path_doesnt_leave_the_folder(docs, listed, tmp_path, pipelines):
     """Joining an absolute path replaces the folder; it must be refused."""
-    assert report_file(docs, str(tmp_path / "secret.html")) is None
+    shop = load_pipeline_file(pipelines / "shop.yml")
+    assert served_report(shop, str(docs / "validations" / "run.html")) is not None
+    assert served_report(shop, str(tmp_path / "secret.html")) is None
 
 
 @pytest.mark.parametrize("path", ["/", "/p/shop", "/style.css", "/docs/shop/index.html"])
