@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from datetime import datetime
@@ -120,6 +121,13 @@ def test_everything_listens_on_loopback_only(own_stack):
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_another_user_cant_take_its_clients_or_keep_it_waiting(own_stack):
+    """Neither by the other address of Spark's host, which the JVM holds, nor by its lock."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other, pytest.raises(OSError, match="in use"):
+        other.bind(("::1", own_stack.spark.port))
+    assert stat.S_IMODE((own_stack.folder / "stack.lock").stat().st_mode) == 0o600
 
 
 def test_secrets_are_in_no_argument_and_no_file_that_others_can_read(own_stack):

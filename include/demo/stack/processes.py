@@ -57,8 +57,19 @@ def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) or "(empty log)"
 
 
-def start(name: str, command: Sequence[str], *, folder: Path, log: Path, environment: Mapping[str, str]) -> Part:
-    """Start a process in a session of its own, so that a terminal's Ctrl-C is ours to handle; files are private."""
+def start(
+    name: str,
+    command: Sequence[str],
+    *,
+    folder: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    held: Sequence[int] = (),
+) -> Part:
+    """Start a process in a session of its own, so that a terminal's Ctrl-C is ours to handle; files are private.
+
+    The descriptors in ``held`` stay open for as long as it runs.
+    """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.touch(mode=0o600)
     with log.open("ab") as output:
@@ -71,6 +82,7 @@ def start(name: str, command: Sequence[str], *, folder: Path, log: Path, environ
             stderr=subprocess.STDOUT,
             start_new_session=True,
             umask=0o077,
+            pass_fds=held,
         )
     try:
         created = psutil.Process(child.pid).create_time()

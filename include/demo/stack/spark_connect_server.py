@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from demo.java import java_home
-from demo.stack.processes import Part, start
+from demo.stack.processes import Part, StackError, start
 from waldelta.spark_settings import TASK_ATTEMPTS, WORKERS_HERE, driver_settings, jars, shuffle_partitions
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -31,6 +32,28 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
+
+
+@contextmanager
+def _port_beside(port: int) -> Iterator[Sequence[int]]:
+    """A socket on the same port of ::1, for the server to inherit: it takes no connection, and no other user can.
+
+    Many machines resolve HOST to ::1 too, and clients try that first: who listened there would be sent the token.
+    Raises StackError when a process has that port.
+    """
+    with ExitStack() as sockets:
+        try:
+            beside = sockets.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
+            beside.bind(("::1", port))
+        except OSError as err:
+            if err.errno == errno.EADDRINUSE:
+                raise StackError(
+                    f"port {port} of [::1] is another process's, which clients of {HOST} would reach in the place of "
+                    "the Spark Connect server: start again, with other ports"
+                ) from err
+            yield ()  # this machine has no ::1
+        else:
+            yield (beside.fileno(),)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,8 +89,9 @@ class SparkConnectServer:
         }
         spark_submit = str(Path(self.python).with_name("spark-submit"))
         command = [spark_submit, "--properties-file", str(properties), "--class", MAIN_CLASS, "spark-internal"]
-        return start("Spark Connect server", command, folder=self.folder, log=self.log,
-                     environment={**environment, **own})  # fmt: skip
+        with _port_beside(self.port) as held:
+            return start("Spark Connect server", command, folder=self.folder, log=self.log,
+                         environment={**environment, **own}, held=held)  # fmt: skip
 
     def is_listening(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):

@@ -321,9 +321,14 @@ class Stack:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.folder / "stack.lock").open("w") as lock:
+        # Who can open it can keep every command waiting.
+        lock = os.open(self.folder / "stack.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.fchmod(lock, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
 
 def _is_scheduler(part: Part) -> bool:
