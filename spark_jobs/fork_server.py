@@ -127,7 +127,7 @@ class ForkServer:
                 asker.sendall(b"stale\n")
                 asker.close()
                 return
-            request, output = receive_request(asker)
+            request, output = receive_request(asker, _REQUEST_TIMEOUT_S)
             if request["code"] != code_place():
                 os.close(output)
                 raise ValueError(f"it is for the code in {request['code']}, and this server's is in {code_place()}")

@@ -6,29 +6,40 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
+# Arguments and environment of a process are shorter: Linux lets a stack's quarter have them, which is 2 MB.
+LONGEST_REQUEST = 8 << 20
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 def send_request(server: socket.socket, request: Mapping[str, Any], output: int) -> None:
-    """Ask for a job; ``output`` is a file descriptor, of which the other side gets its own."""
+    """Ask for a job; ``output`` is a file descriptor, of which the other side gets its own. Raises ValueError for one too long."""
     document = json.dumps(request).encode()
+    _check_length(len(document))
     socket.send_fds(server, [_LENGTH.pack(len(document))], [output])
     server.sendall(document)
 
 
-def receive_request(asker: socket.socket) -> tuple[dict[str, Any], int]:
-    """The request, and the file descriptor that takes the job's output; raises ValueError for anything else."""
+def receive_request(asker: socket.socket, timeout_s: float) -> tuple[dict[str, Any], int]:
+    """The request, and the file descriptor that takes the job's output; raises ValueError for anything else.
+
+    All of it comes within the time, or TimeoutError is raised.
+    """
+    deadline = time.monotonic() + timeout_s
+    asker.settimeout(timeout_s)
     head, files, _, _ = socket.recv_fds(asker, _LENGTH.size, 1)
     try:
         if len(head) != _LENGTH.size or len(files) != 1:
             raise ValueError("it has no length, or nothing that takes the output")
         os.set_inheritable(files[0], False)
         (left,), parts = _LENGTH.unpack(head), []
+        _check_length(left)
         while left:
+            asker.settimeout(max(deadline - time.monotonic(), 0.001))
             part = asker.recv(min(left, 1 << 16))
             if not part:
                 raise ValueError("it is cut off")
@@ -39,6 +50,11 @@ def receive_request(asker: socket.socket) -> tuple[dict[str, Any], int]:
         for number in files:
             os.close(number)
         raise
+
+
+def _check_length(length: int) -> None:
+    if length > LONGEST_REQUEST:
+        raise ValueError(f"it has {length} bytes, and no request needs more than {LONGEST_REQUEST}")
 
 
 def other_end(connection: socket.socket) -> int | None:
