@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem, FileType
 
-from waldelta.lake import deletion_vector_path, rooted
+from waldelta.lake import deletion_vector_path, is_within, rooted
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Commit:
     def added(self) -> set[str]:
         """The files with rows that it brings, and those that mark rows of them as gone."""
         return {path for action in self._actions("add") for path in _paths(action)}
+
+    @property
+    def named(self) -> Iterator[str]:
+        """The paths of the files that it brings, as they are written: also those that lead elsewhere."""
+        return (path for action in self._actions("add") for path in _named(action))
 
     @property
     def removed(self) -> set[str]:
@@ -118,9 +123,11 @@ def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths(action: Mapping[str, Any]) -> Iterator[str]:
-    path = unquote(action["path"])
-    if ":" in path.partition("/")[0]:  # another table's, of which this one is a clone
-        return
-    yield path
+    """What an action names of the table's own folder; a clone's files are another table's."""
+    return filter(is_within, _named(action))
+
+
+def _named(action: Mapping[str, Any]) -> Iterator[str]:
+    yield unquote(action["path"])
     if (marks := deletion_vector_path(action.get("deletionVector"))) is not None:
         yield marks

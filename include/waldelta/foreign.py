@@ -18,7 +18,7 @@ from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import StateError
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import sync_commits
+from waldelta.lake import is_within, local_path, sync_commits
 from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now
 from waldelta.locks import target_lock
 from waldelta.watermark import check_same_copy, last_cut, uri_of
@@ -146,7 +146,10 @@ def look_durably(table: DeltaLog, after: int, upto: int) -> Seen:
 
 
 def look(table: DeltaLog, after: int, upto: int) -> Seen:
-    """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end, since our own commits say how far was looked."""
+    """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end, since our own commits say how far was looked.
+
+    Raises StateError for a commit of others whose files can't be read without harm.
+    """
     found: list[ForeignCommit] = []
     vacuums: list[datetime] = []
     others: list[int] = []
@@ -161,12 +164,29 @@ def look(table: DeltaLog, after: int, upto: int) -> Seen:
         if commit.metadata:
             after = max(after, commit.metadata.get("looked") or after)
             continue
+        _check_files(table, commit)
         others.append(version)
         if commit.info.get("operation") == "VACUUM START":
             vacuums.append(_vacuumed_upto(commit))
         elif commit.changes_data:
             found.append(_foreign(commit))
     return Seen(found[::-1], max(vacuums, default=None), lacks, others[::-1])
+
+
+def _check_files(table: DeltaLog, commit: Commit) -> None:
+    """Refuse what every reader of the table would follow out of its folder, or wait for without end (a FIFO)."""
+    folder = local_path(table.uri)
+    for path in commit.named:
+        is_clones = not is_within(path) and ":" in path.partition("/")[0]
+        wrong = None if is_within(path) or is_clones else "that isn't in its folder"
+        if folder is not None and wrong is None:
+            file = local_path(path) if is_clones else folder / path
+            wrong = None if file is None or file.is_file() or not file.exists() else "that is no regular file"
+        if wrong is not None:
+            raise StateError(
+                f"{table.uri}: {describe(_foreign(commit))} adds a file {wrong}: find out who wrote it, and run the initial "
+                "sync for this table again"
+            )
 
 
 def describe(commit: ForeignCommit) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -35,6 +36,7 @@ SPARKS_TIMESTAMPS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _EARLIER = 5
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HINT = "_last_checkpoint"
 # Not what a writer calls it before it is one: delta-rs ends that name in #1.
 _VERSIONED = re.compile(r"\d{20}\.[^#]*$")
@@ -112,8 +114,10 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
     """What a commit added, then its entry in the log; and the checkpoint that Spark wrote behind it, then what points to that."""
     entry = _entry(folder, version)
     added = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
-    files = [folder / unquote(add["path"]) for add in added]
-    files += [folder / marks for add in added if (marks := deletion_vector_path(add.get("deletionVector"))) is not None]
+    names = [unquote(add["path"]) for add in added]
+    names += [marks for add in added if (marks := deletion_vector_path(add.get("deletionVector"))) is not None]
+    # What an external writer names elsewhere is no file of this table.
+    files = [folder / name for name in names if is_within(name)]
     for path in [*files, *sorted({f.parent for f in files})]:
         fsync(path)
     _fsync(entry)
@@ -205,6 +209,16 @@ def _put(made: Path, path: Path) -> None:
         draft.unlink(missing_ok=True)
         raise
     _fsync(path.parent)
+
+
+def is_within(path: str) -> bool:
+    """Whether a path of a table's log stays in the table's folder; a clone's leads to another table's by a URI.
+
+    >>> [is_within(path) for path in ("part-1.parquet", "day=a:b/part-1.parquet", "file:/t/x", "/etc/x", "a/../../x")]
+    [True, True, False, False, False]
+    """
+    first, *others = path.split("/")
+    return bool(first) and ".." not in (first, *others) and not _SCHEME.match(path)
 
 
 def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
@@ -380,9 +394,11 @@ def _file_system(uri: str) -> tuple[FileSystem, str]:
 
 
 def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    # To open a FIFO otherwise waits for whoever writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        os.fsync(handle)
+        if stat.S_IFMT(os.fstat(handle).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+            os.fsync(handle)
     finally:
         os.close(handle)
 

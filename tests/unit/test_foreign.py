@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 from datetime import timedelta
 
 import pyarrow as pa
@@ -11,8 +14,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import PyFileSystem
 
 from waldelta.delta_log import DeltaLog
+from waldelta.errors import StateError
 from waldelta.foreign import look, looked_upto
-from waldelta.lake import rooted
+from waldelta.lake import rooted, sync_commits
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
@@ -70,6 +74,51 @@ def test_our_own_commits_say_how_far_was_looked(uri):
     ours = '{"waldelta": {"verb": "apply", "looked": 2}}'
     write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours(ours))
     assert [commit.version for commit in look(DeltaLog(uri), 1, 4).commits] == [3]
+
+
+def commit_of(uri, folder, path):
+    """An external writer's commit of one file."""
+    add = {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    lines = [{"commitInfo": {"operation": "WRITE", "engineInfo": "x", "timestamp": 1}}, {"add": add}]
+    entry = folder / "_delta_log" / f"{DeltaTable(uri).version() + 1:020d}.json"
+    entry.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+STRAYS = {
+    "a FIFO": ("fifo", "no regular file"),
+    "a folder": ("folder", "no regular file"),
+    "another folder's file": ("../secret", "isn't in its folder"),
+    "by a detour": ("a/../../secret", "isn't in its folder"),
+    "by percents": ("%2e%2e/secret", "isn't in its folder"),
+    "an absolute path": ("/etc/passwd", "isn't in its folder"),
+    "a FIFO of a clone's": ("file:{folder}/fifo", "no regular file"),
+    "a file of a clone's": ("file:{folder}/../secret", None),
+    "a file that is gone": ("gone.parquet", None),
+    "a file": ("day=a:b/here.parquet", None),
+}
+
+
+@pytest.mark.parametrize("path, wrong", STRAYS.values(), ids=STRAYS)
+def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong):
+    """And to force it onto the disk waits for nobody: neither opens what isn't the table's."""
+    folder = tmp_path / "lake/t"
+    os.mkfifo(folder / "fifo")
+    (folder / "folder").mkdir()
+    (tmp_path / "lake/secret").write_text("x")
+    (folder / "day=a:b").mkdir()
+    (folder / "day=a:b/here.parquet").touch()
+    commit_of(uri, folder, path.format(folder=folder))
+    done = []
+    syncing = threading.Thread(target=lambda: done.append(sync_commits(uri, [2])), daemon=True)
+    syncing.start()
+    syncing.join(20)
+    assert done == [None]
+    if wrong is None:
+        assert [commit.version for commit in look(DeltaLog(uri), 1, 2).commits] == [2]
+    else:
+        with pytest.raises(StateError, match=f"version 2 .WRITE by x.* {wrong}: .* run the initial sync") as refused:
+            look(DeltaLog(uri), 1, 2)
+        assert "secret" not in str(refused.value)
 
 
 def test_a_log_that_does_not_reach_back_is_told(uri, tmp_path):
