@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from waldelta.change_log import ChangeLog
+from waldelta.commit_time import shown_at
 from waldelta.errors import LateWriter
 from waldelta.fault import fault_point
 from waldelta.job import Job
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 def finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool) -> BatchCut:
     """The cut of a step, which is published when it is ``complete`` and tells anything new."""
     landed = change_log.landed(batch)
-    cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, landed.commit_ts, cuts)
+    committed = shown_at(landed.commit_us) if landed.commit_us is not None else None
+    cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, committed, cuts)
     newest = last_cut(job)
     if complete and cuts and (newest is None or not is_published(cut, newest)):
         fault_point("apply.cutting")

@@ -29,8 +29,12 @@ from waldelta.transactions import Landmark, Prepared, prepared_transactions, res
 from waldelta.visibility import Snapshot
 
 _TIMELINE = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data"]
+# With commit times as integers: not every one becomes a Python datetime.
 _TIMELINE_SCHEMA = pa.schema(
-    [pa.field("batch", pa.int64()), *(ENVELOPE_SCHEMA.field(name) for name in _TIMELINE if name != "batch")]
+    [
+        pa.field(name, pa.int64()) if name in ("batch", "commit_ts") else ENVELOPE_SCHEMA.field(name)
+        for name in _TIMELINE
+    ]
 )
 # Commits that are looked through first.
 _NEWEST = 50
@@ -218,7 +222,8 @@ class ChangeLog(RowMessages):
         parts = list(self.scan(chosen & pc.field("timeline"), _TIMELINE))
         if not parts:
             return _TIMELINE_SCHEMA.empty_table()
-        return pa.Table.from_batches(parts).sort_by([("batch", "ascending"), ("seq", "ascending")])
+        found = pa.Table.from_batches(parts).select(_TIMELINE).cast(_TIMELINE_SCHEMA)
+        return found.sort_by([("batch", "ascending"), ("seq", "ascending")])
 
     def dataset(self) -> ds.Dataset | None:
         """All its files, by batch; None before anything has landed."""

@@ -5,11 +5,12 @@ has none, however long ago the last run was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
 
+from waldelta.commit_time import shown_at
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import PeekTimeout, StateError
 from waldelta.job import Job
@@ -26,7 +27,6 @@ from waldelta.watermark import Watermarks
 
 # A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as that goes.
 BUDGET_S = 30.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
@@ -55,7 +55,7 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
     at = begun_at(first)
     if at is None:
         raise StateError(f"what waits first in slot {source.slot!r} is of no transaction, and has no time")
-    return _EPOCH + timedelta(microseconds=at)
+    return shown_at(at)
 
 
 def _of_changes(source: Source) -> Source:

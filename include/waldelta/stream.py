@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.commit_time import shown
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.transactions import Ints, Segments
 
@@ -56,12 +57,12 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 
 
 def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
-    """Commit position and time; those of streamed and prepared transactions were unknown when they were landed."""
+    """Commit position and time, as it is shown; those of streamed and prepared transactions were unknown when they were landed."""
     lsn, at = changes["commit_lsn"], changes["commit_ts"]
     if segments.is_plain:
-        return lsn, at
+        return lsn, shown(at)
     stretch = segments.find(*place_columns(changes))
     own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)
     own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
-    times = pa.array(segments.commit_ts_us(stretch, own_at)).cast(at.type)
+    times = shown(pa.array(segments.commit_ts_us(stretch, own_at)))
     return pa.array(segments.commit_lsn(stretch, own_lsn)), times

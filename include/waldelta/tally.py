@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -69,13 +68,16 @@ class Transactions:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One batch as the lake holds it; ``rows`` are all messages, also those that don't count."""
+    """One batch as the lake holds it; ``rows`` are all messages, also those that don't count.
+
+    ``commit_us`` is the latest commit time, see waldelta.commit_time.
+    """
 
     batch: int
     rows: int
     transactions: Transactions
     end_lsn: int
-    commit_ts: datetime | None
+    commit_us: int | None
     by_relation: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
@@ -92,7 +94,7 @@ class Tally:
         self._kinds: dict[str, int] = {}
         self._by_relation: dict[int, dict[str, int]] = {}
         self._xid_sum = self._lsn_sum = self._end = 0
-        self._commit_ts: datetime | None = None
+        self._commit_us: int | None = None
         landmarks = list(landmarks)
         self._committed = {m.xid8: m.control.end_lsn for m in landmarks if m.control.kind == "c"}
         prepared = {m.xid8 for m in landmarks if m.control.kind in ("P", "p")}
@@ -155,9 +157,9 @@ class Tally:
         known = ends.filter(pc.not_equal(ends["kind"], "c"))
         self._xid_sum += int((known["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object))
         self._lsn_sum += int(known["end_lsn"].to_numpy(zero_copy_only=False).astype(np.int64).sum(dtype=object))
-        latest = pc.max(ends["commit_ts"]).as_py()
+        latest = pc.max(ends["commit_ts"].cast(pa.int64())).as_py()
         if latest is not None:
-            self._commit_ts = latest if self._commit_ts is None else max(self._commit_ts, latest)
+            self._commit_us = latest if self._commit_us is None else max(self._commit_us, latest)
 
     def landed(self) -> Landed:
         """The sums."""
@@ -180,6 +182,6 @@ class Tally:
                 ),
             ),
             end_lsn=self._end,
-            commit_ts=self._commit_ts,
+            commit_us=self._commit_us,
             by_relation=self._by_relation,
         )  # fmt: skip

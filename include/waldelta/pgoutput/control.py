@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from waldelta.commit_time import unix_us
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import EPOCH_SHIFT_US, TIMESTAMP_MAX_US, TIMESTAMP_MIN_US, Reader
+from waldelta.pgoutput.wire import Reader
 
 # Those that decide which rows count, and when; Begin and Commit aren't among them, because plain rows count anyway.
 CONTROL_KINDS = ("S", "E", "A", "c", "b", "P", "p", "K", "r")
@@ -47,12 +50,18 @@ def begun_at(data: bytes) -> int | None:
     """When the transaction was committed, or prepared, whose first message this is, in microseconds since 1970; None of another message."""
     if data[:1] != b"B":
         return read_control(data).at_us or None if data and chr(data[0]) in NAMES else None
+    return read_begin(data).at_us
+
+
+def read_begin(data: bytes) -> Control:
+    """Read the first message of a transaction that comes as a whole: Begin, or Begin Prepare."""
+    if data[:1] != b"B":
+        return read_control(data)
     reader = Reader(data, "Begin", "B")
-    reader.integer(8, "final_lsn")
-    at = _time(reader, "commit_ts")
-    reader.integer(4, "xid")
+    lsn, at = reader.integer(8, "final_lsn"), _time(reader, "commit_ts")
+    xid = reader.integer(4, "xid")
     reader.finish()
-    return at
+    return Control("B", xid, lsn=lsn, at_us=at)
 
 
 def _stream_start(reader: Reader) -> Control:
@@ -120,10 +129,7 @@ def _no_flags(reader: Reader) -> None:
 
 
 def _time(reader: Reader, field: str) -> int:
-    value = reader.integer(8, field, signed=True)
-    if not TIMESTAMP_MIN_US <= value <= TIMESTAMP_MAX_US:
-        raise reader.error(field, reader.position - 8, "not a timestamp")
-    return value + EPOCH_SHIFT_US
+    return int(unix_us(np.array(reader.integer(8, field, signed=True))))
 
 
 _READERS = {

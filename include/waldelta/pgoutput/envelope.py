@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from waldelta.commit_time import unix_us
 from waldelta.errors import DecodeError
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import NAMES as CONTROL_NAMES
 from waldelta.pgoutput.wire import (
-    EPOCH_SHIFT_US,
-    TIMESTAMP_MAX_US,
-    TIMESTAMP_MIN_US,
     ArrowArray,
     Bytes,
     Mask,
@@ -40,6 +38,7 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("commit_lsn", pa.int64()),
     # Where the WAL of a transaction, or of a message outside any, ends: the slot may move there.
     pa.field("end_lsn", pa.int64()),
+    # An integer to all that reads it here (waldelta.commit_time): not every one is a moment of a calendar.
     pa.field("commit_ts", pa.timestamp("us", "UTC")),
     pa.field("data", pa.binary()),
 ]
@@ -360,12 +359,8 @@ def _relation_ids(messages: Messages, kind: Bytes, in_front: Mask) -> ArrowArray
 
 
 def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:
-    """Timestamps of the messages ``rows`` as microseconds since 1970."""
-    times = i8(part.messages.bytes, part.messages.start[rows] + offset)
-    wrong = (times < TIMESTAMP_MIN_US) | (times > TIMESTAMP_MAX_US)
-    if wrong.any():
-        raise part.error(int(rows[np.argmax(wrong)]), "commit_ts", offset, "not a timestamp")
-    return times + EPOCH_SHIFT_US
+    """Timestamps of the messages ``rows`` as microseconds since 1970; none is refused, since it would stop the slot for good."""
+    return unix_us(i8(part.messages.bytes, part.messages.start[rows] + offset))
 
 
 def _integers(values: ArrowArray | ArrayLike) -> Positions:

@@ -1,0 +1,55 @@
+"""Commit times: integers from the server to where they are shown, since PostgreSQL has more of them than any calendar.
+
+A replication origin sets the time of the transactions that it applies to what its node says: the infinities, years before
+Christ and beyond 9999 are legal. The change log holds microseconds since 1970 as the integers that Delta's timestamps are.
+PostgreSQL counts from 2000, so what lies beyond that integer's end (infinity, and the years from 294247) is its greatest value.
+Order is kept. Targets, the ledger and pages show the nearest moment of a calendar that every reader has.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.pgoutput.wire import EPOCH_SHIFT_US, ArrowArray, Positions
+
+# A day within the years 1 to 9999, so that a reader's time zone doesn't lead out of them.
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+SHOWN = pa.timestamp("us", "UTC")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_EARLIEST_US, _LATEST_US = (EARLIEST - _EPOCH) // _MICROSECOND, (LATEST - _EPOCH) // _MICROSECOND
+_GREATEST_US = np.iinfo(np.int64).max
+
+
+def unix_us(times: Positions) -> Positions:
+    """PostgreSQL's timestamps as microseconds since 1970.
+
+    >>> unix_us(np.array([0, -946_684_800_000_000, 2**63 - 1, -(2**63)])).tolist() == [
+    ...     946_684_800_000_000, 0, 2**63 - 1, 946_684_800_000_000 - 2**63]
+    True
+    """
+    return np.asarray(np.minimum(times, _GREATEST_US - EPOCH_SHIFT_US) + EPOCH_SHIFT_US)
+
+
+def shown(times: ArrowArray) -> ArrowArray:
+    """Times of the change log, as its timestamps or as integers, within the calendar that every reader has."""
+    numbers = times.cast(pa.int64())
+    limited = pc.min_element_wise(
+        pc.max_element_wise(numbers, pa.scalar(_EARLIEST_US), skip_nulls=False),
+        pa.scalar(_LATEST_US),
+        skip_nulls=False,
+    )
+    return limited.cast(SHOWN)
+
+
+def shown_at(time_us: int) -> datetime:
+    """The same of one.
+
+    >>> shown_at(2**63 - 1).isoformat(), shown_at(0).isoformat()
+    ('9999-12-31T00:00:00+00:00', '1970-01-01T00:00:00+00:00')
+    """
+    return _EPOCH + min(max(time_us, _EARLIEST_US), _LATEST_US) * _MICROSECOND
