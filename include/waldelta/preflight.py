@@ -24,6 +24,11 @@ from waldelta.table_preflight import judge_binary, judge_table
 MIN_VERSION = 150000
 _SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"
 _SLOT_ARGUMENTS_BEFORE_17 = "name, name, boolean, boolean"
+# Encodings of which every byte that PostgreSQL stores has its character in UTF-8.
+WITHIN_UTF8 = (
+    "UTF8", "LATIN1", "LATIN2", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10",
+    "ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256",
+)  # fmt: skip
 
 
 def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]) -> list[Finding]:
@@ -192,6 +197,11 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
 
 def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
     limits, server = pipeline.slot_limits, facts.slot_server
+    if (encoding := facts.server.settings["server_encoding"]) not in (*WITHIN_UTF8, "SQL_ASCII"):
+        yield warning(
+            f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no character for; a row with one stops "
+            "the slot, and with it all tables, until a resync (SlotUnreadable): look for such rows, or move to a database in UTF8"
+        )
     if server.number("max_slot_wal_keep_size") == -1:
         rate = server.wal_bytes_per_hour
         speed = f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)" if rate else ""

@@ -11,6 +11,7 @@ from waldelta.finding import Finding, lacking, problem, size, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
 from waldelta.partition_access import describe_unreadable
 from waldelta.publication import PublicationState, PublicationTable
+from waldelta.row_filter.raising import raising_parts
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
 from waldelta.types.wire_format import has_wire_format
 
@@ -34,6 +35,7 @@ def judge_table(state: PublicationState, table: PublicationTable, facts: Facts) 
         return
     yield from _generated(where, table, found, facts, state)
     yield from _reading(where, state, table, found, facts.server)
+    yield from _raising(where, table, relation)
     if found.has_children:
         yield warning(f"{where}: its inheritance children aren't published with it: list those you want")
     yield from _partitions(where, state, table, found)
@@ -125,6 +127,17 @@ def _reading(
         )
     elif text := describe_unreadable(sql_name(server.role), leaves if found.has_usage else ()):
         yield warning(f"{where}: {text}")
+
+
+def _raising(where: str, table: PublicationTable, relation: Relation) -> Iterator[Finding]:
+    """A filter is evaluated while WAL is decoded: what it raises ends every reading of the slot at that row."""
+    types = {c.name: (c.type.base or c.type).name for c in relation.columns}
+    if table.row_filter is not None and (parts := raising_parts(table.row_filter, types)):
+        yield warning(
+            f"{where}: its filter {table.row_filter} can raise ({', '.join(parts)}); a row for which it does stops the slot, and "
+            "with it all tables, until a resync (SlotUnreadable): guard it (nullif(n, 0), case when …), or filter the target "
+            "instead (target.tables.<table>.where)"
+        )
 
 
 def _partitions(where: str, state: PublicationState, table: PublicationTable, found: TableFacts) -> Iterator[Finding]:

@@ -13,10 +13,12 @@ import psycopg
 import pytest
 
 from demo.embedded_postgres import EmbeddedPostgres
+from tests.fix_postgres import new_database
 from tests.integration.test_setup import job_for, state
 from waldelta.connection import connect
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.pipeline_file import Target
+from waldelta.preflight import WITHIN_UTF8
 from waldelta.refused_statements import refused_statements
 from waldelta.setup import apply_setup, plan_setup
 
@@ -475,3 +477,26 @@ def test_a_database_without_an_encoding(postgres, lake):
                 assert conn.execute("select count(*) from pg_publication").fetchone() == (0,)
         finally:
             admin.execute(f"drop database {name} with (force)")
+
+
+def test_encodings_with_bytes_that_utf_8_lacks(postgres, monkeypatch, lake):
+    """Those that preflight doesn't warn of have a character for each byte that the server stores; others of one byte lack some."""
+
+    def converts(conn, encoding, byte):
+        try:
+            return conn.execute("select convert(%s::bytea, %s, 'UTF8')", (bytes([byte]), encoding)).fetchone()
+        except psycopg.errors.UntranslatableCharacter:
+            return None
+
+    of_one_byte = """
+        select pg_encoding_to_char(n) from generate_series(0, 34) as n
+        where pg_encoding_max_length(n) = 1 and pg_encoding_to_char(n) <> 'SQL_ASCII'
+    """
+    with new_database(postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0") as database:
+        for (encoding,) in database.execute(of_one_byte):
+            complete = all(converts(database.connection, encoding, byte) for byte in range(0x80, 0x100))
+            assert complete is (encoding in WITHIN_UTF8), encoding
+        database.execute("create table t (id int primary key, v text)")
+        job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+        with connect(database.conninfo, "test") as conn:
+            assert any("is in WIN1252, which stores bytes" in text for text in plan_setup(conn, job).warnings)

@@ -1,0 +1,41 @@
+"""Filters that preflight warns of, as PostgreSQL prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.row_filter.raising import raising_parts
+
+TYPES = {"n": "integer", "big": "bigint", "v": "text", "c": "character varying(3)", "d": "date", "j": "jsonb"}
+CASES = {
+    "((10 / n) > 0)": ["division"],
+    "((n % 2) = 0)": [],
+    "((10 % n) = 0)": ["division"],
+    "((n / 0) = 1)": ["division"],
+    "((n / '-1'::integer) = 1)": ["division"],
+    "((10 / NULLIF(n, 0)) > 0)": [],
+    "((n + 1) > 5)": ["overflow"],
+    "((- n) > 5)": ["overflow"],
+    "(n > '-5'::integer)": [],
+    "((v)::integer > 5)": ["a cast to integer"],
+    "((big)::integer > 5)": ["a cast to integer"],
+    "((n)::bigint > big)": [],
+    "((n)::numeric > 1.5)": [],
+    "((c)::text = 'JFK'::text)": [],
+    "(((c)::text = 'JFK'::text) OR ((c)::text ~~ 'L%'::text))": [],
+    "(v ~ c)": ["a pattern that isn't a constant"],
+    "(v ~ '^a'::text)": [],
+    "(((j ->> 'n'::text))::integer = 1)": ["a cast to integer"],
+    "((j ->> 'n'::text) = '1'::text)": [],
+    "((c)::text = ANY (ARRAY['a'::text, 'b'::text]))": [],
+    "(lower(v) = 'a'::text)": [],
+    "(to_date(v, 'YYYY'::text) > '2020-01-01'::date)": ["to_date"],
+    "((d IS NOT NULL) AND (NOT (n = 1)))": [],
+    "not read here (": [],
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), CASES.items(), ids=CASES)
+def test_what_can_raise(text, parts):
+    """By operations, not by the values that a table holds now."""
+    assert raising_parts(text, TYPES) == parts
