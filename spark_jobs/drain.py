@@ -15,23 +15,28 @@ from spark_jobs.land import land
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
-from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, SourceError, StandbyAway
+from waldelta.errors import BiteTooLarge, PeekTimeout, SlotUnreadable, SourceDiskFull, SourceError, StandbyAway
 from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
+from waldelta.pipeline_file import Source
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition
 from waldelta.slot import check_received
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position
 from waldelta.tally import Landed
+from waldelta.unreadable import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+# What the server may manage with less to read at once.
+_SMALLER = (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
 
 
 @dataclass
@@ -44,6 +49,8 @@ class Drained:
     seconds_landing: float = 0.0
     seconds_consuming: float = 0.0
     bill: SourceBill = field(default_factory=SourceBill)
+    # What PostgreSQL can't decode, in front of which all has landed.
+    unreadable: SlotUnreadable | None = None
 
     @property
     def changes(self) -> int:
@@ -62,7 +69,13 @@ class Drained:
             self.seconds_landing + later.seconds_landing,
             self.seconds_consuming + later.seconds_consuming,
             bill,
+            later.unreadable,
         )
+
+    def check_read(self) -> None:
+        """Raises SlotUnreadable when the slot could not be read to the end."""
+        if self.unreadable is not None:
+            raise self.unreadable
 
 
 def drain(
@@ -74,8 +87,8 @@ def drain(
     """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
 
     The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
-    ``on_landed`` is called with each batch
-    that is landed and consumed, unless there is nothing left to land.
+    ``on_landed`` is called with each batch that is landed and consumed, unless there is nothing left to land.
+    What PostgreSQL can't decode ends it: see ``unreadable`` of what it returns.
     Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
     """
     identity = job.slot_identity()
@@ -88,11 +101,12 @@ def drain(
         # Only then: one that was lost is to be brought back.
         change_log.create(LANDING_SCHEMA)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
-        drained, bites, limit = Drained(stands, stands), Bites(job), _limit(job)
+        drained, bites, reading, limit = Drained(stands, stands), Bites(job), Reading(job), _limit(job)
         while drained.end < server.flush_lsn:
             bite = bites.next
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
-            bound = PeekBound(upto, limit, bite.timeout_s, server.next_xid8, stands)
+            bound = reading.within(PeekBound(upto, limit, bite.timeout_s, server.next_xid8, stands))
+            upto = bound.upto_lsn
             check_lock()
             check_followed(job, identity)
             restart = meter.restart()
@@ -100,16 +114,22 @@ def drain(
                 landed, times = _land_one(
                     spark,
                     job,
+                    reading.source,
                     change_log,
                     bound,
                     batch,
                     drained,
                     partial(check_unmoved, connection, job, identity, stands),
                 )
-            except (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway) as err:
-                _take_less(err, bites, meter, partial(check_received, connection, identity.slot, upto))
-                continue
-            is_cut_off = limit is not None and times.messages >= limit
+            except SourceError as err:
+                check_standbys = partial(check_received, connection, identity.slot, upto)
+                drained.unreadable = _read_otherwise(err, reading, bound, bites, meter, check_standbys)
+                if drained.unreadable is None:
+                    continue
+                check_unmoved(connection, job, identity, stands)
+                break
+            reading.answered()
+            is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
             # A call that was cut off before any transaction had ended, by nothing but discarded messages, has to bring more.
             limit = 2 * limit if limit is not None and is_cut_off and not landed.end_lsn else _limit(job)
             bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
@@ -134,6 +154,24 @@ def drain(
     return drained
 
 
+def _read_otherwise(
+    err: SourceError,
+    reading: Reading,
+    bound: PeekBound,
+    bites: Bites,
+    meter: SlotMeter,
+    check_standbys: Callable[[], None],
+) -> SlotUnreadable | None:
+    """Have the next call read less after one that failed, or say what PostgreSQL can't decode; raises where neither is what it takes."""
+    try:
+        if not isinstance(err, _SMALLER):
+            return reading.refused(err, bound)
+    except _SMALLER as slower:
+        err = slower
+    _take_less(err, bites, meter, check_standbys)
+    return None
+
+
 def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_standbys: Callable[[], None]) -> None:
     """Make the next bite smaller after one that the server couldn't answer; raises where none is left to try, or that isn't what it takes."""
     if isinstance(err, PeekTimeout):
@@ -153,6 +191,7 @@ def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_standbys:
 def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
     spark: SparkSession,
     job: Job,
+    source: Source,
     change_log: ChangeLog,
     bound: PeekBound,
     batch: int,
@@ -161,7 +200,7 @@ def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
 ) -> tuple[Landed, PeekTimes]:
     began = time.monotonic()
     try:
-        times = land(spark, job.slot_conninfo, job.pipeline.source, bound, change_log, batch, check_read)
+        times = land(spark, job.slot_conninfo, source, bound, change_log, batch, check_read)
         landed = change_log.landed(batch)
     finally:
         drained.seconds_landing += time.monotonic() - began

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, cast
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
 from waldelta.consume import confirmed_lsn
-from waldelta.errors import ApplyError, StateError, SyncFailed, WaldeltaError
+from waldelta.errors import ApplyError, LockHeld, SlotUnreadable, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
 from waldelta.fault import fault_point
 from waldelta.gap import describe, gaps_recorded
@@ -73,6 +74,8 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     meanwhile = Applied()
     with applying(spark, job, meanwhile, partial(_tell_looked, result, meanwhile)) as overlap:
         _land(spark, job, result, stage, overlap.landed)
+    if result.unreadable is not None:
+        stage.detail += "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
     if steps := sum(any(one.changed for one in cut.targets) for cut in meanwhile.steps):
         stage.detail += f"; {_counted(steps, 'step')} applied meanwhile"
 
@@ -82,25 +85,32 @@ def _land(
 ) -> None:
     from spark_jobs.drain import drain
 
-    with gaps_recorded(job), slot_lock(job) as lock:
-        with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
-            asked = now()
-            # Where the slot's state tells nothing: a standby, another cluster.
-            server = slot_position(connection, job, primary)
-            check_system(job.slot_identity(), server)
-            landed_as_of = read_oldest_xid(connection)
-            lock.check()
-            end_old_backends(connection, job.pipeline.source.slot)
-            slot = check_slot(connection, job)
-            elsewhere = standby_warnings(primary, connection, job, server)
-            uncompared = never_compared(connection, job, job.slot_identity())
-            result.as_of = committed_upto(connection, server, asked).isoformat()
-        result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
-        found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
-        result.slot_critical = critical(found)
-        result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
-        lock.check()  # what comes first may end another run's reader, and move the slot
-        drained = drain(spark, job, lock.check, on_landed)
+    result.unreadable = None
+    try:
+        with gaps_recorded(job), slot_lock(job) as lock:
+            with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
+                asked = now()
+                # Where the slot's state tells nothing: a standby, another cluster.
+                server = slot_position(connection, job, primary)
+                check_system(job.slot_identity(), server)
+                landed_as_of = read_oldest_xid(connection)
+                lock.check()
+                end_old_backends(connection, job.pipeline.source.slot)
+                slot = check_slot(connection, job)
+                elsewhere = standby_warnings(primary, connection, job, server)
+                uncompared = never_compared(connection, job, job.slot_identity())
+                result.as_of = committed_upto(connection, server, asked).isoformat()
+            result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
+            found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
+            result.slot_critical = critical(found)
+            result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
+            lock.check()  # what comes first may end another run's reader, and move the slot
+            drained = drain(spark, job, lock.check, on_landed)
+            drained.check_read()
+    except SlotUnreadable as err:
+        # What landed in front of it is applied first: apply_stage() raises it then. What was committed behind it hasn't landed.
+        log.error("%s", err)
+        result.unreadable, result.as_of, landed_as_of = str(err), None, 0
     result.landed_as_of = landed_as_of
     result.changes += drained.changes
     result.source.add(drained.bill)
@@ -116,7 +126,10 @@ def _counted(number: int, one: str, more: str | None = None) -> str:
 
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done."""
+    """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done.
+
+    So SlotUnreadable, which landing met: no table gets what was committed behind that.
+    """
     from spark_jobs.apply import apply
     from spark_jobs.recopy import recopy
 
@@ -145,10 +158,12 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     if result.unpublished:
         result.warnings.append(not_published(result.unpublished))
     failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
-    result.not_applied = sorted({*failures, *result.not_applied})
+    stopped = [state.table_name for state in synced_states(job)] if result.unreadable is not None else []
+    result.not_applied = sorted({*failures, *result.not_applied, *stopped})
     changed = sum(table.changed for table in result.tables.values())
     stage.detail = f"{_counted(len(applied.steps), 'step')}, {_counted(changed, 'table')} changed"
-    if failures := failures | of_messages:
+    of_slot = {"the slot": SlotUnreadable(result.unreadable)} if result.unreadable is not None else {}
+    if failures := failures | of_messages | of_slot:
         raise all_failures(failures)
 
 
@@ -340,14 +355,21 @@ def run_resync(
     """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ, then check them.
 
     Of all tables that the slot's present life has no copy of, or of these. With a slot that is fine, only the tables.
+    A slot is fine when what waits in it could be read, and has landed.
     ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
     """
+    from spark_jobs.land_through import land_backlog
     from spark_jobs.route import translate
     from spark_jobs.sync import sync
     from waldelta.resync import renew_slot
 
     def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         gap = renew_slot(job, translate, accept_server=accept_server)
+        if gap is None:
+            try:  # nothing but reading it shows that the slot can be read
+                land_backlog(spark, job)
+            except SlotUnreadable as err:
+                gap = renew_slot(job, translate, accept_server=accept_server, broken=err)
         if gap is not None:
             result.warnings.append(
                 f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}: {gap.detail}"
@@ -373,6 +395,8 @@ def run_resync(
         )
         if failed is not None:
             raise failed
+        with suppress(LockHeld):  # by a run, which reads it
+            land_backlog(spark, job)
 
     result = continued(job, "resync", fresh=False)
     stages: dict[str, Stage] = {"resync": resync_stage, "check": check_stage, "report": report_stage}

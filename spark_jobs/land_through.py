@@ -26,16 +26,19 @@ LOCK_TIMEOUT_S = 30.0
 
 
 def land_backlog(spark: SparkSession, job: Job) -> Drained:
-    """Land what waits in the slot."""
+    """Land what waits in the slot; raises SlotUnreadable behind what landed when PostgreSQL can't decode all of it."""
     with _slot_lock(job) as lock:
-        return drain(spark, job, lock.check)
+        return _drain(spark, job, lock)
 
 
 def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
-    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees."""
+    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees.
+
+    Raises SlotUnreadable as land_backlog() does.
+    """
     deadline = time.monotonic() + FLUSH_TIMEOUT_S
     with _slot_lock(job) as lock:
-        drained = drain(spark, job, lock.check)
+        drained = _drain(spark, job, lock)
         while drained.end < needed:
             # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
             # standby, what it has replayed.
@@ -46,7 +49,13 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
                     )
                 raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
             time.sleep(0.2)
-            drained = drained.before(drain(spark, job, lock.check))
+            drained = drained.before(_drain(spark, job, lock))
+    return drained
+
+
+def _drain(spark: SparkSession, job: Job, lock: AdvisoryLock) -> Drained:
+    drained = drain(spark, job, lock.check)
+    drained.check_read()
     return drained
 
 

@@ -125,6 +125,7 @@ class RunResult:
     warnings: list[str] = field(default_factory=list)
     unused_suites: list[str] = field(default_factory=list)  # files of expectations that fit no table
     slot_critical: list[str] = field(default_factory=list)  # what was critical of the slot when the run began
+    unreadable: str | None = None  # what PostgreSQL can't decode, in front of which all has landed
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
     as_of: str | None = None  # all that the source had committed by then is part of what the run lands
     # None of verbs that don't read it, and of runs recorded earlier.

@@ -26,6 +26,7 @@
      |         +-- BiteTooLarge          (retryable) the server can't hold what a call gives: temp_file_limit, memory
      |         +-- SourceDiskFull        (retryable) a disk of the server's is full
      |         +-- NoFreeSlot            (retryable) the server has no room for the copies of the slot that keep a way back
+     |         +-- SlotUnreadable        PostgreSQL itself can't decode what comes next
      |         +-- SlotGap               it moved past changes we never landed, or lost since
      |         +-- SlotStuck             it should have moved and did not
      |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it
@@ -164,6 +165,10 @@ class SlotLost(SlotError):
 
 class PublicationGone(SlotError):
     """A listed publication doesn't exist at the WAL position that is decoded; nothing was consumed."""
+
+
+class SlotUnreadable(SlotError):
+    """PostgreSQL can't decode the slot's next transaction, and never will; everything before it has landed."""
 
 
 class PeekTimeout(SlotError):

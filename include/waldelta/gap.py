@@ -14,7 +14,16 @@ from dataclasses import replace
 import psycopg
 
 from waldelta.consume import SlotIdentity
-from waldelta.errors import LateWriter, SlotError, SlotGap, SlotLost, SlotMissing, SourceChanged, SourceError
+from waldelta.errors import (
+    LateWriter,
+    SlotError,
+    SlotGap,
+    SlotLost,
+    SlotMissing,
+    SlotUnreadable,
+    SourceChanged,
+    SourceError,
+)
 from waldelta.job import Job, life_of
 from waldelta.ledger_rows import Gap, now
 from waldelta.lsn import Lsn
@@ -26,7 +35,7 @@ log = logging.getLogger(__name__)
 
 OPEN, CLOSED = "open", "closed"
 # What a slot can be found in that it doesn't come back from.
-BREAKS = (SlotMissing, SlotLost, SlotGap, SourceChanged)
+BREAKS = (SlotMissing, SlotLost, SlotGap, SlotUnreadable, SourceChanged)
 
 _REMEDY = "resync: makes the slot anew and mends the targets by the rows that differ"
 _OTHER_SERVER = "point the connection back, if it leads to the wrong server; else "

@@ -28,7 +28,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited, read_around
-from waldelta.peek import NO_ROOM, end_old_backends, peek_error, whole
+from waldelta.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
 from waldelta.present import PresentTable, read_present
 from waldelta.private import private_files
 from waldelta.recover import check_unmoved, recover, slot_move
@@ -41,6 +41,7 @@ from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
 from waldelta.unpublished import not_published, unpublished
+from waldelta.unreadable import check_next
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied
 
@@ -73,7 +74,8 @@ class Look:
 def look(job: Job) -> Look:
     """Say whether a run is worth starting Spark for; moves an idle slot.
 
-    Raises the errors of a slot that is missing, lost, foreign, or ahead of everything we ever consumed.
+    Raises the errors of a slot that is missing, lost, foreign, ahead of everything we ever consumed, or whose next transaction
+    can't be decoded.
     """
     source, ledger = job.pipeline.source, job.ledger
     identity = job.slot_identity()
@@ -133,6 +135,9 @@ def _reason_to_run(
         return too_much  # landing takes smaller bites until it goes, or says what it lacks
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
+    except psycopg.Error as err:  # of the first transaction, or of one behind messages that are discarded
+        check_next(job, err, PeekBound(span[1], 1, timeout_s, 0))
+        return f"changes {between}"
     return f"changes {between}" if found is not None else None
 
 

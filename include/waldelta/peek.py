@@ -369,6 +369,8 @@ _CONNECTION_LOST = (
 # The answer of a set-returning function lies in temporary files once it is more than work_mem.
 NO_ROOM = (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory, psycopg.errors.ConfigurationLimitExceeded)
 _DISK_FULL = r"[^\n]*No space left on device[^\n]*"
+# Of one message, whatever room the server has.
+_ROW_TOO_LARGE = r"enlarge string buffer|string buffer exceeds"
 _TOO_LARGE = {
     r"temporary file size exceeds [^\n]*": "raise temp_file_limit for the role (alter role … set temp_file_limit)",
     r"out of memory[^\n]*": "lower batch.wal_window_mb, or see what takes the server's memory",
@@ -379,6 +381,8 @@ def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
     """The error for a reader that was ended from outside: the next one may not be."""
     if "conflict with recovery" in text:
         return ended_by_replay(f"reading slot {slot!r}", text)
+    if cancelled := re.search(r"canceling statement due to (user request|lock timeout)", text):
+        return SourceUnreachable(f"the statement that read slot {slot!r} was ended ({cancelled[0]}): run again")
     if lost := re.search(_CONNECTION_LOST, text):
         return SourceUnreachable(
             f"the server ended the connection that read slot {slot!r}, or the network did ({lost[0]}): run again"
@@ -393,6 +397,8 @@ def _lacks_room(slot: str, text: str) -> BiteTooLarge | SourceDiskFull | None:
             f"a disk of the server is full, by what reading slot {slot!r} takes or by others ({full[0].strip()}): free that of its temporary files "
             "(temp_tablespaces) or, where its pg_replslot is named, of its data directory, or raise logical_decoding_work_mem"
         )
+    if re.search(_ROW_TOO_LARGE, text):
+        return None
     for said, remedy in _TOO_LARGE.items():
         if found := re.search(said, text):
             return BiteTooLarge(f"the server can't hold what reading slot {slot!r} gives ({found[0]}): {remedy}")
@@ -413,4 +419,5 @@ def peek_error(slot: str, text: str) -> SourceError:
         )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])
-    return SourceError(f"reading slot {slot!r} failed: {text.strip()}")
+    # In one line, as tasks hand errors over, with what PostgreSQL adds: the position of the change.
+    return SourceError(f"reading slot {slot!r} failed: {' '.join(text.split())}")

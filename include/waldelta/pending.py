@@ -22,6 +22,7 @@ from waldelta.peek import peek_error, whole
 from waldelta.pgoutput.control import begun_at
 from waldelta.pipeline_file import Source
 from waldelta.slot_count import first_message
+from waldelta.unreadable import Refusal
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks
 
@@ -50,6 +51,12 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
         raise PeekTimeout(f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s") from err
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
+    except psycopg.DatabaseError as err:
+        if Refusal.of(err) is None:
+            raise
+        raise StateError(
+            f"PostgreSQL can't decode what waits first in slot {source.slot!r}: the next run says more"
+        ) from err
     if first is None:
         return None
     at = begun_at(first)

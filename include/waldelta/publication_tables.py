@@ -6,6 +6,11 @@ about all the others. Here nothing is locked; a row filter's text alone takes it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
 # Members (publication, relid) of the publications %(publications)s, by the rules of pg_get_publication_tables(): of FOR ALL
 # TABLES what can be published; else what is entered by name or by its schema, without partitions of what is entered too when the
 # root publishes, and as its leaves when it doesn't. Begins a statement.
@@ -50,3 +55,20 @@ member (publication, relid) as (
     union all
     select b.publication, b.relid from below b join pg_class c on c.oid = b.relid and c.relkind <> 'p'
 )"""
+
+
+def filtered_tables(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> list[str]:
+    """The tables that these publications filter the rows of now."""
+    rows = connection.execute(
+        """
+        select distinct n.nspname || '.' || c.relname
+        from pg_publication p
+        join pg_publication_rel r on r.prpubid = p.oid and r.prqual is not null
+        join pg_class c on c.oid = r.prrelid
+        join pg_namespace n on n.oid = c.relnamespace
+        where p.pubname = any(%s::name[])
+        order by 1
+        """,
+        (list(publication_names),),
+    )
+    return [name for (name,) in rows]

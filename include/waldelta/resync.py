@@ -33,10 +33,13 @@ log = logging.getLogger(__name__)
 Connection = psycopg.Connection[Any]
 
 
-def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: str | None = None) -> Gap | None:
+def renew_slot(
+    job: Job, translate: Translate = resolvable, *, accept_server: str | None = None, broken: SlotError | None = None
+) -> Gap | None:
     """Make the slot anew, and whatever of the publications is missing, when the stream can't go on; returns the gap.
 
-    None, and nothing is done, while the slot is fine. Raises before anything is changed: SlotMissing when the pipeline was
+    None, and nothing is done, while the slot is fine, as far as can be seen without reading it: ``broken`` is what reading it
+    found. Raises before anything is changed: SlotMissing when the pipeline was
     never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one that somebody reads, PreflightFailed, and
     SourceChanged for a server that isn't, or doesn't go on from, the one that the lake was fed by, unless ``accept_server``
     names it ("system identifier/timeline").
@@ -56,7 +59,7 @@ def renew_slot(job: Job, translate: Translate = resolvable, *, accept_server: st
                 raise
             carry_out(connection, job, lock, translate)
             return opened[-1]
-        err = _broken(slot_connection, job)
+        err = _broken(slot_connection, job) or broken
         if err is None:
             return None
         if isinstance(err, SourceChanged):

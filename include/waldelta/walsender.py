@@ -7,6 +7,9 @@ Source: the chapter on the streaming replication protocol.
 from __future__ import annotations
 
 import re
+import select
+import time
+from collections.abc import Iterator, Sequence
 
 import psycopg
 from psycopg import sql
@@ -16,6 +19,8 @@ from waldelta.connection import connect_walsender
 from waldelta.errors import SlotInUse, SourceError
 from waldelta.lsn import Lsn
 
+# What stands in front of a message: its kind, the WAL's position and end, the server's clock.
+_WAL_DATA, _HEADER_BYTES = b"w", 25
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
@@ -68,3 +73,32 @@ def _run(conninfo: str, command: sql.Composed) -> list[str]:
                 raise SlotInUse(f"{what}: stop that reader")
             raise SourceError(f"the server refused {what}")
         return [(result.get_value(0, i) or b"").decode() for i in range(result.nfields)] if result.ntuples else []
+
+
+def stream_slot(conninfo: str, slot: str, options: Sequence[str], seconds: float) -> Iterator[bytes]:
+    """The messages from where the slot stands up to an error, or for so long; ``options`` are names and values in turn.
+
+    Nothing is confirmed, so the slot stays where it is. Raises SourceError when the server refuses.
+    """
+    pairs = zip(options[::2], options[1::2], strict=True)
+    given = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in pairs
+    )
+    command = sql.SQL("START_REPLICATION SLOT {} LOGICAL 0/0 ({})").format(sql.Identifier(slot), given)
+    connection = connect_walsender(conninfo, f"waldelta stream {slot}")
+    try:  # not as a context: COMMIT is none of the protocol's commands
+        pgconn, deadline = connection.pgconn, time.monotonic() + seconds
+        result = pgconn.exec_(command.as_bytes(connection))
+        if result.status != ExecStatus.COPY_BOTH:
+            raise SourceError(f"the server refused to stream slot {slot!r}: {psycopg.pq.error_message(result)}")
+        while (left := deadline - time.monotonic()) > 0:
+            size, data = pgconn.get_copy_data(1)
+            if size < 0:
+                return
+            if size == 0:
+                if select.select([pgconn.socket], [], [], left)[0]:
+                    pgconn.consume_input()
+            elif bytes(data[:1]) == _WAL_DATA:
+                yield bytes(data[_HEADER_BYTES:])
+    finally:
+        connection.close()

@@ -48,8 +48,9 @@ moves the slot, so that an idle table holds no WAL); otherwise land â†’ apply â†
   interval changed, and mends rows that differ. It leaves the slot alone and can be repeated; an interval without runs ends green at once.
 """,
     "resync": """\
-Goes on after the stream broke: the slot was lost, dropped or moved by somebody else, or the source was restored or is another
-server (`SlotLost`, `SlotMissing`, `SlotGap`, `SourceChanged` in `{name}_cdc`). Makes the slot anew, compares each table with its target by
+Goes on after the stream broke: the slot was lost, dropped or moved by somebody else, the source was restored or is another
+server, or PostgreSQL can't decode a change (`SlotLost`, `SlotMissing`, `SlotGap`, `SourceChanged`, `SlotUnreadable` in
+`{name}_cdc`). Makes the slot anew, compares each table with its target by
 key, and writes only the rows that differ; what has no key, or other columns, is copied as a whole.
 
 - **tables**: which ones to mend, as `schema.table`; empty: all that the new slot has no copy of.

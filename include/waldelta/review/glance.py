@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from waldelta.errors import SlotUnreadable
 from waldelta.finding import size
 from waldelta.gap import open_gaps
 from waldelta.ledger_rows import Gap
@@ -150,7 +151,8 @@ def _attention(
     latest, looked = newest
     for gap in gaps:
         page = ("run", "any", gap.run_id)
-        yield Attention("failed", f"the slot lost changes: {gap.cause}: {gap.remedy}", page)
+        what = "lost changes" if gap.cause != SlotUnreadable.__name__ else "gives nothing behind what can't be decoded"
+        yield Attention("failed", f"the slot {what}: {gap.cause}: {gap.remedy}", page)
     # The open gap says what such a run failed by.
     lost = {gap.cause for gap in gaps}
     if latest is not None and latest.status == "failed" and _error_class(results, latest) not in lost:

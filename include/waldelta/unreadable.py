@@ -1,0 +1,262 @@
+"""Unreadable: what PostgreSQL itself can't decode, and up to where it can.
+
+A row filter that raises, a byte that UTF-8 lacks, a row whose text is larger than a message may be: every call that comes
+to the transaction ends with the same error, since WAL is decoded by the catalogs of its time. So a drain that met an error
+reads the WAL in front of that transaction first, in smaller and smaller calls, and is stopped only by the transaction itself.
+
+An error counts as such when its SQLSTATE is about a value or a defect, and when the next transaction alone, asked for
+in a session of its own, ends with one again. A cancelled statement, a lost connection, a lock or a full disk never does.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import psycopg
+
+from waldelta.errors import DecodeError, SlotUnreadable, SourceError
+from waldelta.job import Job
+from waldelta.lsn import Lsn
+from waldelta.patience import limited
+from waldelta.peek import PeekBound, call, peek_error, plugin_options, whole
+from waldelta.pgoutput.control import read_begin
+from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.pgoutput.relation import read_relation
+from waldelta.pipeline_file import Source
+from waldelta.publication_tables import filtered_tables
+from waldelta.walsender import stream_slot
+
+log = logging.getLogger(__name__)
+
+# Classes of SQLSTATE that say nothing of what is decoded: connections, transactions, rights, resources, locks, operators, disks.
+_PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
+# Rights, and a publication that is gone, which is an error of its own.
+_OTHERS = ("42501", "42704")
+_CORRUPT = "XX"
+# Of the data exceptions those whose words hold no value of a row: bytes without an equivalent, a division.
+_WITHOUT_VALUES = ("22012", "22021", "22P05")
+_UNCONVERTED = ("22021", "22P05")
+# What PostgreSQL adds, in whatever language: slot, plugin, callback, and the position of the change.
+_POSITION = re.compile(r"pgoutput.*?\b([0-9A-F]{1,8}/[0-9A-F]{1,8})\b")
+# Only for the words of an error; a transaction of gigabytes isn't read to its end for them.
+_IDENTIFY_S = 10.0
+# Of the same range in a row: an error that each time is gone when it is looked for isn't ours to name.
+_MOST_IN_VAIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error of decoding: PostgreSQL's words and SQLSTATE, and the position of the change, where it said that."""
+
+    words: str
+    sqlstate: str
+    at: Lsn | None
+
+    @classmethod
+    def of(cls, err: psycopg.Error) -> Refusal | None:
+        """None for an error that isn't about what is decoded, or may be gone the next time."""
+        return cls.read(err.sqlstate, err.diag.message_primary or type(err).__name__, err.diag.context or "")
+
+    @classmethod
+    def read(cls, sqlstate: str | None, words: str, context: str) -> Refusal | None:
+        """The same from what PostgreSQL said; ``context`` is what it adds of where the error was met."""
+        if sqlstate is None or sqlstate.startswith(_PASSING) or sqlstate in _OTHERS:
+            return None
+        at = position(context)
+        if at is None and not sqlstate.startswith(_CORRUPT):
+            return None
+        if sqlstate.startswith("22") and sqlstate not in _WITHOUT_VALUES:
+            words = re.sub(r'"[^"]*"', '"…"', words)
+        return cls(words, sqlstate, at)
+
+
+def position(text: str) -> Lsn | None:
+    """The position of the change that an error was about, from what PostgreSQL adds to it.
+
+    >>> str(position('slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/15D76A8'))
+    '0/15D76A8'
+    """
+    found = _POSITION.search(text)
+    return Lsn.parse(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gave: all its messages, those that landing doesn't discard, and where its last transaction ends (None: it gave none)."""
+
+    messages: int
+    landing: int
+    end: Lsn | None
+
+
+Ask = Callable[[int], Answer | Refusal]
+
+
+def last_readable(ask: Ask, first: Answer) -> tuple[Answer, Refusal | None]:
+    """All transactions in front of the one that can't be read, and what that is refused for; ``first`` is the first one's answer.
+
+    ``ask`` is called with numbers of messages that double until it is refused, and then between the last two. Nothing is
+    refused any more when a call gives less than that.
+    """
+    last, refusal, too_many = first, None, 0
+    while not too_many or too_many - last.messages > 1:
+        wanted = (last.messages + too_many) // 2 if too_many else 2 * max(last.messages, 1)
+        answer = ask(wanted)
+        if isinstance(answer, Refusal):
+            refusal, too_many = answer, wanted
+        elif answer.messages < wanted:
+            return answer, None
+        else:
+            last = answer
+    return last, refusal
+
+
+@dataclass
+class Reading:
+    """How a drain reads the slot: as the pipeline file says, and after an error no further than is known to be readable.
+
+    From then on without streaming: an open transaction that can't be decoded may be rolled back yet.
+    """
+
+    job: Job
+    source: Source = field(init=False)
+    _upto: Lsn | None = None
+    _most: int | None = None
+    _in_vain: int = 0
+
+    def __post_init__(self) -> None:
+        self.source = self.job.pipeline.source
+
+    def within(self, bound: PeekBound) -> PeekBound:
+        """The bound of the next call."""
+        if self._upto is not None:
+            bound = replace(bound, upto_lsn=min(bound.upto_lsn, self._upto))
+        if self._most is not None:
+            bound = replace(bound, upto_nchanges=min(self._most, bound.upto_nchanges or self._most))
+        return bound
+
+    def answered(self) -> None:
+        """The call was answered: the next one may go further again."""
+        self._upto, self._most, self._in_vain = None, None, 0
+
+    def refused(self, err: SourceError, bound: PeekBound) -> SlotUnreadable | None:
+        """What can't be read comes next, or None: there is something in front of it, to which the next call is limited.
+
+        Raises ``err`` where it is about anything else, and what keeps the slot from being asked.
+        """
+        if type(err) is not SourceError:  # an error with a name of its own
+            raise err
+        self.source, self._upto, self._most = whole(self.source), None, None
+
+        def ask(most: int) -> Answer | Refusal:
+            return _ask(self.job, self.source, bound, most)
+
+        first = ask(1)
+        if isinstance(first, Refusal):
+            return _unreadable(self.job, self.source, first)
+        self._in_vain += 1
+        if self._in_vain >= _MOST_IN_VAIN:
+            raise err
+        at = position(str(err))
+        if at is not None and first.end is not None and at > first.end:
+            # Whatever was committed before the change was written is in front of it.
+            self._upto = at
+        else:
+            last, refusal = last_readable(ask, first)
+            if refusal is not None and not last.landing:
+                return _unreadable(self.job, self.source, refusal)
+            self._most = last.messages if refusal is not None else None
+        log.warning("slot=%s not all of it can be decoded: %s", self.source.slot, err)
+        return None
+
+
+def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
+    """Raises SlotUnreadable when the slot's next transaction can't be decoded, as one call said by ``err`` and others say again.
+
+    Raises ``err`` where that is about anything else; otherwise something in front of it can be read, or nothing is refused now.
+    """
+    if Refusal.of(err) is None:
+        raise err
+    source = whole(job.pipeline.source)
+
+    def ask(most: int) -> Answer | Refusal:
+        return _ask(job, source, bound, most)
+
+    first = ask(1)
+    last, refusal = (None, first) if isinstance(first, Refusal) else last_readable(ask, first)
+    if refusal is not None and (last is None or not last.landing):
+        raise _unreadable(job, source, refusal) from None
+
+
+def _ask(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
+    """What whole transactions with so many messages at least give, in a session of its own: after an error, its decoding is over."""
+    query = _ANSWER.format(changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT)
+    with job.connect_slot("probe") as connection:
+        try:
+            with limited(connection, "statement_timeout", bound.statement_timeout_s):
+                ((messages, landing, end),) = connection.execute(query.encode()).fetchall()
+        except psycopg.Error as err:
+            if (refusal := Refusal.of(err)) is not None:
+                return refusal
+            if err.sqlstate is None:  # the connection was lost
+                raise
+            raise peek_error(source.slot, str(err)) from None
+    return Answer(messages, landing, Lsn.parse(end) if end is not None else None)
+
+
+# Of whole transactions every Stream Abort is one that landing discards (pgoutput.envelope). At the end of a transaction, or of its prepare, stands its end; 67, 80, 75 and 114 are Commit, Prepare, Commit Prepared
+# and Rollback Prepared.
+_ANSWER = """
+select count(*),
+       count(*) filter (where get_byte(data, 0) <> {abort}),
+       (max(lsn) filter (where get_byte(data, 0) in (67, 80, 75, 114)))::text
+from ({changes}) as changes
+"""
+
+
+def _unreadable(job: Job, source: Source, refusal: Refusal) -> SlotUnreadable:
+    found = _identify(job, source)
+    where = f"at {refusal.at}" if refusal.at is not None else "where it stands"
+    details = [*found, *([] if found and "table" in found[-1] else _suspects(job, refusal))]
+    of = f" ({', '.join(details)})" if details else ""
+    return SlotUnreadable(
+        f"slot {source.slot!r} can't be decoded {where}{of}: PostgreSQL says {refusal.words!r} (SQLSTATE {refusal.sqlstate}). "
+        "Everything before that transaction has landed, and nothing behind it can be read: WAL is decoded by the catalogs of "
+        "its time, so that correcting the row or the filter helps for what comes only: correct it, then run resync"
+    )
+
+
+def _identify(job: Job, source: Source) -> list[str]:
+    """The transaction, and the table where it was the last thing sent before the error, as far as PostgreSQL sent them.
+
+    The replication protocol sends what was decoded before an error, where a function's answer is lost by it.
+    """
+    transaction, table = "", ""
+    try:
+        for message in stream_slot(job.slot_conninfo, source.slot, plugin_options(source), _IDENTIFY_S):
+            kind = message[:1]
+            if kind in (b"B", b"b"):
+                begun = read_begin(message)
+                transaction, table = f"transaction {begun.xid}, commit at {Lsn(begun.lsn)}", ""
+            elif kind == b"R":
+                relation = read_relation(message)
+                table = f"table {relation.schema}.{relation.name}"
+            elif kind in (b"C", b"P"):
+                return []  # it was decoded
+            elif kind not in (b"Y", b"O"):
+                table = ""
+    except (SourceError, DecodeError, psycopg.Error) as err:  # these are words of an error that is known
+        log.info("slot=%s the transaction isn't known: %s", source.slot, err)
+    return [text for text in (transaction, table) if text]
+
+
+def _suspects(job: Job, refusal: Refusal) -> list[str]:
+    """Tables that may be meant by an error about a value: those that have a row filter now."""
+    if not refusal.sqlstate.startswith("22") or refusal.sqlstate in _UNCONVERTED:
+        return []
+    with job.connect("probe") as connection:
+        tables = filtered_tables(connection, job.pipeline.source.publication_names)
+    return [f"tables with a row filter: {', '.join(tables)}"] if tables else []
