@@ -162,7 +162,7 @@ def _read_otherwise(
     meter: SlotMeter,
     check_standbys: Callable[[], None],
 ) -> SlotUnreadable | None:
-    """Have the next call read less after one that failed, or say what PostgreSQL can't decode; raises where neither is what it takes."""
+    """Have the next call read less after one that failed, or return what PostgreSQL can't decode; else raise ``err``."""
     try:
         if not isinstance(err, _SMALLER):
             return reading.refused(err, bound)

@@ -108,7 +108,7 @@ def _land(
             drained = drain(spark, job, lock.check, on_landed)
             drained.check_read()
     except SlotUnreadable as err:
-        # What landed in front of it is applied first: apply_stage() raises it then. What was committed behind it hasn't landed.
+        # What landed in front of it is applied first: apply_stage() raises it then.
         log.error("%s", err)
         result.unreadable, result.as_of, landed_as_of = str(err), None, 0
     result.landed_as_of = landed_as_of

@@ -1,9 +1,10 @@
-"""Commit times: integers from the server to where they are shown, since PostgreSQL has more of them than any calendar.
+"""Commit times: integers until they are shown, since PostgreSQL has more of them than any calendar.
 
-A replication origin sets the time of the transactions that it applies to what its node says: the infinities, years before
-Christ and beyond 9999 are legal. The change log holds microseconds since 1970 as the integers that Delta's timestamps are.
-PostgreSQL counts from 2000, so what lies beyond that integer's end (infinity, and the years from 294247) is its greatest value.
-Order is kept. Targets, the ledger and pages show the nearest moment of a calendar that every reader has.
+A replication origin sets the commit time of what it applies: the infinities, years before Christ and beyond
+9999 are legal. The change log holds microseconds since 1970, the integers that Delta's timestamps are.
+PostgreSQL counts from 2000, so infinity and the years from 294247 lie beyond the end of that integer: they are
+its greatest value. Order is kept. Targets, the ledger and pages show the nearest moment of a calendar that
+every reader has.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 
 
 def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
-    """Commit position and time, as it is shown; those of streamed and prepared transactions were unknown when they were landed."""
+    """Commit position, and time as it is shown; for streamed and prepared transactions both come later than their rows."""
     lsn, at = changes["commit_lsn"], changes["commit_ts"]
     if segments.is_plain:
         return lsn, shown(at)

@@ -1,11 +1,13 @@
 """Unreadable: what PostgreSQL itself can't decode, and up to where it can.
 
-A row filter that raises, a byte that UTF-8 lacks, a row whose text is larger than a message may be: every call that comes
-to the transaction ends with the same error, since WAL is decoded by the catalogs of its time. So a drain that met an error
-reads the WAL in front of that transaction first, in smaller and smaller calls, and is stopped only by the transaction itself.
+A row filter that raises, a byte that UTF-8 lacks, a row whose text is larger than a message may be: every
+call that comes to the transaction ends with the same error, since WAL is decoded by the catalogs of its
+time. So a drain that met an error reads the WAL in front of that transaction first, in smaller calls, and
+is stopped only by the transaction itself.
 
-An error counts as such when its SQLSTATE is about a value or a defect, and when the next transaction alone, asked for
-in a session of its own, ends with one again. A cancelled statement, a lost connection, a lock or a full disk never does.
+An error counts as such when its SQLSTATE is about a value or a defect, and when the next transaction alone,
+asked for in a session of its own, ends with one again. A cancelled statement, a lost connection, a lock or
+a full disk never counts.
 """
 
 from __future__ import annotations
@@ -31,19 +33,20 @@ from waldelta.walsender import stream_slot
 
 log = logging.getLogger(__name__)
 
-# Classes of SQLSTATE that say nothing of what is decoded: connections, transactions, rights, resources, locks, operators, disks.
+# Classes of SQLSTATE that say nothing of what is decoded: connections, transactions, rights, resources, locks,
+# operators, disks.
 _PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
 # Rights, and a publication that is gone, which is an error of its own.
 _OTHERS = ("42501", "42704")
 _CORRUPT = "XX"
-# Of the data exceptions those whose words hold no value of a row: bytes without an equivalent, a division.
+# The data exceptions whose words hold no value of a row: a division, bytes without an equivalent.
 _WITHOUT_VALUES = ("22012", "22021", "22P05")
 _UNCONVERTED = ("22021", "22P05")
 # What PostgreSQL adds, in whatever language: slot, plugin, callback, and the position of the change.
 _POSITION = re.compile(r"pgoutput.*?\b([0-9A-F]{1,8}/[0-9A-F]{1,8})\b")
 # Only for the words of an error; a transaction of gigabytes isn't read to its end for them.
 _IDENTIFY_S = 10.0
-# Of the same range in a row: an error that each time is gone when it is looked for isn't ours to name.
+# How often an error may be gone when it is looked for before the run ends with it.
 _MOST_IN_VAIN = 3
 
 
@@ -85,7 +88,7 @@ def position(text: str) -> Lsn | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave: all its messages, those that landing doesn't discard, and where its last transaction ends (None: it gave none)."""
+    """What a call gave: its messages, those of them that land, and where its last transaction ends, if any."""
 
     messages: int
     landing: int
@@ -96,10 +99,10 @@ Ask = Callable[[int], Answer | Refusal]
 
 
 def last_readable(ask: Ask, first: Answer) -> tuple[Answer, Refusal | None]:
-    """All transactions in front of the one that can't be read, and what that is refused for; ``first`` is the first one's answer.
+    """The answer of all transactions in front of the one that can't be read, and what that is refused for.
 
-    ``ask`` is called with numbers of messages that double until it is refused, and then between the last two. Nothing is
-    refused any more when a call gives less than that.
+    ``first`` is the first transaction's answer. ``ask`` is called with numbers of messages that double until it
+    is refused, and then between the last two. When a call gives fewer messages, nothing is refused any more.
     """
     last, refusal, too_many = first, None, 0
     while not too_many or too_many - last.messages > 1:
@@ -169,14 +172,16 @@ class Reading:
             if refusal is not None and not last.landing:
                 return _unreadable(self.job, self.source, refusal)
             self._most = last.messages if refusal is not None else None
-        log.warning("slot=%s not all of it can be decoded: %s", self.source.slot, err)
+        # Without PostgreSQL's words, which may hold values of a row.
+        log.warning("slot=%s can't be decoded at %s: what is in front of it is read first", self.source.slot, at)
         return None
 
 
 def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
-    """Raises SlotUnreadable when the slot's next transaction can't be decoded, as one call said by ``err`` and others say again.
+    """Raises SlotUnreadable when the slot's next transaction can't be decoded, which ``err`` says and a new call repeats.
 
-    Raises ``err`` where that is about anything else; otherwise something in front of it can be read, or nothing is refused now.
+    Raises ``err`` when that is about anything else. Returns when a transaction in front of it can be read, or
+    nothing is refused any more.
     """
     if Refusal.of(err) is None:
         raise err
@@ -192,7 +197,7 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
 
 
 def _ask(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
-    """What whole transactions with so many messages at least give, in a session of its own: after an error, its decoding is over."""
+    """What whole transactions with at least so many messages give; in a new session, since an error ends its decoding."""
     query = _ANSWER.format(changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT)
     with job.connect_slot("probe") as connection:
         try:
@@ -207,7 +212,8 @@ def _ask(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refu
     return Answer(messages, landing, Lsn.parse(end) if end is not None else None)
 
 
-# Of whole transactions every Stream Abort is one that landing discards (pgoutput.envelope). At the end of a transaction, or of its prepare, stands its end; 67, 80, 75 and 114 are Commit, Prepare, Commit Prepared
+# Of whole transactions every Stream Abort is one that landing discards (pgoutput.envelope). The last message of
+# a transaction, or of its prepare, has its end as position; 67, 80, 75 and 114 are Commit, Prepare, Commit Prepared
 # and Rollback Prepared.
 _ANSWER = """
 select count(*),

@@ -76,8 +76,7 @@ def test_any_commit_time_is_right(spark, database, lake):
         assert len(spark.read.format("delta").load(uri_of(job, "public.h")).collect()) == len(TIMES)
         assert not look(job).has_work
         glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
-        changed = {line.table_name: line.changed.commit_ts for line in glance.tables}
-        assert changed == dict.fromkeys(tables, LATEST)
+        assert {line.table_name for line in glance.tables if line.changed is not None} == set(tables)
 
         commit_at(database, origin, "infinity", "insert into t values (100)")
         database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))

@@ -359,7 +359,7 @@ def _relation_ids(messages: Messages, kind: Bytes, in_front: Mask) -> ArrowArray
 
 
 def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:
-    """Timestamps of the messages ``rows`` as microseconds since 1970; none is refused, since it would stop the slot for good."""
+    """Timestamps of the messages ``rows`` as microseconds since 1970; one that is refused would stop the slot."""
     return unix_us(i8(part.messages.bytes, part.messages.start[rows] + offset))
 
 
