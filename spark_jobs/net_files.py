@@ -35,7 +35,8 @@ class NetFiles:
         """Those of a folder, whether Spark or Arrow wrote them."""
         files = rooted(folder, storage_options)
         listed = sorted(info.path for info in files.get_file_info(FileSelector("")))
-        paths = [path for path in listed if path.rpartition("/")[2][0] not in "._"]
+        # S3A marks a folder by an object of no bytes, which is listed as an entry without a name.
+        paths = [path for path in listed if path.rpartition("/")[2][:1] not in ("", ".", "_")]
         rows = []
         for path in paths:
             with files.open_input_file(path) as source:
