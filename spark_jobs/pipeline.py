@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ class Pipeline:
     def check(self, spark: SparkSession | None = None) -> SetupPlan:
         """Look at source and lake without changing anything: findings, and what setup would do.
 
-        A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object store isn't asked.
+        A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object store isn't asked. Raises
+        PreflightFailed for a lake on S3 where Spark may overwrite commits.
         """
         from spark_jobs.route import translate
         from waldelta.finding import lacking
@@ -48,6 +50,7 @@ class Pipeline:
         from waldelta.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
+        self._check_store(job, spark)
         with job.connect("check") as connection:
             plan = plan_setup(connection, job, translate)
         problems = [find_unwritable(root)]
@@ -57,14 +60,24 @@ class Pipeline:
             problems.append(find_unwritable_in_task(spark, root))
         return replace(plan, findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)))
 
-    def setup(self, run_id: str | None = None) -> SetupPlan:
-        """Create or alter publications and slot by the difference to what exists; idempotent."""
+    def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:
+        """Create or alter publications and slot by the difference to what exists; idempotent.
+
+        Where the lake is on S3, ``spark`` is asked for its log store; without one a session is opened for that.
+        """
         from spark_jobs.route import translate
         from waldelta.setup import apply_setup
 
         job = self.job(run_id)
+        self._check_store(job, spark)
         with job.connect("setup") as connection:
             return apply_setup(connection, job, translate)
+
+    def _check_store(self, job: Job, spark: SparkSession | None) -> None:
+        from spark_jobs.session import read_log_store
+        from waldelta.lake_preflight import check_store
+
+        check_store(self.file.target, partial(read_log_store, spark), job.storage_options)
 
     def sync(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     from waldelta.job import Job
+
+log = logging.getLogger(__name__)
 
 # Settings that a session of somebody else's Connect server takes too.
 _SESSION_SETTINGS = (
@@ -81,6 +84,32 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
                 _close(spark)
             else:
                 _stop(spark)
+
+
+def read_log_store(spark: SparkSession | None, scheme: str) -> str:
+    """The class by which Spark commits to Delta tables of a scheme, as configured; empty where Delta's default is.
+
+    Of a session that a job would have, where none is given; one that can't be had has none.
+    """
+    if (spark := spark or _active_session()) is not None:
+        configured = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
+        return next(filter(None, (spark.conf.get(name, "") for name in configured)), None) or ""
+    try:
+        with open_session("waldelta check") as opened:
+            return read_log_store(opened, scheme)
+    except Exception as err:  # setup needs no Spark, but for this
+        log.warning("Spark can't be asked for its log store: %s", err)
+        return ""
+
+
+def _active_session() -> SparkSession | None:
+    if "SPARK_REMOTE" in os.environ:
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+        return cast("SparkSession | None", ConnectSession.getActiveSession())
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
 
 
 def _stop(spark: SparkSession) -> None:

@@ -237,6 +237,10 @@ class Target(_Model):
     root: str = Field(
         description="URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${WALDELTA_NAME}: from the environment"
     )
+    accept_unsafe_store: bool = Field(
+        False,
+        description="true: take an s3a:// root although Spark's log store may overwrite commits of other writers",
+    )
     tables: dict[str, TargetTable] = {}
     schema_changes: SchemaPolicy = Field(
         "evolve",

@@ -13,7 +13,7 @@ from waldelta.effective_publication import find_clashes, members
 from waldelta.errors import ConfigError, SlotForeign
 from waldelta.finding import Finding, lacking, owning, problem, size, warning
 from waldelta.grants import Attribute, Grant, sql_name
-from waldelta.lake_preflight import judge_columns
+from waldelta.lake_preflight import judge_columns, judge_store
 from waldelta.pipeline_file import PipelineFile, Publication
 from waldelta.publication import Mark, PublicationState
 from waldelta.row_filter import parse_row_filter
@@ -39,6 +39,7 @@ def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, Publication
         *_server_warnings(pipeline, facts),
         *_slot(pipeline, facts.slot),
         *judge_docs(pipeline),
+        *judge_store(pipeline.target),
     ]
     for entry in pipeline.source.publications:
         state = wanted.get(entry.name)

@@ -9,6 +9,7 @@ import pytest
 
 from spark_jobs.drain import drain
 from spark_jobs.pipeline import Pipeline
+from spark_jobs.session import read_log_store
 from spark_jobs.writable import find_unwritable_in_task
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
@@ -23,6 +24,24 @@ def blocked(tmp_path):
     """A root below a file; root itself may write anywhere else."""
     (tmp_path / "file").touch()
     return (tmp_path / "file" / "lake").as_uri()
+
+
+@pytest.mark.spark
+def test_a_store_that_loses_commits_is_refused(spark, database):
+    """By check and setup, before anything is asked of the store or made on the source, unless Spark commits conditionally."""
+    pipeline = Pipeline(pipeline_file("s3a://nowhere/lake", f"s_{database.name}"))
+    for verb in (pipeline.check, pipeline.setup, lambda: pipeline.setup(spark=spark), lambda: pipeline.check(spark)):
+        with pytest.raises(PreflightFailed, match=r"accept_unsafe_store"):
+            verb()
+    assert database.execute("select 1 from pg_replication_slots union all select 1 from pg_publication") == []
+    assert read_log_store(None, "s3a") == ""
+    spark.conf.set("spark.delta.logStore.s3a.impl", "org.example.S3ConditionalLogStore")
+    try:
+        assert read_log_store(None, "s3a") == read_log_store(spark, "s3a") == "org.example.S3ConditionalLogStore"
+        assert read_log_store(spark, "s3") == ""
+    finally:
+        spark.conf.unset("spark.delta.logStore.s3a.impl")
+    assert spark.range(1).count() == 1  # a session that is there is asked, and goes on
 
 
 def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
