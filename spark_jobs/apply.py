@@ -174,7 +174,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
     held = Watermarks(job, job.slot_identity())
     change_log, watermarks = job.change_log(held.identity), _watermarks(job, held, fed.states, applied)
     fed_from = [watermarks[state.table_name] for state in to_be_fed(fed.states, applied)]
-    sizes = change_log.sizes(min(fed_from, default=last), last)
+    sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
     gates, types = read_gates(job, fed.states), KnownTypes(planning.use)

@@ -221,7 +221,7 @@ def _consume_one(
     if not landed.end_lsn:
         return stands
     end = Lsn(landed.end_lsn)
-    move = slot_move(identity, job.run_id, end.value, landed.batch)
+    move = slot_move(identity, job.run_id, end.value, landed.batch, landed.rows)
     consume(
         connection,
         job.pipeline.source,

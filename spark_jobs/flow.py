@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, cast
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from spark_jobs.task_error import unexpected_error
 from waldelta.consume import confirmed_lsn
-from waldelta.errors import ApplyError, LockHeld, SlotUnreadable, StateError, SyncFailed, WaldeltaError
+from waldelta.errors import ApplyError, LockHeld, SlotGap, SlotUnreadable, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
 from waldelta.fault import fault_point
-from waldelta.gap import describe, gaps_recorded
+from waldelta.gap import breaks_recorded, describe, gaps_recorded
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
 from waldelta.ledger_rows import BatchCut, now
@@ -134,8 +134,9 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     from spark_jobs.recopy import recopy
 
     result.told_applied = False  # an earlier attempt's word
-    of_messages = _write_messages(spark, job)
-    applied = apply(spark, job, result.landed_as_of)
+    with breaks_recorded(job):
+        of_messages = _write_messages(spark, job)
+        applied = apply(spark, job, result.landed_as_of)
     _tell_looked(result, applied)
     for target in applied.retold:
         result.add_target(target)
@@ -180,6 +181,8 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
 
     try:
         write_messages(spark, job)
+    except SlotGap:  # no table is brought past it either
+        raise
     except WaldeltaError as err:
         log.error("logical messages not written: %s", err)
         return {_MESSAGES: err}

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.identifier import path
-from spark_jobs.merge import forget_statement, session_settings
+from spark_jobs.merge import session_settings
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.target import has_deletion_vectors, set_deletion_vectors, set_retention
@@ -20,7 +20,7 @@ from waldelta.cuts import renew_cut
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import CHANGES, bookkeeping_uri, remove_folder, sync_behind
+from waldelta.lake import remove_folder, sync_behind
 from waldelta.ledger_rows import TableState, now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
@@ -147,7 +147,7 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     stage.detail = f"{removed} folders of staged changes removed"
 
 
-def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
     """Delete batches that every target has applied and that are older than the change log must reach back."""
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -173,15 +173,8 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     saved = saved_upto(job).value
     ends = change_log.reach(first).ends
     expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
-    uri = bookkeeping_uri(job.pipeline.target.root, CHANGES)
-    # batch is the partition column, so this removes whole files without reading them.
-    version = DeltaTable(uri, storage_options=job.storage_options).version()
     fault_point("maintain.forgetting")
-    spark.sql(forget_statement(uri, expired)).collect()
-    fault_point("maintain.forgotten")
-    version = sync_behind(uri, version)
-    spark.sql(f"vacuum {path(uri)} retain {int(job.pipeline.maintenance.keep_versions_hours)} hours").collect()
-    sync_behind(uri, version)
+    change_log.prune(expired, job.pipeline.maintenance.keep_versions_hours)
     stage.detail = f"batches up to {expired} removed"
 
 

@@ -128,11 +128,6 @@ def with_variants(source: str, columns: Sequence[str]) -> str:
     return f"(select * except ({', '.join(columns)}), {parsed} from {source})"
 
 
-def forget_statement(change_log: str, upto_batch: int) -> str:
-    """The DELETE of old batches from the change log."""
-    return f"delete from {path(change_log)} where batch <= {upto_batch:d}"
-
-
 def void_statement(target: str, column: str) -> str:
     """An UPDATE of no row, which is a commit all the same: whatever else comes under its transaction id is late."""
     return f"update {path(target)} set {quote(column)} = {quote(column)} where false"

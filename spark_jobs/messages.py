@@ -78,6 +78,7 @@ def _append(
 ) -> int:
     done, last = batches
     identity = job.slot_identity()
+    job.landed_sizes(identity, done, last)  # raises SlotGap
     segments = change_log.stream(done, last).segments
     uri, tag = messages_uri(job), CommitTag(messages_app_id(identity), last)
     writer = (

@@ -288,8 +288,8 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     after, last = batches
     if last <= after:
         return 0
-    change_log = job.change_log(job.slot_identity())
-    stretch = Stretches(change_log, change_log.sizes(after, last)).between(after, last)
+    identity = job.slot_identity()
+    stretch = Stretches(job.change_log(identity), job.landed_sizes(identity, after, last)).between(after, last)
     truncated = last_truncates(stretch.stream, state, Snapshot.parse(state.snapshot))
     return stretch.count(state) + len(truncated)
 

@@ -35,6 +35,7 @@ def batches_since_copy(job: Job, change_log: ChangeLog, state: TableState, water
     lowest = change_log.lowest_batch()
     if lowest is None or lowest > after + 1:
         raise SchemaChanged(f"{state.table_name} has no key, and the change log no longer reaches back to its copy")
+    job.landed_sizes(job.slot_identity(), after, watermark)  # raises SlotGap
     return after, watermark
 
 

@@ -37,8 +37,9 @@ def stage_changed(spark: SparkSession, job: Job, state: TableState, batches: tup
     after, last = batches
     if last <= after:
         return 0
-    change_log, target = job.change_log(job.slot_identity()), job.pipeline.target
-    stretch = Stretches(change_log, change_log.sizes(after, last)).between(after, last)
+    identity, target = job.slot_identity(), job.pipeline.target
+    change_log = job.change_log(identity)
+    stretch = Stretches(change_log, job.landed_sizes(identity, after, last)).between(after, last)
     with job.connect("repair") as connection:
         present = read_present(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)

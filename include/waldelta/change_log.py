@@ -6,19 +6,33 @@ really holds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, create_log, write_batch
 from waldelta.delta_log import read_metadata
-from waldelta.lake import CHANGES, bookkeeping_uri, files_of, rooted, sync_commit
+from waldelta.errors import SlotGap
+from waldelta.fault import fault_point
+from waldelta.lake import (
+    CHANGES,
+    NO_HOOKS,
+    bookkeeping_uri,
+    files_of,
+    remove_empty_folders,
+    rooted,
+    sync_behind,
+    sync_commit,
+    write_checkpoint,
+)
+from waldelta.ledger_rows import ConsumedBatch
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.pgoutput.truncate import read_truncate
@@ -38,6 +52,10 @@ _TIMELINE_SCHEMA = pa.schema(
 )
 # Commits that are looked through first.
 _NEWEST = 50
+# Delta's transaction id of the commits that drop old batches; its version is the last batch that was dropped.
+_PRUNED = "waldelta:pruned"
+# Batches that an error names.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +99,57 @@ class ChangeLog(RowMessages):
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Messages by batch in a range, from the log's file statistics."""
         table = self._open()
-        if table is None:
-            return {}
-        found: dict[int, int] = {}
-        for file in files_of(table).select(["partition.batch", "num_records"]).to_pylist():
-            batch = int(file["partition.batch"])
-            if after_batch < batch <= upto_batch:
-                found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
-        return found
+        return {} if table is None else _sizes(table, after_batch, upto_batch)
+
+    def whole_sizes(self, consumed: Mapping[int, ConsumedBatch], after_batch: int, upto_batch: int) -> dict[int, int]:
+        """The same; raises SlotGap when a batch of the range has other messages than the slot was moved over.
+
+        Batches that maintenance has dropped are no hole.
+        """
+        table = self._open()
+        pruned = (table.transaction_version(_PRUNED) or 0) if table is not None else 0
+        held = _sizes(table, after_batch, upto_batch) if table is not None else {}
+        expected = {
+            batch: of_batch.messages
+            for batch, of_batch in consumed.items()
+            if max(after_batch, pruned) < batch <= upto_batch and of_batch.messages is not None
+        }
+        if holes := sorted(batch for batch, messages in expected.items() if held.get(batch, 0) != messages):
+            named = [
+                f"batch {b} holds {held.get(b, 0)} messages, {expected[b]} had landed" for b in holes[:_MOST_NAMED]
+            ]
+            more = f", and {len(holes) - _MOST_NAMED} more batches" if len(holes) > _MOST_NAMED else ""
+            before = [of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]]
+            raise SlotGap(
+                f"the change log {self.uri} has lost messages that were consumed from the slot: {'; '.join(named)}{more}; nothing is "
+                "read past them: bring back what was removed from it, or run resync (where a replay was refused, with tables), "
+                "which repairs the targets by the rows that differ",
+                lost=(max(before, default=None), consumed[holes[-1]].lsn),
+            )
+        return held
+
+    def prune(self, upto_batch: int, hours: int) -> None:
+        """Drop the batches up to one, and delete files that no version younger than ``hours`` consists of.
+
+        Committed as batches are, as a compare-and-swap: Spark's DELETE, on an object store without one, would overwrite a batch
+        that lands at the same moment. The commit says what was dropped, so that nobody takes it for a hole.
+        """
+        table = self._must_open()
+        version = table.version()
+        if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
+            properties = CommitProperties(app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))])
+            # batch is the partition column, so whole files go, and none is read.
+            table.delete(f"batch <= {upto_batch:d}", commit_properties=properties, post_commithook_properties=NO_HOOKS)
+        fault_point("maintain.forgotten")
+        version = sync_behind(self.uri, version)
+        table.vacuum(
+            hours, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS, full=True
+        )
+        sync_behind(self.uri, version)
+        # A later batch's folder may be about to get its file.
+        remove_empty_folders(self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch)
+        if write_checkpoint(table):  # in the place of the log's old entries
+            table.cleanup_metadata()
 
     def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Bytes by batch in a range, before compression, from the footers of the files."""
@@ -238,6 +299,21 @@ class ChangeLog(RowMessages):
 
     def _must_open(self) -> DeltaTable:
         return DeltaTable(self.uri, storage_options=self.storage_options)
+
+
+def _batch_of(folder: str) -> int | None:
+    """The batch whose files a folder of the change log holds."""
+    column, _, number = folder.partition("=")
+    return int(number) if column == "batch" and number.isdecimal() else None
+
+
+def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for file in files_of(table).select(["partition.batch", "num_records"]).to_pylist():
+        batch = int(file["partition.batch"])
+        if after_batch < batch <= upto_batch:
+            found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
+    return found
 
 
 def landmarks(timeline: pa.Table) -> list[Landmark]:

@@ -27,7 +27,7 @@
      |         +-- SourceDiskFull        (retryable) a disk of the server's is full
      |         +-- NoFreeSlot            (retryable) the server has no room for the copies of the slot that keep a way back
      |         +-- SlotUnreadable        PostgreSQL itself can't decode what comes next
-     |         +-- SlotGap               it moved past changes we never landed, or lost since
+     |         +-- SlotGap               it moved past changes we never landed, or the change log lost
      |         +-- SlotStuck             it should have moved and did not
      |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it
      |         +-- StandbyAway           (retryable) a standby that is needed isn't there, or hasn't got that far
@@ -196,7 +196,15 @@ class NoFreeSlot(SlotError):
 
 
 class SlotGap(SlotError):
-    """The slot moved past changes that were never landed, or that the change log has lost."""
+    """The slot moved past changes that were never landed, or that the change log has lost.
+
+    ``lost`` are the positions between which the change log lacks changes (None: since this life of the slot began); without it,
+    they are those behind the landed end.
+    """
+
+    def __init__(self, message: str, lost: tuple[int | None, int] | None = None) -> None:
+        self.lost = lost
+        super().__init__(message)
 
 
 class SlotStuck(SlotError):

@@ -42,7 +42,7 @@ REMEDIES: dict[str, str] = {
     "SlotLost": "resync; raise max_slot_wal_keep_size or run more often",
     "PublicationGone": "as the message says: take it out of the file until they are consumed, or teardown, setup, resync",
     "SlotUnreadable": "correct the filter or the row for what comes, then resync (how: docs/operations.md#when-postgresql-cant-decode-a-change)",
-    "SlotGap": "find out who; drop it; resync",
+    "SlotGap": "as the message says: find out what did it; resync",
     "SlotStuck": "look at pg_replication_slots and the server's log",
     "SlotCritical": "as the message says, at once: afterwards only a resync helps",
     "BiteTooLarge": "as the message says; a huge transaction comes in one piece",

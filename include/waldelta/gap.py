@@ -47,6 +47,14 @@ def gaps_recorded(job: Job) -> Iterator[None]:
 
     That was a connection to another server, say, which leads back by now.
     """
+    with breaks_recorded(job):
+        yield
+    _close_false(job)
+
+
+@contextmanager
+def breaks_recorded(job: Job) -> Iterator[None]:
+    """Record the gap that an error inside means; that there is none says nothing of the slot."""
     try:
         yield
     except BREAKS as err:
@@ -55,7 +63,6 @@ def gaps_recorded(job: Job) -> Iterator[None]:
         except Exception as other:  # the error itself says what to do, and every run that meets it tries again
             log.warning("the gap was not recorded: %s", other)
         raise
-    _close_false(job)
 
 
 def record_gap(job: Job, err: SlotError) -> Gap | None:
@@ -69,10 +76,10 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
     )
     if last is not None and last.status == OPEN:
         return last
-    stands = _stands(job, identity, err)
+    begin, stands = _lost(job, identity, err)
     gap = Gap(
         now(), job.run_id, OPEN, identity.slot, identity.system_identifier, identity.timeline, identity.incarnation,
-        _landed_end(job, identity), stands, type(err).__name__, str(err), _REMEDY if stands else _OTHER_SERVER + _REMEDY,
+        begin, stands, type(err).__name__, str(err), _REMEDY if stands else _OTHER_SERVER + _REMEDY,
     )  # fmt: skip
     with suppress(LateWriter):  # a run and a look found it at the same moment
         job.ledger.append_gap(gap, last)
@@ -133,6 +140,14 @@ def _close_false(job: Job) -> None:
     for gap in opened:
         if gap.incarnation == present:
             _close(job, gap, gap.from_lsn)
+
+
+def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:
+    """Between which positions the changes were committed that the lake lacks; where they end may not be known."""
+    if isinstance(err, SlotGap) and err.lost is not None:
+        begin, end = err.lost
+        return life_of(identity.slot, job.ledger.slot_lives()).lsn if begin is None else begin, end
+    return _landed_end(job, identity), _stands(job, identity, err)
 
 
 def _landed_end(job: Job, identity: SlotIdentity) -> int:

@@ -113,6 +113,11 @@ class Job:
         """The change log as this incarnation of the slot writes it."""
         return ChangeLog(self.pipeline.target.root, identity.app_id, self.storage_options)
 
+    def landed_sizes(self, identity: SlotIdentity, after_batch: int, upto_batch: int) -> dict[int, int]:
+        """Messages by batch in a range; raises SlotGap when the change log lacks some that the slot was moved over."""
+        consumed = self.ledger.consumed_batches(identity.slot, identity.incarnation)
+        return self.change_log(identity).whole_sizes(consumed, after_batch, upto_batch)
+
     def slot_identity(self) -> SlotIdentity:
         """The slot as the ledger knows it; raises SlotMissing before setup."""
         return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())

@@ -318,6 +318,15 @@ def remove_folder(uri: str) -> bool:
     return True
 
 
+def remove_empty_folders(uri: str, may_go: Callable[[str], bool]) -> None:
+    """Remove the empty folders right below one, by their names; object stores have none."""
+    folder = local_path(uri)
+    for path in folder.iterdir() if folder is not None else ():
+        if may_go(path.name):
+            with suppress(OSError):  # it isn't empty, or no folder
+                path.rmdir()
+
+
 def files_of(table: DeltaTable) -> pa.Table:
     """What a table's log says of its files, one row for each."""
     return pa.table(table.get_add_actions(flatten=True))

@@ -23,6 +23,7 @@ from waldelta.ledger_rows import (
     AttributeState,
     BatchCut,
     ColumnState,
+    ConsumedBatch,
     FileState,
     ForeignCommit,
     Gap,
@@ -95,8 +96,7 @@ class Ledger:
 
         Raises LateWriter, and adds nothing, when another run has written one meanwhile.
         """
-        life = (pc.field("slot") == row.slot) & (pc.field("incarnation") == row.incarnation)
-        self._append_behind(row, after, life)
+        self._append_behind(row, after, _of_life(row.slot, row.incarnation))
 
     def begin_run(self, run_id: str, verb: str) -> datetime:
         """When an attempt at a run begins: now, and behind all that was told of the run so far, whatever the clocks say."""
@@ -149,8 +149,7 @@ class Ledger:
         Of moves on a timeline that the server has left since, only what the present one has in common with it counts. With
         ``last_batch``, which a change log ends at, only moves from before the first one over a later batch do.
         """
-        life = (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
-        moves = self._read(SlotMove, life)
+        moves = self._read(SlotMove, _of_life(slot, incarnation))
         left = [move for move in moves if move.event == "promoted"]
         counted = moves
         if last_batch is not None:
@@ -164,9 +163,19 @@ class Ledger:
             default=0,
         )
 
-    def intended_batch(self, slot: str, incarnation: str) -> int:
-        """The last batch past which this life of the slot was ever meant to move, which was durable by then; 0: none."""
-        return max((move.batch or 0 for move in self._moves(slot, incarnation)), default=0)
+    def consumed_batches(self, slot: str, incarnation: str) -> dict[int, ConsumedBatch]:
+        """The batches past which this life of the slot was ever meant to move, which were durable by then, by number.
+
+        A slot that a stop of its server took back is moved over the same batch again: the first row that counts its messages
+        is the one that says how many had landed.
+        """
+        rows = self._table(SlotMove).scan(["batch", "lsn", "messages"], chosen=_of_life(slot, incarnation) & ~_OF_LIVES)
+        found: dict[int, ConsumedBatch] = {}
+        for row in rows.filter(pc.is_valid(rows["batch"])).to_pylist():
+            known = found.get(row["batch"])
+            if known is None or known.messages is None:
+                found[row["batch"]] = ConsumedBatch(row["lsn"], row["messages"])
+        return found
 
     def uncompared(self, slot: str, incarnation: str) -> SlotMove | None:
         """The move over the last batch of this life of the slot, unless a row says that it was compared with what had landed."""
@@ -177,7 +186,7 @@ class Ledger:
 
     def _moves(self, slot: str, incarnation: str) -> list[SlotMove]:
         """The single moves of this life of the slot, oldest first."""
-        return self._read(SlotMove, (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation) & ~_OF_LIVES)
+        return self._read(SlotMove, _of_life(slot, incarnation) & ~_OF_LIVES)
 
     def last_bite(self) -> KeptBite | None:
         """The newest row on bites; None when the server always managed those of the pipeline file."""
@@ -269,6 +278,10 @@ def _tells(run: Run, cut: BatchCut) -> bool:
     tables = json.loads(run.result).get("tables", {})
     changed = [target for target in cut.targets if target.changed]
     return all((tables.get(one.table_name, {}).get("version") or -1) >= one.version for one in changed)
+
+
+def _of_life(slot: str, incarnation: str) -> pc.Expression:
+    return (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
 
 
 def _of_run(run_id: str, verb: str) -> pc.Expression:

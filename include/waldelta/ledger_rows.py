@@ -30,6 +30,9 @@ class SlotMove:
 
     ``compared_after``: the slot forgets what this intent is about before it was compared with what has landed, which the row
     ``compared`` tells then.
+
+    ``messages``: how many messages ``batch`` had in the change log when the slot was moved over it; None in rows of earlier
+    versions. A change log that holds another number has lost some of them since.
     """
 
     at: datetime
@@ -42,6 +45,7 @@ class SlotMove:
     lsn: int
     batch: int | None = None
     compared_after: bool = False
+    messages: int | None = None
 
     table: ClassVar[str] = "slot_moves"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -49,8 +53,17 @@ class SlotMove:
             ("at", _UTC), ("run_id", pa.string()), ("event", pa.string()), ("slot", pa.string()),
             ("system_identifier", pa.string()), ("timeline", pa.int64()), ("incarnation", pa.string()),
             ("lsn", pa.int64()), ("batch", pa.int64()), ("compared_after", pa.bool_()),
+            ("messages", pa.int64()),
         ]
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
+    """What slot moves say of one batch: where the slot was moved to over it, and how many messages it had."""
+
+    lsn: int
+    messages: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
     ``first_batch`` is the lowest batch that the change log still holds.
     """
     return (
-        ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest))
+        ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest, first_batch))
         + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
         + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
         + ledger.prune(Run, lambda rows: keep_newest(rows, oldest))
@@ -39,14 +39,18 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
     )
 
 
-def keep_moves(moves: Sequence[SlotMove], oldest: datetime) -> list[bool]:
-    """A slot's lives, the furthest intent of each on each timeline, and the rows on its last batch: recovery tells a gap by them."""
+def keep_moves(moves: Sequence[SlotMove], oldest: datetime, first_batch: int | None = None) -> list[bool]:
+    """A slot's lives, the furthest intent of each on each timeline, and the rows on its last batch: recovery tells a gap by them.
+
+    And the rows on all batches that the change log still holds, from ``first_batch`` on: they say whether it lacks one.
+    """
     ordered = sorted(enumerate(moves), key=lambda pair: pair[1].lsn)
     furthest = {(m.slot, m.incarnation, m.timeline): i for i, m in ordered}
     batches = sorted((m.batch, i) for i, m in enumerate(moves) if m.event == "intent" and m.batch is not None)
     last = {(moves[i].slot, moves[i].incarnation): batch for batch, i in batches}
     of_last = {i for i, m in enumerate(moves) if m.batch is not None and last.get((m.slot, m.incarnation)) == m.batch}
-    needed = {*furthest.values(), *of_last}
+    in_log = {i for i, m in enumerate(moves) if first_batch is not None and (m.batch or 0) >= first_batch}
+    needed = {*furthest.values(), *of_last, *in_log}
     return [m.at >= oldest or m.event not in OF_BATCHES or i in needed for i, m in enumerate(moves)]
 
 

@@ -62,7 +62,7 @@ def recover(
     judged by what the new timeline has in common with the old one (waldelta.failover).
     """
     ledger = job.ledger
-    _check_log(change_log, ledger.intended_batch(identity.slot, identity.incarnation))
+    check_log(job, identity, change_log)
     promotion = find_promotion(connection, job, identity, change_log, server)
     check_no_mismatch(connection, identity.slot)
     confirmed = confirmed_lsn(connection, identity.slot)
@@ -92,7 +92,8 @@ def recover(
             bites = Bites(job)
             most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
             behind = landed_behind(change_log, (job.first_batch(), last), confirmed, most)
-            move = slot_move(identity, job.run_id, landed_end, last)
+            messages = change_log.sizes(last - 1, last).get(last, 0)
+            move = slot_move(identity, job.run_id, landed_end, last, messages)
             try:
                 _catch_up(connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite)
             except (BiteTooLarge, SourceDiskFull) as err:
@@ -127,7 +128,8 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
         if one_bite and moved:
             raise PeekTimeout(f"slot {move.slot!r} is at {stands}, and was more than one bite behind {Lsn(move.lsn)}")
         is_last = stretch is behind[-1]
-        step = replace(move, lsn=end, batch=move.batch if is_last else stretch.batches[1])
+        # The others were counted when the slot was moved over them first.
+        step = move if is_last else replace(move, lsn=end, batch=stretch.batches[1], messages=None)
         try:
             with _session_beside(connection, job) as session:
                 compared = check_behind(session, job.pipeline.source, step, stretch, stands.value)
@@ -221,11 +223,11 @@ def _is_one_bite(one: Stretch, behind: Stretch, ended: int, most: tuple[int, int
 
 
 def slot_move(
-    identity: SlotIdentity, run_id: str, lsn: int, batch: int | None = None, event: str = "intent"
+    identity: SlotIdentity, run_id: str, lsn: int, batch: int | None = None, messages: int | None = None
 ) -> SlotMove:
-    """A row for the ledger."""
-    return SlotMove(now(), run_id, event, identity.slot, identity.system_identifier, identity.timeline,
-                    identity.incarnation, lsn, batch)  # fmt: skip
+    """An intent to move the slot to ``lsn``, over ``batch`` of so many messages, as a row for the ledger."""
+    return SlotMove(now(), run_id, "intent", identity.slot, identity.system_identifier, identity.timeline,
+                    identity.incarnation, lsn, batch, messages=messages)  # fmt: skip
 
 
 def never_compared(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity) -> list[str]:
@@ -244,17 +246,27 @@ def never_compared(connection: psycopg.Connection[tuple[Any, ...]], job: Job, id
     return [notice]
 
 
-def _check_log(change_log: ChangeLog, intended: int) -> None:
-    """An intent is written once its batch is durable.
+def check_log(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> None:
+    """Raises SlotGap when the change log lacks a batch that was consumed from the slot, or messages of one.
 
-    Batches that are numbered anew would count as applied, wherever those of the same numbers were.
+    An intent is written once its batch is durable, so the log holds every batch that has one. Batches that are numbered anew
+    would count as applied, wherever those of the same numbers were. A batch that all targets have applied may be missing: no
+    target lacks its changes, and a replay that needs them refuses.
     """
+    consumed = job.ledger.consumed_batches(identity.slot, identity.incarnation)
+    intended = max(consumed, default=0)
     if (last := change_log.last_batch() or 0) < intended:
         raise SlotGap(
             f"the change log {change_log.uri} ends at batch {last}, but batch {intended} had landed in it and was consumed from "
             "the slot: it was removed, or put back to an earlier state; bring it back, or run resync, since what targets "
             "hadn't applied of it is lost"
         )
+    try:
+        change_log.whole_sizes(consumed, 0, last)
+    except SlotGap:
+        if (cut := job.ledger.last_cut()) is None:
+            raise
+        change_log.whole_sizes(consumed, cut.batch, last)
 
 
 def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:

@@ -74,7 +74,7 @@ def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
 
 
 def read_span(job: Job) -> Span:
-    """What a run replays; raises StateError when the change log no longer reaches back to its beginning."""
+    """What a run replays; raises StateError when the change log no longer reaches back to its beginning, SlotGap when it has a hole since."""
     ledger = job.ledger
     life = life_of(job.pipeline.source.slot, ledger.slot_lives())
     rows = within_history([run for run in ledger.runs() if run.verb == CONSUME], ledger.slot_lives())
@@ -88,7 +88,12 @@ def read_span(job: Job) -> Span:
     kept = [segment for segment in segments(run for run in rows if run.at >= life.at) if segment.run in chosen]
     if not kept:
         return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
-    change_log = job.change_log(job.slot_identity())
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    # Keys are brought to their states of today: all that has landed since the span's start is read.
+    start = min(segment.start for segment in kept)
+    consumed = ledger.consumed_batches(identity.slot, identity.incarnation)
+    change_log.whole_sizes({b: of for b, of in consumed.items() if of.lsn > start}, 0, max(consumed, default=0))
     return plan_span(kept, told_by_cuts(change_log.reach(life.batch or 0), ledger.batches()))
 
 

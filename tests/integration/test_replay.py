@@ -11,12 +11,10 @@ from deltalake import DeltaTable
 
 from spark_jobs import replay as replay_module
 from spark_jobs.flow import consume, replay
-from spark_jobs.merge import forget_statement
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
-from waldelta.lake import CHANGES, bookkeeping_uri
 from waldelta.ledger_rows import now
 from waldelta.locks import target_lock
 from waldelta.quarantine import Quarantine
@@ -221,7 +219,8 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     assert (nothing.status, nothing.tables) == ("succeeded", {})
     assert "nothing to replay: the ledger knows no run of the interval" in nothing.stages["apply"].detail
 
-    spark.sql(forget_statement(bookkeeping_uri(job.pipeline.target.root, CHANGES), 1)).collect()
+    log = job.change_log(job.slot_identity())
+    log.prune(1, 168)
     with pytest.raises(RunFailed) as failed:
         backfill(spark, job, month=0)
     assert isinstance(failed.value.__cause__, StateError)
@@ -231,6 +230,6 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     backfill(spark, job, run_id="the first that is left")
     assert state(spark, job) == right
 
-    spark.sql(forget_statement(bookkeeping_uri(job.pipeline.target.root, CHANGES), 99)).collect()
+    log.prune(99, 168)
     with pytest.raises(RunFailed, match="no longer reaches back"):
         backfill(spark, job, run_id="nothing is left")

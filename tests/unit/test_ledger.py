@@ -26,6 +26,7 @@ from waldelta.ledger_rows import (
     AttributeState,
     BatchCut,
     ColumnState,
+    ConsumedBatch,
     FileState,
     Gap,
     LabelState,
@@ -315,6 +316,30 @@ def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
 @pytest.mark.parametrize("moves, kept", KEPT_MOVES.values(), ids=KEPT_MOVES)
 def test_moves_that_recovery_rests_on_are_kept(moves, kept):
     assert keep_moves(moves, NOON - DAY) == kept
+
+
+def test_moves_over_batches_that_the_change_log_holds_are_kept():
+    """They say how many messages landed, however long a target that fails keeps the log from being pruned."""
+    moves = [landed(10 * batch, batch) for batch in (1, 2, 3, 4)]
+    assert keep_moves(moves, NOON + DAY, 2) == [False, True, True, True]
+    assert keep_moves(moves, NOON + DAY) == [False, False, False, True]
+
+
+def test_batches_that_were_consumed(ledger):
+    """By the first move over each that counted its messages; a slot that went back is moved over them again, and counts what is left."""
+    rows = [
+        landed(10, 1),
+        replace(landed(20, 2), messages=5),
+        replace(landed(25, 2), messages=4),
+        replace(BY_GET, incarnation="0/2"),
+    ]
+    columns = [name for name in SlotMove.schema.names if name != "messages"]  # an earlier version's table
+    created = pa.Table.from_pylist([asdict(move("created", 5))], schema=SlotMove.schema).select(columns)
+    write_deltalake(bookkeeping_uri(ledger.root, SlotMove.table), created)
+    assert ledger.consumed_batches("s", "0/1") == {}
+    for row in rows:
+        ledger.append(row)
+    assert ledger.consumed_batches("s", "0/1") == {1: ConsumedBatch(10, None), 2: ConsumedBatch(20, 5)}
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():

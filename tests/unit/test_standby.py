@@ -25,6 +25,7 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.job import Job
+from waldelta.ledger_rows import ConsumedBatch
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
 from waldelta.pipeline_file import PipelineFile, SlotLimits
@@ -151,8 +152,9 @@ def test_a_run_without_the_standby_s_connection_does_not_fall_back_on_the_primar
 def test_a_standby_that_restarted_is_waited_for(monkeypatch):
     """It replays again what had landed; WAL that the primary doesn't have either was lost for good."""
     identity = SlotIdentity("s", "1", 1, "0/1")
-    log = SimpleNamespace(last_batch=lambda: 1, landed_end=lambda _: 1200)
-    job = SimpleNamespace(ledger=SimpleNamespace(furthest_lsn=lambda *_: 1200, intended_batch=lambda *_: 1))
+    log = SimpleNamespace(last_batch=lambda: 1, landed_end=lambda _: 1200, whole_sizes=lambda *_: {1: 1})
+    ledger = SimpleNamespace(furthest_lsn=lambda *_: 1200, consumed_batches=lambda *_: {1: ConsumedBatch(1200, 1)})
+    job = SimpleNamespace(ledger=ledger)
     monkeypatch.setattr("waldelta.recover.check_no_mismatch", lambda *_: None)
     monkeypatch.setattr("waldelta.recover.confirmed_lsn", lambda *_: Lsn(1200))
     with pytest.raises(StandbyAway, match="has replayed WAL up to 0/3E8 only") as away:

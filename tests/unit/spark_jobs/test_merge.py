@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_jobs.collapse import EventShape
 from spark_jobs.identifier import quote
-from spark_jobs.merge import forget_statement, insert_statement, merge_statement
+from spark_jobs.merge import insert_statement, merge_statement
 from spark_jobs.merge_copies import CopiedColumn, rewrite_statement
 
 SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))
@@ -53,7 +53,6 @@ def test_insert_statement():
 def test_names_cannot_end_a_statement():
     """A backtick in a name stays inside the name."""
     assert quote("a` ; drop table x; --") == "`a`` ; drop table x; --`"
-    assert forget_statement("u", 7) == "delete from delta.`u` where batch <= 7"
 
 
 def test_rewrite_statement():

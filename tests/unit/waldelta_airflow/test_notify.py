@@ -116,7 +116,7 @@ def test_what_templates_see(dags_with):
     for error in (fail(GAP), fail_job({"class": "ApplyError", "message": "t: no"}), AirflowException("killed"), None):
         callback({"dag": dag, "exception": error})
     assert Noted.sent == [
-        f"shop SlotGap: {GAP} | find out who; drop it; resync",
+        f"shop SlotGap: {GAP} | {REMEDIES['SlotGap']}",
         "shop ApplyError: t: no | as the message says; changes wait in the change log",
         "shop AirflowException: it has no class of its own | look at the task's log",
         "shop Killed: the task was killed | look at the task's log",
