@@ -7,20 +7,23 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.identifier import path
 from spark_jobs.merge import session_settings
+from spark_jobs.merge_here import is_known
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.session_pool import SessionPool
-from spark_jobs.target import has_deletion_vectors, set_deletion_vectors, set_retention
+from spark_jobs.target import set_deletion_vectors, set_retention, writes_deletion_vectors
 from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.cuts import renew_cut
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.job import Job
-from waldelta.lake import remove_folder, sync_behind
+from waldelta.lake import NO_HOOKS, files_of, has_deletion_vectors, remove_folder, sync_behind
 from waldelta.ledger_rows import TableState, now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
@@ -38,8 +41,9 @@ log = logging.getLogger(__name__)
 
 
 # Small files only, into files that are still small: a merge writes each file that it touches anew.
+_SMALL_FILE = 1 << 20
 _FILE_SIZES = {
-    "spark.databricks.delta.optimize.minFileSize": str(1 << 20),
+    "spark.databricks.delta.optimize.minFileSize": str(_SMALL_FILE),
     "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
 }
 
@@ -102,20 +106,39 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
 def _maintain(spark: SparkSession, job: Job, name: str) -> None:
     uri, hours = uri_of(job, name), job.pipeline.maintenance.keep_versions_hours
     with target_lock(job, name):
-        version = DeltaTable(uri, storage_options=job.storage_options).version()
-        _keep_as_chosen(spark, uri, job.pipeline.target.deletion_vectors_of(name))
-        set_retention(spark, uri, hours)
-        _compact(spark, uri)
+        table = DeltaTable(uri, storage_options=job.storage_options)
+        version = table.version()
+        _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
+        set_retention(spark, uri, table, hours)
+        _compact(spark, uri, table)
         # The next commit would make the log durable, and a cut name what a power cut could take back.
         version = sync_behind(uri, version)
     # What it deletes was done with a week ago at least: nobody has to wait for its listing of the table's folder.
-    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
+    _vacuum(spark, uri, table, hours)
     sync_behind(uri, version)
 
 
-def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> None:
+def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
+    """Delete files that no version younger than ``hours`` consists of, those of killed writers included.
+
+    By delta-rs where it knows all that the table asks of its writers: Spark's VACUUM of a small table takes seconds of CPU.
+    """
+    table.update_incremental()
+    if is_known(table):
+        try:
+            table.vacuum(
+                hours, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS, full=True
+            )
+        except (DeltaError, OSError) as err:  # another user's files, say
+            log.info("%s is vacuumed by Spark: %s", uri, err)
+        else:
+            return
+    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
+
+
+def _keep_as_chosen(spark: SparkSession, uri: str, table: DeltaTable, deletion_vectors: bool) -> None:
     """Follow the pipeline file's choice; switched off, the marks themselves go, so that every reader may come again."""
-    if has_deletion_vectors(spark, uri) == deletion_vectors:
+    if writes_deletion_vectors(table) == deletion_vectors:
         return
     if not deletion_vectors:
         # Before they are switched off: killed in between, the next maintenance does it again.
@@ -124,10 +147,21 @@ def _keep_as_chosen(spark: SparkSession, uri: str, deletion_vectors: bool) -> No
     set_deletion_vectors(spark, uri, deletion_vectors)
 
 
-def _compact(spark: SparkSession, uri: str) -> None:
-    with session_settings(spark, _FILE_SIZES):
-        spark.sql(f"optimize {path(uri)}").collect()
+def _compact(spark: SparkSession, uri: str, table: DeltaTable) -> None:
+    table.update_incremental()
+    if _has_work(table):
+        with session_settings(spark, _FILE_SIZES):
+            spark.sql(f"optimize {path(uri)}").collect()
     fault_point("maintain.compacted")
+
+
+def _has_work(table: DeltaTable) -> bool:
+    """Whether OPTIMIZE may have something to do: Spark takes a second or more to find that it hasn't."""
+    asked = table.protocol().writer_features or ()
+    if has_deletion_vectors(table) or "clustering" in asked or table.metadata().partition_columns:
+        return True
+    small = pc.sum(pc.less(files_of(table)["size_bytes"], _SMALL_FILE)).as_py() or 0
+    return bool(small > 1)
 
 
 def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
@@ -119,9 +120,9 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         ) from None
 
 
-def has_deletion_vectors(spark: SparkSession, uri: str) -> bool:
+def writes_deletion_vectors(table: DeltaTable) -> bool:
     """Whether commits mark rows as gone instead of writing their files anew; a new target's don't."""
-    return _properties(spark, uri).get(_DELETION_VECTORS, "false").lower() == "true"
+    return table.metadata().configuration.get(_DELETION_VECTORS, "false").lower() == "true"
 
 
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
@@ -129,7 +130,7 @@ def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
     spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
 
 
-def set_retention(spark: SparkSession, uri: str, hours: int) -> None:
+def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
     """Have Delta keep for so long what an earlier version needs: the log, and files, which a VACUUM without RETAIN goes by.
 
     Delta forgets after this time that a file was removed, and a VACUUM takes it for nobody's then, whatever it is told to retain.
@@ -137,7 +138,7 @@ def set_retention(spark: SparkSession, uri: str, hours: int) -> None:
     files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
     wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
     usual = {_FILE_RETENTION: f"interval {_FILE_HOURS} hours", _LOG_RETENTION: f"interval {_LOG_HOURS} hours"}
-    kept = usual | _properties(spark, uri)
+    kept = usual | table.metadata().configuration
     if any(kept[name] != value for name, value in wanted.items()):
         spark.sql(f"alter table {path(uri)} set{_tblproperties(wanted)}")
 
@@ -239,10 +240,6 @@ def _schema_option(existing: StructType | None, wanted: StructType) -> str | Non
 def needs_mapping(columns: Sequence[Any]) -> bool:
     """Whether a name is one that Parquet can't hold, so that the files' columns have others."""
     return any(_UNMAPPABLE.search(column.name) for column in columns)
-
-
-def _properties(spark: SparkSession, uri: str) -> dict[str, str]:
-    return {row["key"]: str(row["value"]) for row in spark.sql(f"show tblproperties {path(uri)}").collect()}
 
 
 def _tblproperties(properties: Mapping[str, str]) -> str:

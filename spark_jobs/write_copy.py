@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from spark_jobs.attempts import once
 from spark_jobs.copy_files import Reader, copy_files, open_target
@@ -16,10 +17,10 @@ from spark_jobs.target import (
     TargetColumn,
     Written,
     as_stored,
-    has_deletion_vectors,
     replace_target,
     set_deletion_vectors,
     target_schema,
+    writes_deletion_vectors,
 )
 from spark_jobs.target_commit import take_over_for_copy
 from spark_jobs.tasks import Task, run_tasks
@@ -78,7 +79,7 @@ def write_copy(
         copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
         return copied.written, copied.verbatim, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
-    marked = has_deletion_vectors(spark, uri)
+    marked = writes_deletion_vectors(DeltaTable(uri, storage_options=job.storage_options))
     if marks and not marked:
         set_deletion_vectors(spark, uri, wanted=True)
     read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(

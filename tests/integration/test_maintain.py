@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from datetime import timedelta
 from threading import Barrier
 
@@ -14,7 +16,7 @@ from spark_jobs import maintain
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
-from spark_jobs.target import set_retention
+from spark_jobs.target import set_deletion_vectors, set_retention
 from tests.copies import before_rows
 from tests.pipelines import pipeline_file
 from waldelta import ledger_upkeep
@@ -124,6 +126,43 @@ def test_rows_within_retention_stay(spark, database, pipeline):
     assert len(DeltaTable(bookkeeping_uri(ledger.root, Run.table)).file_uris()) == 2
 
 
+class Statements:
+    """A session that notes the statements it is given."""
+
+    def __init__(self, spark):
+        self._spark, self.told = spark, []
+
+    def __getattr__(self, name):
+        return getattr(self._spark, name)
+
+    def sql(self, statement):
+        self.told.append(statement.partition(" delta.")[0])
+        return self._spark.sql(statement)
+
+
+def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
+    """Files of nobody go by their age, as with Spark's VACUUM; two small files become one; marked rows are Spark's to clean up."""
+    consume(spark, database, pipeline, 1, 2)
+    job = pipeline.job()
+    uri = uri_of(job, "public.a")
+    folder, old = local_path(uri), time.time() - 8 * 24 * 3600
+    for name, at in (("part-killed.parquet", old), ("part-being-written.parquet", time.time())):
+        (folder / name).write_text("x")
+        os.utime(folder / name, (at, at))
+    asked = Statements(spark)
+    maintain._maintain(asked, job, "public.a")
+    assert (asked.told, len(DeltaTable(uri).file_uris())) == (["optimize"], 1)
+    maintain._maintain(asked, job, "public.a")
+    assert asked.told == ["optimize"]
+    assert [(folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")] == [False, True]
+    set_deletion_vectors(spark, uri, wanted=True)
+    spark.sql(f"delete from delta.`{uri}` where id = 1").collect()
+    asked = Statements(spark)
+    maintain._maintain(asked, job, "public.a")
+    assert [statement.split()[0] for statement in asked.told] == ["reorg", "alter", "optimize", "vacuum"]
+    assert [row.id for row in spark.read.format("delta").load(uri).collect()] == [2]
+
+
 def test_a_table_in_use_is_left_and_named(spark, database, pipeline):
     """The others are done, and so are the change log and the ledger; the run is green and says what it left."""
     with target_lock(pipeline.job(), "public.a"):
@@ -168,7 +207,7 @@ def test_delta_keeps_logs_and_files_as_long_as_promised(spark, lake):
     write_deltalake(uri := f"{lake}/t", pa.table({"id": [1]}))
     told = []
     for hours in (168, 500, 500, 1000, 168):
-        set_retention(spark, uri, hours)
+        set_retention(spark, uri, DeltaTable(uri), hours)
         table = DeltaTable(uri)
         told.append((table.version(), *sorted(table.metadata().configuration.values())))
     by_hour = "interval {} hours".format
