@@ -15,6 +15,7 @@ from spark_jobs.gate import TableGate, judge_of, read_gates
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_staged import merge_staged
 from spark_jobs.merge_states import complete_states
+from spark_jobs.message_search import find_unreadable
 from spark_jobs.net_rows import WRITTEN
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
@@ -30,7 +31,7 @@ from spark_jobs.task_error import of_table, writing_error
 from spark_jobs.untold import left_untold, unreported
 from waldelta.change_log import ChangeLog
 from waldelta.column_names import clashes
-from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
+from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.evolution import Evolution
 from waldelta.fault import fault_point
 from waldelta.foreign import Watch
@@ -47,6 +48,7 @@ from waldelta.standing import record_removed
 from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
 from waldelta.type_catalog import KnownTypes
+from waldelta.unreadable_messages import record_unreadable
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
@@ -266,9 +268,19 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
         return read_untouched(job, state)
     target, stretch = job.pipeline.target, run.stretches.between(*batches)
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
-    plan = plan_target(run.types, stretch, state, run.present[state.table_name], policy, options)
-    if not plan.volume.rows and not plan.truncated:
-        return read_untouched(job, state)
+    plan = None
+    try:
+        plan = plan_target(run.types, stretch, state, run.present[state.table_name], policy, options)
+        if not plan.volume.rows and not plan.truncated:
+            return read_untouched(job, state)
+        return _apply_plan(run, plan, check)
+    except DecodeError as err:
+        unread = find_unreadable(run.stretches.change_log, state, batches, plan)
+        raise record_unreadable(job, unread, err) if unread is not None else err from err
+
+
+def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> TargetCut:
+    job, state, batches, target = run.job, plan.state, plan.batches, run.job.pipeline.target
     looked = run.watch.looked_upto(state)
     tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)

@@ -73,7 +73,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             "--retry": _FLAG | {"help": "read these rows from the source again"},
             "--discard": _FLAG | {"help": "the target is to lack these rows (--row, or all of --tables)"},
             "--release": _FLAG | {"help": "what has landed for --tables passes their stop gates"},
-            "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be discarded; repeat it, or write commas, for several"},
+            "--skip": _FLAG | {"help": "runs go on without these messages that can't be read (--row)"},
+            "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be discarded or skipped; repeat it, or write commas, for several"},
             "--by": {"help": "who asks for it; by default the user of this process"},
             "--reason": {"help": "why, for the ledger"},
         }),
@@ -107,12 +108,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """An option that means nothing beside the others is refused here too."""
-    asked = [name for name in ("retry", "discard", "release") if getattr(options, name)]
+    asked = [name for name in ("retry", "discard", "release", "skip") if getattr(options, name)]
     if len(asked) > 1:
         parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
     for name in ("row", "reason", "by"):
         if getattr(options, name) and not asked:
-            parser.error(f"--{name} needs --retry, --discard or --release")
+            parser.error(f"--{name} needs --retry, --discard, --release or --skip")
 
 
 def check_decision(options: argparse.Namespace) -> None:
@@ -127,5 +128,7 @@ def check_decision(options: argparse.Namespace) -> None:
         raise ConfigError(
             "rows aren't released but tables are, with all that has landed for them: name these (--tables)"
         )
+    if options.skip and options.tables:
+        raise ConfigError("messages are skipped one by one: name these (--row), not tables")
     if options.release and not options.tables:
         raise ConfigError("name the tables whose changes are to pass (--tables)")

@@ -124,6 +124,8 @@ def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
 def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.release:
         found = pipeline.release(options.tables, options.reason, options.by, options.run_id)
+    elif options.skip:
+        found = pipeline.skip_messages(options.row or (), options.reason, options.by, options.run_id)
     elif options.discard:
         found = pipeline.discard_quarantined(
             options.row or (), options.tables, options.reason, options.by, options.run_id

@@ -66,6 +66,8 @@ class DecodePlan:
     relid: int | None = None
     # Of a target that isn't a mirror: what collapse does instead.
     unfolding: Unfolding | None = None
+    # Batches and relations (None: any) of which rows that nothing describes are left out, as an operator has decided.
+    undescribed: frozenset[tuple[int, int | None]] = frozenset()
 
     @property
     def gathers(self) -> bool:
@@ -124,7 +126,10 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
                 yield _decode_version(part, place[of_format], (version.relation, positions), plan, streamed=streamed)
             except DecodeError as err:
                 raise _placed(err, part) from None
-    _check_described(changes, wanted & ~described)
+    unknown = wanted & ~described
+    for of_batch, of_relation in plan.undescribed:
+        unknown &= (batch != of_batch) | ((relation_id != of_relation) if of_relation is not None else False)
+    _check_described(changes, unknown)
 
 
 def decode_all(parts: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,15 @@ from spark_jobs.land import land
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
-from waldelta.errors import BiteTooLarge, PeekTimeout, SlotUnreadable, SourceDiskFull, SourceError, StandbyAway
+from waldelta.errors import (
+    BiteTooLarge,
+    DecodeError,
+    PeekTimeout,
+    SlotUnreadable,
+    SourceDiskFull,
+    SourceError,
+    StandbyAway,
+)
 from waldelta.failover import check_followed
 from waldelta.job import Job
 from waldelta.lake import check_writable
@@ -29,6 +37,7 @@ from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position
 from waldelta.tally import Landed
 from waldelta.unreadable import Reading
+from waldelta.unreadable_messages import record_unreadable, skipped_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,10 +111,11 @@ def drain(
         change_log.create(LANDING_SCHEMA)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained, bites, reading, limit = Drained(stands, stands), Bites(job), Reading(job), _limit(job)
+        skipped = skipped_messages(job)
         while drained.end < server.flush_lsn:
             bite = bites.next
             upto = min(server.flush_lsn, drained.end + bite.window_bytes)
-            bound = reading.within(PeekBound(upto, limit, bite.timeout_s, server.next_xid8, stands))
+            bound = reading.within(PeekBound(upto, limit, bite.timeout_s, server.next_xid8, stands, skipped))
             upto = bound.upto_lsn
             check_lock()
             check_followed(job, identity)
@@ -202,6 +212,8 @@ def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
     try:
         times = land(spark, job.slot_conninfo, source, bound, change_log, batch, check_read)
         landed = change_log.landed(batch)
+    except DecodeError as err:
+        raise record_unreadable(job, err.unread, err) if err.unread is not None else err from err
     finally:
         drained.seconds_landing += time.monotonic() - began
     if landed.rows:

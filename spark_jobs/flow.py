@@ -49,6 +49,7 @@ from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
 from waldelta.tally import Landed
 from waldelta.unpublished import not_published
+from waldelta.unreadable_messages import notices
 from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
@@ -452,6 +453,7 @@ def run_stages(
             log.error("stage %s failed: %s", name, err)
             failures[name] = err
     result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
+    _report_unread(job, result)
     if chosen[-1:] != list(stages)[-1:]:
         result.status = "running"
     else:  # a stage that left no result was killed
@@ -469,6 +471,14 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+def _report_unread(job: Job, result: RunResult) -> None:
+    """Each run says which messages can't be read, and which were skipped, until what their tables lack is settled."""
+    try:
+        result.warnings += [notice for notice in notices(job) if notice not in result.warnings]
+    except (WaldeltaError, OSError) as err:
+        log.warning("messages that can't be read aren't known: %s", err)
 
 
 def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:

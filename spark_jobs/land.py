@@ -18,8 +18,10 @@ from spark_jobs.writable import write_error
 from waldelta.asked import Asked
 from waldelta.batch_file import BatchFile
 from waldelta.change_log import ChangeLog
+from waldelta.errors import DecodeError
 from waldelta.fault import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
+from waldelta.pgoutput.unread import UnreadMessage
 from waldelta.pipeline_file import Source
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ _TOLD = pa.schema(
     [
         ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
         ("server_s", pa.float64()), ("total_s", pa.float64()), ("messages", pa.int64()), ("failed", pa.string()),
+        # The message that can't be read, when it failed by one.
+        ("id", pa.string()), ("lsn", pa.int64()), ("xid", pa.int64()), ("raw", pa.binary()), ("streamed", pa.bool_()),
     ]
 )  # fmt: skip
 
@@ -47,7 +51,7 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
 
     Returns how long the peek took. Messages never become Spark's rows: that cost more than to decode them.
     ``check_read`` is asked before the commit, and raises when what was read isn't to land.
-    Raises what the task raised: SlotInUse, PeekTimeout, DecodeError, or TargetNotWritable (nothing is landed then, the slot
+    Raises what the task raised: SlotInUse, PeekTimeout, DecodeError with the message, or TargetNotWritable (nothing is landed then, the slot
     keeps everything); LateWriter when another run has landed the batch.
     """
 
@@ -58,19 +62,27 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         except OSError as err:
             # Raised, Spark would have it peeked again, to find as little room.
             return pa.Table.from_pylist([{"failed": told_error(err)}], schema=_TOLD)
+        except DecodeError as err:
+            if err.unread is None:
+                raise
+            return pa.Table.from_pylist([{"failed": told_error(err)} | asdict(err.unread.shortened())], schema=_TOLD)
         return pa.Table.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
 
     told = {
         "batch": batch, "slot": source.slot, "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
         "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex, **Asked.of(source).told(),
     }  # fmt: skip
+    row = None
     try:
         (row,) = run_tasks(spark, 1, _TOLD, read)
         if row.failed is not None:
             raise OSError(row.failed)
     except Exception as err:
         # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
-        raise named_error(err) or write_error(change_log.uri, err) or err from err
+        named = named_error(err)
+        if isinstance(named, DecodeError) and row is not None and row.raw is not None:
+            named.unread = UnreadMessage(row.id, row.lsn, row.xid, bytes(row.raw), streamed=row.streamed)
+        raise named or write_error(change_log.uri, err) or err from err
     file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
     check_read()
     try:

@@ -18,10 +18,11 @@ from spark_jobs.attempts import once
 from spark_jobs.changes import read_changes
 from spark_jobs.identifier import ddl
 from spark_jobs.merge import CommitTag
+from spark_jobs.message_search import find_unreadable_logical
 from spark_jobs.target import plainly_typed
 from spark_jobs.task_error import is_conflict, named_error
 from waldelta.change_log import ChangeLog
-from waldelta.errors import ApplyError, LateWriter
+from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.fault import fault_point
 from waldelta.job import Job
 from waldelta.lake import sync_commit
@@ -29,6 +30,7 @@ from waldelta.locks import messages_lock
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.stream import commits, place_columns
 from waldelta.transactions import LAST_SEQ, SEQ_BITS, Segments
+from waldelta.unreadable_messages import record_unreadable
 from waldelta.watermark import messages_app_id, messages_applied, messages_uri
 
 if TYPE_CHECKING:
@@ -96,7 +98,10 @@ def _append(
     except Exception as err:
         if is_conflict(err):
             raise LateWriter("another run writes messages at this moment: run again") from err
-        raise named_error(err) or ApplyError(f"messages not written: {err}") from err
+        named = named_error(err)
+        if isinstance(named, DecodeError) and (unread := find_unreadable_logical(change_log, segments)) is not None:
+            named = record_unreadable(job, unread, named)
+        raise named or ApplyError(f"messages not written: {err}") from err
     fault_point("messages.written")
     sync_commit(uri, DeltaTable(uri, storage_options=job.storage_options).version())
     return last

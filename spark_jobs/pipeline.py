@@ -195,6 +195,15 @@ class Pipeline:
 
         return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
 
+    def skip_messages(
+        self, messages: Collection[str], reason: str | None, by: str | None = None, run_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Let runs go on without these messages that can't be read (ids of ``quarantined``), which stay in quarantine. Without Spark."""
+        from waldelta.quarantined import current_user
+        from waldelta.unreadable_messages import skip_messages
+
+        return skip_messages(self.job(run_id), messages, by=by or current_user(), reason=reason)
+
     def release(
         self, tables: Collection[str], reason: str | None = None, by: str | None = None, run_id: str | None = None
     ) -> list[dict[str, Any]]:

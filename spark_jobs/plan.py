@@ -147,6 +147,7 @@ def plan_decode(
         wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
         routing=plan_routing(row_filter, columns),
         relid=relid,
+        undescribed=stretch.stream.undescribed,
     )
 
 

@@ -32,6 +32,7 @@ from waldelta.present import read_present
 from waldelta.quarantined import current_user, tell_anew
 from waldelta.reconcile.reconciliations import (
     DIFFERENT,
+    EQUAL,
     FAILED,
     NOT_COMPARED,
     REPAIRED,
@@ -42,6 +43,7 @@ from waldelta.snapshot import SnapshotHolder
 from waldelta.standing import Due, Standing
 from waldelta.target_mode import MIRROR
 from waldelta.targets import read_unbarred
+from waldelta.unreadable_messages import close_compared
 from waldelta.watermark import Watermarks
 
 if TYPE_CHECKING:
@@ -115,6 +117,8 @@ def run_reconcile(spark: SparkSession, job: Job, order: Order, only: Collection[
             found = [work.found[name] for name in sorted(work.found)]
             # Others may have compared, or repaired, one of many tables meanwhile.
             Reconciliations(job.pipeline.target.root, job.storage_options).add(found, began)
+            are_equal = [row.table_name for row in found if row.status in (EQUAL, REPAIRED) and not row.left_out]
+            close_compared(job, are_equal, began)
             _tell(result, stage, found)
             result.report = _write_report(job, found)
         if work.failures:

@@ -56,7 +56,7 @@ from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
-from waldelta.quarantine import IncompleteRow, Quarantine, discarded_rows, watched_rows
+from waldelta.quarantine import IncompleteRow, Quarantine, discarded_rows, message_rows, watched_rows
 from waldelta.release import landed_upto
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
@@ -202,7 +202,8 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         state = _synced_state(job, drifted, own, (holder, storage), generation)
         if again is not None and again.compared is not None:
             state = mirrored_at(state, again.compared)
-        kept = [replace(discarded[key], at=now(), generation=generation) for key in sorted(left_out)]
+        lacking = [*(discarded[key] for key in sorted(left_out)), *message_rows(told)]
+        kept = [replace(row, at=now(), generation=generation) for row in lacking]
         cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again, kept))
     return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
 
@@ -306,7 +307,7 @@ def _commit(
 ) -> TargetCut:
     """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end).
 
-    Last of ``told`` are the discarded rows that the target goes on to lack.
+    Last of ``told`` are the discarded rows, and the messages that can't be read, that the target goes on to lack.
     """
     (folder, counts), (check, again, discarded), name = net, told, state.table_name
     marked = job.table_states()[name]

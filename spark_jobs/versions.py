@@ -6,20 +6,23 @@ Within a streamed transaction it describes that transaction's rows alone, and ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.relation import Relation, read_relation
+from waldelta.pgoutput.unread import MARK
 from waldelta.stream import Stream
 from waldelta.transactions import Bools, Ints, order_of
 
 _END = int(np.iinfo(np.int64).max)
+_SKIPPED = MARK + "R"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +50,64 @@ class RelationVersion:
         return within & is_streamed & of_it
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What holds for a relation from a message on; ``relation`` is None where that message is skipped, so that nothing describes rows."""
+
+    relation_id: int
+    since: int
+    relation: Relation | None
+    transaction: int | None
+
+
 def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationVersion]:
     """All versions of these relations that rows of the stream may need; one each where all are alike."""
     found = sorted(
         _sent(stream, frozenset(relation_ids)),
-        key=lambda v: (v.relation.relation_id, -1 if v.transaction is None else v.transaction, v.since),
+        key=lambda sent: (sent.relation_id, -1 if sent.transaction is None else sent.transaction, sent.since),
     )
-    groups = groupby(found, key=lambda version: version.relation.relation_id)
+    groups = groupby(found, key=attrgetter("relation_id"))
     return [version for _, group in groups for version in _bounded([*group])]
 
 
-def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[RelationVersion]:
-    """A version for each Relation message, and one more where a Stream Commit makes it known to others."""
+def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
+    """One for each Relation message, and one more where a Stream Commit makes it known to others."""
     kind, relation_id = stream.timeline["kind"], stream.timeline["relation_id"]
     ours = pc.and_(pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(wanted), pa.int64())))
+    chosen = pc.or_(ours, pc.is_in(kind, value_set=pa.array(["c", _SKIPPED])))
     # Every batch is a decoding session of its own, which knows nothing of what another has sent.
-    streamed: dict[tuple[int, int], list[Relation]] = {}
-    for row in stream.timeline.filter(pc.or_(ours, pc.equal(kind, "c"))).to_pylist():
+    streamed: dict[tuple[int, int], list[tuple[int, Relation | None]]] = {}
+    for row in stream.timeline.filter(chosen).to_pylist():
         batch, xid8, in_front = row["batch"], row["xid8"], row["streamed_xid"]
         place = order_of(batch, row["seq"])
         if row["kind"] == "c":
             # pgoutput takes what it sent in a streamed transaction as known to all once that has committed, not when it
             # was only prepared.
-            yield from (RelationVersion(place, relation) for relation in streamed.pop((batch, xid8), ()))
+            yield from (_Sent(oid, place, relation, None) for oid, relation in streamed.pop((batch, xid8), ()))
             continue
-        relation = read_relation(row["data"], streamed=in_front is not None)
-        yield RelationVersion(place, relation, transaction=None if in_front is None else xid8)
-        if in_front is not None and not stream.segments.is_voided(batch, in_front):
-            streamed.setdefault((batch, xid8), []).append(relation)
+        for oid, relation in _relations(row, wanted):
+            yield _Sent(oid, place, relation, None if in_front is None else xid8)
+            if in_front is not None and not stream.segments.is_voided(batch, in_front):
+                streamed.setdefault((batch, xid8), []).append((oid, relation))
 
 
-def _bounded(versions: list[RelationVersion]) -> Iterator[RelationVersion]:
+def _relations(row: Mapping[str, Any], wanted: frozenset[int]) -> Iterator[tuple[int, Relation | None]]:
+    """What a Relation message describes. One that is skipped, and too short to name its relation, may be about any of them."""
+    if row["kind"] == "R":
+        yield row["relation_id"], read_relation(row["data"], streamed=row["streamed_xid"] is not None)
+    else:
+        yield from ((oid, None) for oid in sorted(wanted) if row["relation_id"] in (oid, None))
+
+
+def _bounded(sent: list[_Sent]) -> Iterator[RelationVersion]:
     """Versions of one relation, each up to where the next of its transaction begins."""
-    if all(version.relation == versions[0].relation for version in versions):
+    if (first := sent[0].relation) is not None and all(one.relation == first for one in sent):
         # Where it was told first still orders it among the versions of a target's other relations.
-        yield RelationVersion(min(v.since for v in versions), versions[0].relation, everywhere=True)
+        yield RelationVersion(min(one.since for one in sent), first, everywhere=True)
         return
-    for _, group in groupby(versions, key=attrgetter("transaction")):
+    for _, group in groupby(sent, key=attrgetter("transaction")):
         same = list(group)
-        for version, following in zip(same, [*same[1:], None], strict=True):
+        for one, following in zip(same, [*same[1:], None], strict=True):
             until = _END if following is None else following.since
-            yield RelationVersion(version.since, version.relation, until, version.transaction)
+            if one.relation is not None:
+                yield RelationVersion(one.since, one.relation, until, one.transaction)

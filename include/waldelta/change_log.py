@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.batch_file import BatchFile, commit_batch, create_log, write_batch
 from waldelta.delta_log import read_metadata
-from waldelta.errors import SlotGap
+from waldelta.errors import DecodeError, SlotGap
 from waldelta.fault import fault_point
 from waldelta.lake import (
     CHANGES,
@@ -33,16 +34,20 @@ from waldelta.lake import (
     write_checkpoint,
 )
 from waldelta.ledger_rows import ConsumedBatch
-from waldelta.pgoutput.control import CONTROL_KINDS, read_control
+from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.row_messages import RowMessages, of_batches
+from waldelta.pgoutput.unread import MARK
+from waldelta.quarantine import SKIPPED, Quarantine
+from waldelta.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.stream import Stream
-from waldelta.tally import COLUMNS, Landed, Tally
-from waldelta.transactions import Landmark, Prepared, prepared_transactions, resolve
+from waldelta.tally import COLUMNS, XID_MASK, Landed, Tally
+from waldelta.transactions import LAST_SEQ, SEQ_BITS, Landmark, Prepared, order_of, prepared_transactions, resolve
 from waldelta.visibility import Snapshot
 
-_TIMELINE = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data"]
+_TIMELINE = [
+    "batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "data",
+]  # fmt: skip
 # With commit times as integers: not every one becomes a Python datetime.
 _TIMELINE_SCHEMA = pa.schema(
     [
@@ -50,6 +55,12 @@ _TIMELINE_SCHEMA = pa.schema(
         for name in _TIMELINE
     ]
 )
+# With those that landed without being read.
+_CONTROLS = [*CONTROL_KINDS, *(MARK + kind for kind in CONTROL_KINDS)]
+# Without one of these nobody knows where a transaction's changes belong, or whether they count. One of an unknown kind has in
+# its last letter what it may stand for.
+_DECISIVE = f"^{MARK}.?[BbScPpKr]$"
+_CHANGE_KINDS = ("I", "U", "D", "T", "M")
 # Commits that are looked through first.
 _NEWEST = 50
 # Delta's transaction id of the commits that drop old batches; its version is the last batch that was dropped.
@@ -76,6 +87,7 @@ class ChangeLog(RowMessages):
 
     def __init__(self, root: str, app_id: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, CHANGES)
+        self._root = root
         self.app_id = app_id
         self.storage_options = storage_options
 
@@ -243,7 +255,7 @@ class ChangeLog(RowMessages):
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch hold."""
-        tally = Tally(batch, landmarks(self.timeline(batch - 1, batch)))
+        tally = Tally(batch, _counted_landmarks(self.timeline(batch - 1, batch)))
         for part in self.scan(pc.field("batch") == batch, list(COLUMNS)):
             tally.add(part)
         return tally.landed()
@@ -252,24 +264,62 @@ class ChangeLog(RowMessages):
         """Relation, type, truncate and control messages of a range of batches, in the order of the log."""
         return self._timeline(of_batches(after_batch, upto_batch))
 
+    def controls(self, upto_batch: int | None = None) -> pa.Table:
+        """The control messages of a timeline, of all batches or up to one."""
+        chosen = pc.field("kind").isin(_CONTROLS)
+        return self._timeline(chosen if upto_batch is None else of_batches(0, upto_batch) & chosen)
+
     def stream(self, after_batch: int, upto_batch: int) -> Stream:
-        """A range of batches in commit order."""
+        """A range of batches in commit order, without the messages that are skipped."""
         timeline = self.timeline(after_batch, upto_batch)
-        segments = resolve(landmarks(timeline), after_batch, upto_batch)
+        left_out = _left_out(timeline)
+        segments = resolve(landmarks(timeline, left_out), after_batch, upto_batch)
         if segments.missing:
             # Prepared before the range, committed in it.
-            earlier = self._timeline(of_batches(0, after_batch) & pc.field("kind").isin(CONTROL_KINDS))
-            segments = resolve([*landmarks(earlier), *landmarks(timeline)], after_batch, upto_batch)
+            earlier = self.controls(after_batch)
+            left_out |= _left_out(earlier)
+            known = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
+            segments = resolve(known, after_batch, upto_batch)
             batches = sorted({part.batch for part in segments.older})
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
-        return Stream(timeline, segments)
+        skipped = [*((place, place) for place in sorted(self._skipped)), *self._stretches(left_out)]
+        rows = self._relations_at(self._skipped) if self._skipped else set()
+        return Stream(timeline, replace(segments, skipped=tuple(skipped)), undescribed=_undescribed(timeline) | rows)
+
+    @cached_property
+    def _skipped(self) -> frozenset[int]:
+        """The places of landed messages that an operator has taken out of the count."""
+        rows = Quarantine(self._root, self.storage_options).messages()
+        sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
+        return frozenset(order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None)
+
+    def _stretches(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Where the changes of transactions that weren't streamed stand; one transaction's lie together."""
+        found = []
+        for batch, xid8 in sorted(transactions):
+            chosen = (pc.field("batch") == batch) & (pc.field("xid8") == xid8)
+            chosen &= pc.field("streamed_xid").is_null() & pc.field("kind").isin(_CHANGE_KINDS)
+            seqs = [seq for part in self.scan(chosen, ["seq"]) for seq in part["seq"].to_pylist()]
+            if seqs:
+                found.append((order_of(batch, min(seqs)), order_of(batch, max(seqs))))
+        return found
+
+    def _relations_at(self, places: Collection[int]) -> set[tuple[int, int]]:
+        """Batch and relation of the row messages at these places."""
+        batches = sorted({place >> SEQ_BITS for place in places})
+        chosen = pc.field("batch").isin(batches) & pc.field("seq").isin([place & LAST_SEQ for place in sorted(places)])
+        parts = self.scan(chosen & pc.field("kind").isin(ROW_KINDS), ["batch", "seq", "relation_id"])
+        rows = [row for part in parts for row in part.to_pylist()]
+        return {(row["batch"], row["relation_id"]) for row in rows if order_of(row["batch"], row["seq"]) in places}
 
     def first_truncate(self, after_batch: int, upto_batch: int, relation_ids: Collection[int]) -> int | None:
         """The first batch of a range that has a TRUNCATE of one of these relations; None when none has. Only TRUNCATEs are read."""
         chosen = of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
         wanted, found = set(relation_ids), []
-        for part in self.scan(chosen, ["batch", "streamed_xid", "data"]):
+        for part in self.scan(chosen, ["batch", "seq", "streamed_xid", "data"]):
             for row in part.to_pylist():
+                if order_of(row["batch"], row["seq"]) in self._skipped:
+                    continue
                 truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
                 if not wanted.isdisjoint(truncated.relation_ids):
                     found.append(row["batch"])
@@ -277,14 +327,21 @@ class ChangeLog(RowMessages):
 
     def prepared(self) -> list[Prepared]:
         """Every prepared transaction in the log, with the batch that decided it."""
-        return prepared_transactions(landmarks(self._timeline(pc.field("kind").isin(CONTROL_KINDS))))
+        timeline = self.controls()
+        return prepared_transactions(landmarks(timeline, _left_out(timeline)))
 
     def _timeline(self, chosen: pc.Expression) -> pa.Table:
         parts = list(self.scan(chosen & pc.field("timeline"), _TIMELINE))
         if not parts:
             return _TIMELINE_SCHEMA.empty_table()
         found = pa.Table.from_batches(parts).select(_TIMELINE).cast(_TIMELINE_SCHEMA)
-        return found.sort_by([("batch", "ascending"), ("seq", "ascending")])
+        timeline = found.sort_by([("batch", "ascending"), ("seq", "ascending")])
+        if not self._skipped:
+            return timeline
+        places = zip(timeline["batch"].to_pylist(), timeline["seq"].to_pylist(), strict=True)
+        chosen = pa.array([order_of(*place) in self._skipped for place in places])
+        marked = pc.if_else(chosen, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"])
+        return timeline.set_column(timeline.schema.get_field_index("kind"), "kind", marked)
 
     def dataset(self) -> ds.Dataset | None:
         """All its files, by batch; None before anything has landed."""
@@ -316,7 +373,53 @@ def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, in
     return found
 
 
-def landmarks(timeline: pa.Table) -> list[Landmark]:
-    """The control messages of a timeline, read."""
-    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(CONTROL_KINDS))).to_pylist()
-    return [Landmark(row["batch"], row["seq"], row["xid8"], read_control(row["data"])) for row in rows]
+def landmarks(timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozenset()) -> list[Landmark]:
+    """The control messages of a timeline, read; without those of transactions that are left out.
+
+    A Stream Abort that nothing has read voids the transaction that the slot function gives it.
+    """
+    xids = {xid8 for _, xid8 in left_out}
+    kinds = pa.array([*CONTROL_KINDS, MARK + "A"])
+    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=kinds)).to_pylist()
+    return [
+        Landmark(
+            row["batch"],
+            row["seq"],
+            row["xid8"],
+            _told_by_the_slot(row) if row["kind"][0] == MARK else read_control(row["data"]),
+        )
+        for row in rows
+        if row["xid8"] not in xids
+    ]
+
+
+def _counted_landmarks(timeline: pa.Table) -> list[Landmark]:
+    """All control messages, for counting: of one that can't be read, what the slot function says is enough."""
+    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(_CONTROLS))).to_pylist()
+    return [Landmark(row["batch"], row["seq"], row["xid8"], _leniently(row)) for row in rows]
+
+
+def _leniently(row: dict[str, Any]) -> Control:
+    try:
+        return read_control(row["data"]) if row["kind"][0] != MARK else _told_by_the_slot(row)
+    except DecodeError:
+        return _told_by_the_slot(row)
+
+
+def _told_by_the_slot(row: dict[str, Any]) -> Control:
+    """A control message by its kind, its transaction, and the position at which it stands."""
+    kind, xid = row["kind"].removeprefix(MARK), row["xid8"] & XID_MASK
+    # The slot function gives an abort its own (sub)transaction.
+    return Control(kind, -1 if kind == "A" else xid, xid, end_lsn=row["end_lsn"] or 0)
+
+
+def _left_out(timeline: pa.Table) -> frozenset[tuple[int, int]]:
+    """Batch and xid8 of transactions of which a message that decides on their changes isn't read."""
+    rows = timeline.filter(pc.match_substring_regex(timeline["kind"], _DECISIVE))
+    return frozenset((row["batch"], row["xid8"]) for row in rows.select(["batch", "xid8"]).to_pylist())
+
+
+def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
+    """Batch and relation of Relation messages that aren't read; None of one that is too short to name it."""
+    rows = timeline.filter(pc.equal(timeline["kind"], MARK + "R"))
+    return frozenset((row["batch"], row["relation_id"]) for row in rows.select(["batch", "relation_id"]).to_pylist())

@@ -56,6 +56,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waldelta.pgoutput.unread import UnreadMessage
 
 
 class WaldeltaError(Exception):
@@ -233,8 +237,10 @@ class ConsumeMismatch(SlotError):
 class DecodeError(WaldeltaError):
     """A protocol message that can't be read: which message and field, at which byte.
 
-    ``row`` is its number among the messages read together, where known.
+    ``row`` is its number among the messages read together, where known, ``unread`` the message itself where landing met it.
     """
+
+    unread: UnreadMessage | None = None
 
     def __init__(self, message: str, field: str, offset: int, detail: str = "", row: int | None = None) -> None:
         self.message, self.field, self.offset, self.detail, self.row = message, field, offset, detail, row

@@ -52,7 +52,7 @@ REMEDIES: dict[str, str] = {
     "SourceChanged": "docs/failover.md: point the connection back, or resync",
     "PeekTimeout": "look for a huge or very old transaction",
     "ConsumeMismatch": "docs/consume.md; nothing is lost while the slot or its copy is kept",
-    "DecodeError": "report it with the message named; of a table's row: sync that table: docs/operations.md#a-change-that-stops-its-table",
+    "DecodeError": "report it; to go on, skip it: docs/operations.md#a-message-that-cant-be-read by the command in the error, or sync its table",
     "TargetNotWritable": "as the message says: space, rights, a file in the way, the object store's answer",
     "LateWriter": "nothing",
     "ApplyError": "as the message says; changes wait in the change log",

@@ -38,6 +38,7 @@ from waldelta.fault import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
+from waldelta.pgoutput.unread import MARK
 from waldelta.pipeline_file import Options, Source
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
 LANDING_SCHEMA = pa.schema(
     [
         *ENVELOPE_SCHEMA,
-        # True for TIMELINE_KINDS: so few that whole row groups without any are skipped.
+        # True for TIMELINE_KINDS and for messages that nothing reads: so few that whole row groups without any are skipped.
         pa.field("timeline", pa.bool_()),
         # True for an update whose key changed (it carries its old key).
         pa.field("moves", pa.bool_()),
@@ -102,7 +103,8 @@ _NAME_BYTES = 63
 class PeekBound:
     """Up to where one peek reads: WAL position, number of changes (None: any), and time.
 
-    ``from_lsn`` is where the slot stands, for the record.
+    ``from_lsn`` is where the slot stands, for the record. ``skipped`` are messages that land without being read, by position
+    and id.
     """
 
     upto_lsn: Lsn
@@ -110,6 +112,7 @@ class PeekBound:
     statement_timeout_s: float
     next_xid8: int
     from_lsn: Lsn | None = None
+    skipped: frozenset[tuple[int, str]] = frozenset()
 
 
 @dataclass(slots=True)
@@ -205,7 +208,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | Non
 
     end_old_readers(conninfo, source.slot)
     statement, times = _statement(source, bound), times or PeekTimes()
-    envelope = Envelope(bound.next_xid8, protocol_version(source.options))
+    envelope = Envelope(bound.next_xid8, protocol_version(source.options), bound.skipped)
     try:
         with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
@@ -220,6 +223,7 @@ def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | Non
                 fault_point("land.reading")
                 with times.waiting():
                     batch = next(batches, None)
+            envelope.end()
             times.total_s = time.monotonic() - began
             times.messages = envelope.given
     except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
@@ -325,7 +329,7 @@ def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
     lsn, xid, given = (storage(column) for column in batch.columns)
     enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), given)
     kind, data = enveloped.column("kind"), enveloped.column("data")
-    timeline = pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS))
+    timeline = pc.or_(pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS)), pc.starts_with(kind, MARK))
     old_key = pc.equal(pc.binary_slice(data, 5, 6), b"K")
     streamed = pc.is_valid(enveloped.column("streamed_xid"))
     if pc.any(streamed).as_py():

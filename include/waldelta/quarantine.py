@@ -4,13 +4,15 @@ Latest row per table, generation and key counts: ``quarantined`` (not in the tar
 (in the target, with some values as they were later than the change), ``resolved`` (was quarantined or discarded; a later
 change has replaced, moved or deleted the row, or it was read again), ``discarded`` (was quarantined; somebody has said that the
 target is to lack it; a repair takes that along into the generation that it begins, and an update to the key that it gives the
-row; a copy doesn't). A batch's rows are written before the target's commit; what a run
+row; a copy doesn't). Messages that can't be read are here too, by other statuses (UNREADABLE, SKIPPED), which
+``unreadable_messages`` reads and writes. A batch's rows are written before the target's commit; what a run
 that died in between left is replaced by the next one, whose watermark tells it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +27,12 @@ from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_table import LedgerTable
 
 REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
+# Of a message of the replication protocol: nothing behind it lands, or is applied to its table, until an operator decides that
+# runs go on without it.
+UNREADABLE, SKIPPED = "unreadable", "skipped"
+# In place of a column's name, which is never empty: the key of a message's row.
+_MESSAGE_KEY = ""
+_MESSAGE_HEAD = '{"": "'
 
 # How the reason begins of a row that a gate has set aside.
 FAILS = "fails "
@@ -37,13 +45,14 @@ _ID_LETTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A row message of pgoutput's, and where it stands in the change log; ``raw`` are its bytes, None where they weren't kept.
+    """A message of pgoutput's, and where it stands in the change log; ``raw`` are its bytes, None where they weren't kept.
 
-    ``lsn`` is the change's own position, ``xid`` that of its top-level transaction, widened to 64 bits.
+    ``lsn`` is the change's own position, ``xid`` that of its top-level transaction, widened to 64 bits. ``batch`` and ``seq``
+    are None of a message that hasn't landed.
     """
 
-    batch: int
-    seq: int
+    batch: int | None
+    seq: int | None
     lsn: int | None
     xid: int
     raw: bytes | None = None
@@ -67,7 +76,7 @@ class IncompleteRow:
 
     at: datetime
     run_id: str
-    status: str  # quarantined, reread, resolved
+    status: str  # quarantined, reread, resolved, discarded; of messages: unreadable, skipped, resolved
     table_name: str
     generation: int
     batch: int
@@ -94,6 +103,8 @@ class IncompleteRow:
     @property
     def id(self) -> str:
         """What people name it by: the same for as long as it is open, another one when its key is quarantined anew."""
+        if (message := message_of(self.key)) is not None:
+            return message
         return row_id_of(self.table_name, self.generation, self.batch, self.lsn, self.key)
 
     @property
@@ -108,6 +119,16 @@ def _is_held(row: Mapping[str, Any], generations: Mapping[str, int]) -> bool:
 
 def _is_of_gate(reason: str | None) -> bool:
     return (reason or "").startswith(FAILS)
+
+
+def message_key(message: str) -> str:
+    """The key under which a message's row stands, by the message's id."""
+    return json.dumps({_MESSAGE_KEY: message})
+
+
+def message_of(key: str) -> str | None:
+    """The message whose row has this key; None of a table's row."""
+    return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(_MESSAGE_HEAD) else None
 
 
 def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
@@ -246,6 +267,13 @@ class Quarantine:
         """Add rows behind all others, in one commit; ``check`` as of replace()."""
         self._table.extend(_in_order(rows), check=check)
 
+    def messages(self) -> list[IncompleteRow]:
+        """All that was told of messages that can't be read, oldest first, also what was resolved since."""
+        chosen = pc.field("status").isin([UNREADABLE, SKIPPED])
+        if not (keys := self._table.scan(["key"], chosen=chosen, kept=False)["key"].unique().to_pylist()):
+            return []
+        return self._read(pc.field("key").isin(keys))
+
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest`` but those of keys that targets lack, and leave one file; returns how many were dropped."""
         return self._table.prune(lambda rows: _keep([as_row(row) for row in rows], oldest))
@@ -267,7 +295,9 @@ def _in_order(rows: Sequence[IncompleteRow]) -> list[dict[str, Any]]:
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
     latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
-    return [r.at >= oldest or latest[r.table_name, r.generation, r.key] in (QUARANTINED, DISCARDED) for r in rows]
+    kept = (QUARANTINED, DISCARDED, UNREADABLE, SKIPPED)
+    # A message that runs skip is skipped for as long as anything reads it.
+    return [r.at >= oldest or r.status == SKIPPED or latest[r.table_name, r.generation, r.key] in kept for r in rows]
 
 
 def watched_rows(rows: Iterable[R]) -> dict[str, R]:
@@ -285,6 +315,11 @@ def watched_rows(rows: Iterable[R]) -> dict[str, R]:
 def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
     """The latest row of each key that isn't in the target since it was discarded, of the rows of one copy in their order."""
     return {key: row for key, row in latest_rows(rows).items() if row.status == DISCARDED and not row.outdated}
+
+
+def message_rows(rows: Iterable[IncompleteRow]) -> list[IncompleteRow]:
+    """The latest row of each message that can't be read, or is skipped, of the rows of one copy in their order."""
+    return [row for row in latest_rows(rows).values() if row.status in (UNREADABLE, SKIPPED)]
 
 
 def latest_rows(rows: Iterable[R]) -> dict[str, R]:

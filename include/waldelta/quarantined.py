@@ -28,6 +28,7 @@ from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
 from waldelta.standing import held_generations
+from waldelta.unreadable_messages import acknowledge_messages, as_json, open_messages
 from waldelta.watermark import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
@@ -36,10 +37,13 @@ log = logging.getLogger(__name__)
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are PostgreSQL's texts by column.
 
-    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null where they weren't kept. Raises
-    ConfigError for a table that isn't a target: an empty answer would read as all well.
+    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null where they weren't kept. Messages
+    that can't be read follow, of all tables or of these. Raises ConfigError for a table that isn't a target: an empty answer
+    would read as all well.
     """
-    return [_told(row) for row in _open_rows(job, _states(job, tables))]
+    rows = [_told(row) for row in _open_rows(job, _states(job, tables))]
+    messages = open_messages(job.ledger, job.pipeline.source.slot)
+    return rows + [as_json(one) for one in messages if tables is None or one.is_about(tables)]
 
 
 def discard_quarantined(
@@ -52,15 +56,20 @@ def discard_quarantined(
 ) -> list[dict[str, Any]]:
     """Say of quarantined rows that their targets are to lack them: of these (``id`` of the list), or all of these tables.
 
+    Of a skipped message (its ``id``) it says that what its tables lack is settled, so that no run reports it any more.
+
     They aren't open any more, and later changes of them are those of a row that the target hasn't. ``by`` is by default the
     user of this process. All are discarded, or none. Returns them. Raises ConfigError for rows that aren't open and when
     nothing is named, LockHeld while a run is at work on a target, StateError when one has yet to commit what it quarantined.
     """
     if not rows and not tables:
         raise ConfigError("name the rows that are to be discarded (--row), or tables whose rows all are (--tables)")
+    at, by = now(), by or current_user()
+    acknowledged = acknowledge_messages(job, rows, by=by, reason=reason)
+    if rows and not (rows := set(rows) - {message["id"] for message in acknowledged}):
+        return acknowledged
     states = _states(job, tables)
     wanted = {name: states[name] for name in _named(_open_rows(job, states), rows)}
-    at, by = now(), by or current_user()
     with ExitStack() as locks:
         held = [locks.enter_context(target_lock(job, name)) for name in sorted(wanted)]
         for state in wanted.values():
@@ -78,7 +87,7 @@ def discard_quarantined(
         if discarded:
             Quarantine(job.pipeline.target.root, job.storage_options).add(discarded, check)
             tell_anew(job, {row.table_name for row in discarded})
-    return [
+    return acknowledged + [
         {
             "id": row.id,
             "table": row.table_name,

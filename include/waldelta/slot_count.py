@@ -18,7 +18,11 @@ from waldelta.tally import PreparedRows, Transactions
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 # A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
-_KIND = "lsn, xid, case when get_byte(data, 0) = 77 and get_byte(data, 1) = 0 then 0 else get_byte(data, 0) end as kind"
+# A message that can't be read may be of any length.
+_KIND = (
+    "lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = 77 and substr(data, 2, 1) = '\\x00' then 0 "
+    "else get_byte(data, 0) end as kind"
+)
 # The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared, Insert, Update, Delete, Truncate, Message.
 _FIELDS = {
     67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
@@ -40,7 +44,7 @@ with changes as materialized ({changes}),
 # What the server has collected is read up to the first message that counts.
 _FIRST = """
 with changes as materialized ({changes})
-select (select data from changes where get_byte(data, 0) <> {abort} limit 1),
+select (select data from changes where substr(data, 1, 1) <> '\\x{abort:02x}' limit 1),
        (select count(*) from (select from changes limit {most}) as given)
 """
 _MORE = 16

@@ -21,6 +21,7 @@ from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings
 from waldelta.standing import Standing, held_generations, read_published, read_standings
 from waldelta.unpublished import unpublished
+from waldelta.unreadable_messages import as_json, open_messages
 
 
 def read_status(job: Job) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def read_status(job: Job) -> dict[str, Any]:
         "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
         "unpublished": listed_in_vain,
         "unreadable_partitions": unreadable,
+        "unread_messages": [as_json(message) for message in open_messages(job.ledger, slot_name)],
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
         "last_cut": _cut(job),
         "last_run": None if run is None else {

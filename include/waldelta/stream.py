@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.commit_time import shown
+from waldelta.errors import DecodeError
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.transactions import Ints, Segments
 
@@ -20,10 +22,12 @@ class Stream:
     """A range of batches in commit order; ``timeline`` are its relation, type, truncate and control messages.
 
     The timeline also has those of earlier batches in which a transaction was prepared that the range commits.
+    ``undescribed`` are batches and relations (None: any) of which a Relation message, or a row that none described, is skipped.
     """
 
     timeline: pa.Table
     segments: Segments
+    undescribed: frozenset[tuple[int, int | None]] = frozenset()
 
     @cached_property
     def places(self) -> Ints:
@@ -42,11 +46,15 @@ class Stream:
 
     @cached_property
     def relations(self) -> list[tuple[Relation, int]]:
-        """What the Relation messages say, each with its place in commit order; read once for all targets."""
-        return [
-            (read_relation(row["data"], streamed=row["streamed_xid"] is not None), place)
-            for row, place in self.of_kind("R")
-        ]
+        """What the Relation messages say, each with its place in commit order; read once for all targets.
+
+        One that can't be read fails the table that it is about, and no other one.
+        """
+        found = []
+        for row, place in self.of_kind("R"):
+            with suppress(DecodeError):
+                found.append((read_relation(row["data"], streamed=row["streamed_xid"] is not None), place))
+        return found
 
 
 def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
@@ -59,7 +67,7 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
     """Commit position, and time as it is shown; for streamed and prepared transactions both come later than their rows."""
     lsn, at = changes["commit_lsn"], changes["commit_ts"]
-    if segments.is_plain:
+    if not segments.parts:
         return lsn, shown(at)
     stretch = segments.find(*place_columns(changes))
     own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)

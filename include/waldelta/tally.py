@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.pgoutput.unread import MARK
 from waldelta.transactions import Landmark
 
 XID_MASK = 0xFFFFFFFF
@@ -81,6 +82,14 @@ class Landed:
     by_relation: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
+def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
+    """With messages that nothing has read under the kind of their first byte: the server counts them by that."""
+    kind = part["kind"]
+    if not pc.any(pc.starts_with(kind, MARK)).as_py():
+        return part
+    return part.set_column(part.schema.get_field_index("kind"), "kind", pc.utf8_ltrim(kind, MARK))
+
+
 class Tally:
     """Adds up the record batches (COLUMNS) of one batch without holding them.
 
@@ -109,7 +118,7 @@ class Tally:
     def add(self, part: pa.RecordBatch) -> None:
         """Count one record batch."""
         self._rows += part.num_rows
-        part = self._counting(part)
+        part = self._counting(_unmarked(part))
         for item in pc.value_counts(self._plain(part)["kind"]).to_pylist():
             self._kinds[item["values"]] = self._kinds.get(item["values"], 0) + item["counts"]
         # Those outside any transaction may lie beyond the last one, where the verifying call doesn't come.

@@ -72,7 +72,8 @@ class Segments:
     """The segments of a range of batches (after the first, up to and with the second), in commit order.
 
     ``base`` is the place of each segment's first message. ``voided`` are subtransactions rolled back, as batch and xid in
-    one number. ``missing`` are transactions committed in the range whose Prepare wasn't among the messages given.
+    one number. ``missing`` are transactions committed in the range whose Prepare wasn't among the messages given. ``skipped``
+    are messages that an operator has taken out of the count, as places in the log from the first to the last of a stretch.
     """
 
     after: int
@@ -81,11 +82,12 @@ class Segments:
     base: tuple[int, ...] = ()
     voided: frozenset[int] = frozenset()
     missing: tuple[Prepared, ...] = ()
+    skipped: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_plain(self) -> bool:
         """Whether everything counts, in the order in which it stands in the log."""
-        return not self.parts
+        return not self.parts and not self.skipped
 
     @property
     def older(self) -> tuple[Segment, ...]:
@@ -97,11 +99,16 @@ class Segments:
         key = (batch << SEQ_BITS) | seq
         if self.is_plain:
             return key
-        at = self.find(batch, seq, streamed_xid)
-        place = self._base[at] + key - self._first[at]
-        place[at < 0] = -1
+        if self.parts:
+            at = self.find(batch, seq, streamed_xid)
+            place = self._base[at] + key - self._first[at]
+            place[at < 0] = -1
+        else:
+            place = key.copy()
         if self.voided:
             place[np.isin((batch << XID_BITS) | streamed_xid, self._voided) & (streamed_xid >= 0)] = -1
+        for first, last in self.skipped:
+            place[(key >= first) & (key <= last)] = -1
         return place
 
     def is_voided(self, batch: int, streamed_xid: int) -> bool:

@@ -50,11 +50,14 @@ _HAND_OVER = {"hand-over": "True"}
 _ACTION = Param(
     "retry",
     type="string",
-    enum=["retry", "discard", "release"],
-    description="retry: read the rows from the source again; discard: leave them as they are; release: let what a gate stopped pass",
+    enum=["retry", "discard", "release", "skip"],
+    description="retry: read the rows from the source again; discard: leave them as they are; release: let what a gate stopped pass; "
+    "skip: go on without messages that can't be read",
 )
 _QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (discard)")
-_ROWS = _listed("discard alone: the rows' ids, as the page of the quarantine shows them", r"^[0-9a-f]{16}$")
+_ROWS = _listed(
+    "discard and skip: the ids of rows and messages, as the page of the quarantine shows them", r"^[0-9a-f]{16}$"
+)
 _WHY = _text("why; kept with who")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
@@ -145,7 +148,7 @@ def _resync(job: _Job) -> DAG:
 
 def _quarantine(job: _Job) -> DAG:
     params = {"action": _ACTION, "tables": _QUARANTINED, "rows": _ROWS, "reason": _WHY}
-    options = {action: f"{{{{ params.action == '{action}' }}}}" for action in ("retry", "discard", "release")}
+    options = {action: f"{{{{ params.action == '{action}' }}}}" for action in ("retry", "discard", "release", "skip")}
     options |= {
         "tables": "{{ (params.tables or []) | join(',') }}",
         "row": "{{ (params.rows or []) | join(',') }}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from waldelta.commit_time import unix_us
 from waldelta.errors import DecodeError
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import NAMES as CONTROL_NAMES
+from waldelta.pgoutput.unread import MARK, UnreadMessage, message_id
 from waldelta.pgoutput.wire import (
     ArrowArray,
     Bytes,
@@ -23,6 +25,7 @@ from waldelta.pgoutput.wire import (
     i8,
     u1,
     u4,
+    unsigned,
 )
 
 _FIELDS: list[pa.Field[Any]] = [
@@ -47,7 +50,7 @@ ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 # First bytes by the protocol version that brought them.
 KINDS = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
 STREAM_ABORT = ord("A")
-_NAMES = {"B": "Begin", "C": "Commit", "O": "Origin", "R": "Relation", "Y": "Type", "I": "Insert", "U": "Update",
+NAMES = {"B": "Begin", "C": "Commit", "O": "Origin", "R": "Relation", "Y": "Type", "I": "Insert", "U": "Update",
           "D": "Delete", "T": "Truncate", "M": "Message"} | CONTROL_NAMES  # fmt: skip
 # Bytes a message has at least. Those of _EXACT have exactly these; a Stream Abort of version 4 has 16 more.
 _SIZES = {"B": 21, "C": 26, "O": 10, "R": 9, "Y": 7, "I": 8, "U": 8, "D": 8, "T": 6, "M": 15, "S": 6, "E": 1, "c": 30,
@@ -73,6 +76,7 @@ _OPENS, _CLOSES = _table("BbS"), _table("CPE")
 _CLOSED_BY = np.zeros(256, np.uint8)
 _CLOSED_BY[list(b"BbS")] = list(b"CPE")
 _IS_EXACT = _table(_EXACT)
+_DESCRIBES = _table("RYO")
 _INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
 _WITH_RELATION, _WITH_XID = _table("RIUD"), _table("RYIUDTM")
 _BEGIN, _BEGIN_PREPARE, _STREAM_START = (ord(letter) for letter in "BbS")
@@ -81,6 +85,10 @@ _COMMIT, _MESSAGE = (ord(letter) for letter in "CM")
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
 # Where commit position and time are, in the messages that decide a streamed or prepared transaction.
 _DECIDES = {"c": (6, 22), "K": (2, 18)}
+# A commit position that a message didn't tell because nothing has read it.
+_UNTOLD = -1
+_EMPTY = "?"  # in place of the first byte that a message hasn't
+_ROW_HEAD = {"R", "I", "U", "D"}  # followed by the relation's oid
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +115,22 @@ class Envelope:
 
     ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()) taken about when the peek began: every xid decoded lies
     within 2**31 of it, on either side (a commit that waits for a synchronous standby is decoded, yet lies above it),
-    which gives the 32-bit xids their epoch. ``version`` is the protocol version asked for, 1 to 4. ``given`` counts the
-    messages so far, those that were discarded too.
+    which gives the 32-bit xids their epoch. ``version`` is the protocol version asked for, 1 to 4. ``skipped`` are
+    messages that land without being read, by position and id (unread.py). ``given`` counts the messages so far, those that
+    were discarded too.
     """
 
-    def __init__(self, next_xid8: int, version: int = 1) -> None:
+    def __init__(self, next_xid8: int, version: int = 1, skipped: Collection[tuple[int, str]] = ()) -> None:
         self.next_xid8, self.version = next_xid8, version
         self.given = 0
+        self._skipped_ids = {message for _, message in skipped}
+        self._skipped_lsns = np.array(sorted({lsn for lsn, _ in skipped}), np.int64)
         self._next_seq = 0
         # 32-bit xids of the transactions of which this call has sent chunks.
         self._streamed: set[int] = set()
         self._open: _Scope | None = None
+        # Whether the last message was of an unknown kind, and may have begun or ended a transaction.
+        self._may_differ = False
         self._needed = np.zeros(256, np.int64)
         for letter in "".join(kinds for v, kinds in KINDS.items() if v <= version):
             self._needed[ord(letter)] = _SIZES[letter]
@@ -128,12 +141,101 @@ class Envelope:
 
         ``xid8`` is null where the server gives none (a message outside any transaction). A Stream Abort of what this call
         hasn't streamed is discarded. Raises DecodeError, with the message's position and first bytes, for one that isn't of
-        the protocol version asked for, and for transactions and chunks whose messages don't pair up.
+        the protocol version asked for, and for transactions and chunks whose messages don't pair up. One that is skipped lands
+        under a marked kind.
         """
-        part = _part(Messages(data, "slot"), _integers(lsn), self._next_seq)
-        kind = self._kinds(part)
-        if not len(kind) == len(part.lsn) == len(xid):  # type: ignore[arg-type]
+        lsns, xids = _integers(lsn), _integers(xid)
+        if not len(lsns) == len(xids) == len(data):
             raise ValueError("lsn, xid and data differ in length")
+        if not (rows := self._skipped_rows(lsns, xids, data)):
+            return self._read(lsns, xids, data)
+        # There are next to none: what lies between them is read as ever.
+        found, begin = [], 0
+        for row in [*rows, len(lsns)]:
+            found.append(self._read(lsns[begin:row], xids[begin:row], data.slice(begin, row - begin)))
+            if row < len(lsns):
+                found.append(self._unread(UnreadMessage.of(int(lsns[row]), int(xids[row]), data[row].as_py())))
+            begin = row + 1
+        return pa.concat_batches(found)
+
+    def _skipped_rows(self, lsns: Positions, xids: Positions, data: ArrowArray) -> list[int]:
+        """The rows of the messages that are to be skipped."""
+        if not self._skipped_ids:
+            return []
+        near = np.flatnonzero(np.isin(lsns, self._skipped_lsns)).tolist()
+        return [
+            row for row in near if message_id(int(lsns[row]), int(xids[row]), data[row].as_py()) in self._skipped_ids
+        ]
+
+    def _unread(self, message: UnreadMessage) -> pa.RecordBatch:
+        """One message that isn't read: what it holds is not known, what its letter and the slot function say of it is.
+
+        It begins or ends a transaction as its letter says. One of an unknown kind may stand for a message that does, which the
+        next message tells.
+        """
+        letter, scope, raw = message.kind or _EMPTY, self._open, message.raw
+        code = ord(letter)
+        chunked = scope is not None and scope.kind == _STREAM_START
+        in_front = chunked and bool(_WITH_XID[code])
+        alone = letter == "M" and not chunked and raw[1:2] == b"\0"
+        known = scope if scope is not None and scope.kind == _BEGIN and scope.commit_lsn != _UNTOLD else None
+        role = self._role(letter, scope)
+        values = {
+            "seq": self._next_seq,
+            "kind": MARK + letter + (role if letter not in _SIZES else ""),
+            "relation_id": unsigned(raw, 5 if in_front else 1) if letter in _ROW_HEAD else None,
+            "xid8": self._xid8(np.array([0 if alone else message.xid], np.int64))[0].as_py(),
+            "streamed_xid": unsigned(raw, 1) if in_front else None,
+            "lsn": message.lsn,
+            "commit_lsn": known.commit_lsn if known is not None else None,
+            # Whatever ends a transaction stands where its WAL ends.
+            "end_lsn": message.lsn if alone or role in _END_AT else None,
+            "commit_ts": known.commit_ts_us if known is not None else None,
+            "data": raw,
+        }
+        if scope is None and _OPENS[code]:
+            self._open = _Scope(code, _UNTOLD, 0)
+            if code == _STREAM_START:
+                self._streamed.add(message.xid)
+        elif scope is not None and _CLOSED_BY[scope.kind] == code:
+            self._open = None
+        self._may_differ = letter not in _SIZES
+        self._next_seq += 1
+        self.given += 1
+        return pa.RecordBatch.from_pylist([values], schema=ENVELOPE_SCHEMA)
+
+    @staticmethod
+    def _role(letter: str, scope: _Scope | None) -> str:
+        """The letter of the message that one of an unknown kind may stand for where it is: one that begins or ends a transaction."""
+        if letter in _SIZES:
+            return letter
+        return "B" if scope is None else chr(_CLOSED_BY[scope.kind])
+
+    def _settle(self, first: int) -> None:
+        """Whether a message of an unknown kind has begun or ended a transaction, by the first message behind it."""
+        if self._may_differ:
+            if self._open is None and (_INSIDE_ONLY[first] or _DESCRIBES[first]):
+                self._open = _Scope(_BEGIN, _UNTOLD, 0)
+            elif self._open is not None and (_OPENS[first] or _OUTSIDE_ONLY[first]):
+                self._open = None
+        self._may_differ = False
+
+    def end(self) -> None:
+        """The call has ended; raises DecodeError when that was within a transaction: it would come once more."""
+        if self._open is not None and not self._may_differ:
+            opener = NAMES[chr(self._open.kind)]
+            raise DecodeError(
+                opener,
+                "transaction",
+                0,
+                f"message {self.given - 1} of this call is the last, and no message closes it; the slot keeps it",
+            )
+
+    def _read(self, lsn: Positions, xid: Positions, data: ArrowArray) -> pa.RecordBatch:
+        part = _part(Messages(data, "slot"), lsn, xid, self._next_seq, is_plain=self.version == 1)
+        kind = self._kinds(part)
+        if len(kind):
+            self._settle(int(kind[0]))
         scopes = self._scopes(part, kind)
         chunked = scopes.inside & (scopes.kind == _STREAM_START)
         if self.version > 1:
@@ -146,7 +248,7 @@ class Envelope:
             pa.array(self._next_seq + np.cumsum(kept) - 1),
             _kind_column(kind),
             _relation_ids(part.messages, kind, in_front),
-            self._xid8(_top_xids(part, kind, _integers(xid), alone)),
+            self._xid8(_top_xids(part, kind, xid, alone)),
             _streamed_xids(part.messages, in_front),
             pa.array(part.lsn),
             pa.array(commit_lsn, mask=~decided),
@@ -236,22 +338,28 @@ class _Part:
 
     messages: Messages
     lsn: Positions
+    xid: Positions
     first_seq: int
+    # Whether no chunk can be among them.
+    is_plain: bool
     # For each byte whether some message begins with it.
     has: Mask
 
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
         """The error for one message, which says where in the stream it stands."""
         found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
-        first = self.messages.at(row)[:1].decode("latin-1")
-        place = f"message {self.first_seq + row} of this call, at {Lsn(int(self.lsn[row]))}; the slot keeps it"
-        return DecodeError(_NAMES.get(first, "slot"), found.field, found.offset, f"{found.detail}, {place}")
+        streamed = False if self.is_plain else None
+        unread = UnreadMessage.of(int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed)
+        place = f"message {self.first_seq + row} of this call, at {Lsn(unread.lsn)}; the slot keeps it"
+        error = DecodeError(NAMES.get(unread.kind, "slot"), found.field, found.offset, f"{found.detail}, {place}")
+        error.unread = unread
+        return error
 
 
-def _part(messages: Messages, lsn: Positions, first_seq: int) -> _Part:
+def _part(messages: Messages, lsn: Positions, xid: Positions, first_seq: int, *, is_plain: bool) -> _Part:
     has = np.zeros(256, np.bool_)
     has[u1(messages.bytes, messages.start)] = True
-    return _Part(messages, lsn, first_seq, has)
+    return _Part(messages, lsn, xid, first_seq, is_plain, has)
 
 
 def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) -> None:
@@ -268,10 +376,11 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
     crossed = closes & (_CLOSED_BY[scopes.kind] != kind)
     if crossed.any():
         row = int(np.argmax(crossed))
-        opener = _NAMES.get(chr(scopes.kind[row]), "")
+        opener = NAMES.get(chr(scopes.kind[row]), "")
         raise part.error(row, "transaction", 0, f"it closes what a {opener} message opened")
     ends = np.flatnonzero(closes & (scopes.kind != _STREAM_START))
-    differs = i8(part.messages.bytes, part.messages.start[ends] + 2) != scopes.commit_lsn[ends]
+    announced = scopes.commit_lsn[ends]
+    differs = (i8(part.messages.bytes, part.messages.start[ends] + 2) != announced) & (announced != _UNTOLD)
     if differs.any():
         row = int(ends[np.argmax(differs)])
         raise part.error(row, "commit_lsn", 2, "not the one that its Begin message announced")
@@ -288,7 +397,7 @@ def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positi
 def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
     """Commit position and time of every row, and for which rows they are known."""
     lsn, at = scopes.commit_lsn, scopes.commit_ts
-    known = scopes.inside & (scopes.kind == _BEGIN)
+    known = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNTOLD)
     for letter, (lsn_at, ts_at) in _DECIDES.items():
         if part.has[ord(letter)]:
             rows = np.flatnonzero(kind == ord(letter))

@@ -113,6 +113,11 @@ def i8(source: Bytes, at: Positions) -> Positions:
     return _wide(source, at, ">i8").astype(np.int64)
 
 
+def unsigned(data: bytes, at: int) -> int | None:
+    """An unsigned 32-bit integer in a message that may be cut off; None where it is."""
+    return int.from_bytes(data[at : at + 4], "big") if len(data) >= at + 4 else None
+
+
 class Reader:
     """Reads one message from its first byte to its last; every read checks the message's end."""
 

@@ -9,16 +9,20 @@ from datetime import datetime
 import pyarrow.compute as pc
 
 from waldelta.ledger_rows import Release
-from waldelta.quarantine import DISCARDED, RESOLVED, IncompleteRow
+from waldelta.quarantine import DISCARDED, RESOLVED, SKIPPED, IncompleteRow, message_of
 from waldelta.review.bookkeeping import Bookkeeping
 
 _WHAT = {DISCARDED: "discarded", RESOLVED: "read again"}
+_OF_MESSAGES = {SKIPPED: "skipped", RESOLVED: "settled"}
 _OF_ONE = ("run_id", "table_name", "status", "by", "reason")
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One decision on one table; ``key`` is the first of its ``rows``, ``upto_lsn`` up to where changes were let pass."""
+    """One decision on one table; ``key`` is the first of its ``rows``, ``upto_lsn`` up to where changes were let pass.
+
+    ``message`` is the message that can't be read, on which it was decided.
+    """
 
     at: datetime
     what: str
@@ -29,6 +33,7 @@ class Decided:
     rows: int | None = None
     key: str | None = None
     upto_lsn: int | None = None
+    message: str | None = None
 
 
 def read_decided(lake: Bookkeeping) -> list[Decided]:
@@ -39,15 +44,17 @@ def read_decided(lake: Bookkeeping) -> list[Decided]:
 def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
     # Rows that a later change has resolved, or moved to another key, are nobody's decision; those that a repair took along are
     # the same one again.
-    chosen = pc.field("status").isin([DISCARDED, RESOLVED]) & pc.field("by").is_valid()
+    chosen = pc.field("status").isin([DISCARDED, RESOLVED, SKIPPED]) & pc.field("by").is_valid()
     rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
         [("at", "first"), ("key", "first"), ("key", "count_distinct")]
     )
     for row in found.to_pylist():
+        message = message_of(row["key_first"])
+        what = (_WHAT if message is None else _OF_MESSAGES)[row["status"]]
         yield Decided(
-            row["at_first"], _WHAT[row["status"]], row["table_name"], row["by"], row["reason"], row["run_id"],
-            row["key_count_distinct"], row["key_first"],
+            row["at_first"], what, row["table_name"], row["by"], row["reason"], row["run_id"],
+            row["key_count_distinct"], row["key_first"], message=message,
         )  # fmt: skip
 
 

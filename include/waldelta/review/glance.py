@@ -29,6 +29,7 @@ from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
+from waldelta.unreadable_messages import ANY_TABLE, open_messages
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)
@@ -111,6 +112,7 @@ def read_glance(
         *of_compared(compared),
         *of_runs(results, landing, states, compared, pipeline.source),
         *_failed_otherwise(lake, results, now),
+        *_unread(lake, pipeline),
     ]
     upto = brought_up_to(landing)
     if looked is not None and (not landing or landing[0].applied):
@@ -174,6 +176,17 @@ def _attention(
         yield from _slot_began(results, latest, looked)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
+
+
+def _unread(lake: Bookkeeping, pipeline: PipelineFile) -> Iterator[Attention]:
+    """Messages that can't be read: those that stop what is behind them, and what tables lack of skipped ones."""
+    messages = open_messages(lake.ledger, pipeline.source.slot)
+    if waiting := [message.row.id for message in messages if not message.is_skipped]:
+        yield Attention("failed", f"messages that can't be read: {names(waiting)}", ("quarantine",))
+    skipped = [message for message in messages if message.is_skipped]
+    if tables := sorted({table for message in skipped for table in message.tables}):
+        lacking = "any table" if ANY_TABLE in tables else names(tables)
+        yield Attention("warning", f"{lacking} may lack what skipped messages said", ("quarantine",))
 
 
 def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:

@@ -9,7 +9,8 @@ from urllib.parse import parse_qs
 
 from fastapi import HTTPException, Request
 
-ACTIONS = ("retry", "discard", "release")
+ACTIONS = ("retry", "discard", "release", "skip")
+_OF_ROWS = ("discard", "skip")
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")
 _LONGEST_REASON = 200
@@ -45,11 +46,15 @@ def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         raise HTTPException(400, "This is nothing that can be decided on.")
     if action == "discard" and not rows:
         raise HTTPException(400, "Choose the rows that are to be discarded.")
+    if action == "skip" and not rows:
+        raise HTTPException(400, "Choose the messages that are to be skipped.")
+    if action == "skip" and not reason:
+        raise HTTPException(400, "Say why the messages are to be skipped: their tables lack what they said.")
     if action == "release" and not tables:
         raise HTTPException(400, "Choose the table whose changes are to pass.")
     return {
         "action": action,
-        "tables": tables if action != "discard" and tables else None,
-        "rows": rows if action == "discard" else None,
+        "tables": tables if action not in _OF_ROWS and tables else None,
+        "rows": rows if action in _OF_ROWS else None,
         "reason": reason if action != "retry" and reason else None,
     }

@@ -16,6 +16,7 @@ from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.decided import read_decided
 from waldelta.review.lacking import open_keys, read_by_id, read_open, read_since
 from waldelta.standing import held_generations
+from waldelta.unreadable_messages import open_messages
 from waldelta_airflow.views.decisions import quarantine_dag
 from waldelta_airflow.views.pages import Turning
 from waldelta_airflow.views.render import render
@@ -84,6 +85,7 @@ def quarantine_page(
         here="quarantine",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown},
+        messages=[(message, *_dump(message.sent)) for message in open_messages(lake.ledger, pipeline.source.slot)],
         turn=turn,
         chosen=chosen,
         kept="".join(f"&{kind}={quote(value)}" for kind, value in chosen.kinds.items()),

@@ -148,3 +148,51 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
             continue
         batch.validate(full=True)
         assert batch["data"].to_pylist() == [m for _, _, m in stream]
+
+
+# Messages as (lsn, xid, bytes), which one is skipped, and what lands: kind, xid8, commit_lsn, end_lsn.
+ONE = [(10, 7, BEGIN), (11, 7, ROW), (110, 7, COMMIT)]
+TWO = [(111, 8, enc.begin(200, TS, 8)), (112, 8, ROW), (210, 8, enc.commit(200, 210, TS))]
+ONE_LANDED = [("B", 7, 100, None), ("I", 7, 100, None), ("C", 7, 100, 110)]
+TWO_LANDED = [("B", 8, 200, None), ("I", 8, 200, None), ("C", 8, 200, 210)]
+UNKNOWN_BEGIN, UNKNOWN_COMMIT = (10, 7, b"z" + BEGIN[1:]), (110, 7, b"z" + COMMIT[1:])
+SKIPPED = {
+    "a row of an unknown kind": ([ONE[0], (11, 7, b"zz"), ONE[2], *TWO], 1, [("B", 7, 100, None), ("!zC", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
+    "a row that is cut off": ([ONE[0], (11, 7, ROW[:6]), ONE[2], *TWO], 1, [("B", 7, 100, None), ("!I", 7, 100, None), ("C", 7, 100, 110), *TWO_LANDED]),
+    "an empty message": ([ONE[0], (11, 7, b""), ONE[2], *TWO], 1, [("B", 7, 100, None), ("!?C", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
+    "between transactions": ([*ONE, (111, 9, b"zz"), *TWO], 3, [*ONE_LANDED, ("!zB", 9, None, None), *TWO_LANDED]),
+    "a Begin that is too long": ([(10, 7, BEGIN + b"x"), *ONE[1:], *TWO], 0, [("!B", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
+    "a Commit that is too long": ([*ONE[:2], (110, 7, COMMIT + b"x"), *TWO], 2, [*ONE_LANDED[:2], ("!C", 7, 100, 110), *TWO_LANDED]),
+    "a Begin of an unknown kind": ([UNKNOWN_BEGIN, *ONE[1:], *TWO], 0, [("!zB", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
+    "a Commit of an unknown kind": ([*ONE[:2], UNKNOWN_COMMIT, *TWO], 2, [*ONE_LANDED[:2], ("!zC", 7, 100, 110), *TWO_LANDED]),
+    "the last Commit": ([*TWO, *ONE[:2], UNKNOWN_COMMIT], 5, [*TWO_LANDED, *ONE_LANDED[:2], ("!zC", 7, 100, 110)]),
+    # Of two that are alike both are skipped.
+    "a Begin that came twice": ([ONE[0], ONE[0], *ONE[1:], *TWO], 1, [*[("!B", 7, None, None)] * 2, ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
+    "a Commit that came twice": ([*ONE, ONE[2], *TWO], 3, [*ONE_LANDED[:2], ("!C", 7, 100, 110), ("!C", 7, None, 110), *TWO_LANDED]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+@pytest.mark.parametrize("cut", range(7))
+def test_a_message_that_is_skipped_lands_unread(name, cut):
+    """The others land as ever, wherever record batches end; without it the stream is refused, by that message."""
+    given, at, landed = SKIPPED[name]
+    with pytest.raises(DecodeError) as caught:
+        add(Envelope(1000), given)
+    unread = caught.value.unread
+    assert (unread.lsn, unread.xid, unread.raw) == given[at]
+    envelope = Envelope(1000, skipped={(unread.lsn, unread.id)})
+    batches = [add(envelope, given[:cut]), add(envelope, given[cut:])]
+    envelope.end()
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert [(r["kind"], r["xid8"], r["commit_lsn"], r["end_lsn"]) for r in rows] == landed
+    assert [r["data"] for r in rows] == [message for _, _, message in given]
+    assert envelope.given == len(given)
+
+
+def test_a_call_that_ends_within_a_transaction_is_refused():
+    """What landed of it would come once more with the next call."""
+    envelope = Envelope(1000)
+    add(envelope, ONE[:2])
+    with pytest.raises(DecodeError, match="no message closes it"):
+        envelope.end()

@@ -21,7 +21,7 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Release, Run, TableState, TargetCut, now
 from waldelta.ledger_table import LedgerTable
 from waldelta.pipeline_file import load_pipeline_file
-from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage
+from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
@@ -517,6 +517,9 @@ DECISIONS = [
     ("a table's rows read again", {"action": "retry", "table": "public.orders"}, {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None}),
     ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "}, {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
     ("a table released", {"action": "release", "table": "public.orders"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": None}),
+    ("a message skipped", {"action": "skip", "row": ROW, "reason": "known"}, {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"}),
+    ("a message skipped without a reason", {"action": "skip", "row": ROW}, None),
+    ("no message", {"action": "skip", "reason": "known"}, None),
     ("no rows", {"action": "discard"}, None),
     ("no table", {"action": "release"}, None),
     ("no row of ours", {"action": "discard", "row": "--by=x"}, None),
@@ -547,6 +550,29 @@ def test_who_may_decide(shop, open_pages, decided, role, headers, status):
     assert client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code == status
     assert bool(decided) is (status == 200)
     assert ("<button" in client.get("/p/shop/quarantine").text) is (role == "op")
+
+
+def test_messages_that_cant_be_read(shop, open_pages, decided):
+    """What stops runs, with its bytes and a button; skipped, who decided and which table lacks it, until it is settled."""
+    sent = json.dumps({"kind": "Insert", "error": "length at byte 0", "incarnation": ""})
+    row = IncompleteRow(
+        now(), "r", "unreadable", "public.orders", 1, 0, message_key(ROW), sent=sent, lsn=1 << 20,
+        messages=[SentMessage(None, None, 1 << 20, 77, b"I<b>")],
+    )  # fmt: skip
+    quarantine, client = Quarantine(shop.target.root), open_pages("op")
+    quarantine.add([row])
+    page = client.get("/p/shop/quarantine").text
+    for part in ("Insert", "length at byte 0", "49 3c 62 3e", "I&lt;b&gt;", 'value="skip"', ROW):
+        assert part in page
+    assert f"messages that can&#39;t be read: {ROW}" in client.get("/p/shop").text
+    quarantine.add([replace(row, status="skipped", by="Ann", reason="known")])
+    page = client.get("/p/shop/quarantine").text
+    assert "by Ann: known" in page
+    assert "public.orders may lack what skipped messages said" in client.get("/p/shop").text
+    quarantine.add([replace(row, status="resolved", by="Ann", reason="compared")])
+    page = client.get("/p/shop/quarantine").text
+    assert "Messages that can't be read" not in page
+    assert "settled" in page
 
 
 def quarantined(n, table="public.orders", reason="fails amount is positive", **more):
