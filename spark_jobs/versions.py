@@ -67,7 +67,12 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
         key=lambda sent: (sent.relation_id, -1 if sent.transaction is None else sent.transaction, sent.since),
     )
     groups = groupby(found, key=attrgetter("relation_id"))
-    return [version for _, group in groups for version in _bounded([*group])]
+    lacking = {relation_id for _, relation_id in stream.undescribed}
+    return [
+        version
+        for relation_id, group in groups
+        for version in _bounded([*group], is_whole=lacking.isdisjoint((relation_id, None)))
+    ]
 
 
 def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
@@ -99,9 +104,9 @@ def _relations(row: Mapping[str, Any], wanted: frozenset[int]) -> Iterator[tuple
         yield from ((oid, None) for oid in sorted(wanted) if row["relation_id"] in (oid, None))
 
 
-def _bounded(sent: list[_Sent]) -> Iterator[RelationVersion]:
-    """Versions of one relation, each up to where the next of its transaction begins."""
-    if (first := sent[0].relation) is not None and all(one.relation == first for one in sent):
+def _bounded(sent: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
+    """Versions of one relation, each up to where the next of its transaction begins; not ``is_whole``: some rows have none."""
+    if is_whole and (first := sent[0].relation) is not None and all(one.relation == first for one in sent):
         # Where it was told first still orders it among the versions of a target's other relations.
         yield RelationVersion(min(one.since for one in sent), first, everywhere=True)
         return

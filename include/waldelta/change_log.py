@@ -35,9 +35,10 @@ from waldelta.lake import (
 )
 from waldelta.ledger_rows import ConsumedBatch
 from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
-from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
+from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread import MARK
+from waldelta.pgoutput.wire import unsigned
 from waldelta.quarantine import SKIPPED, Quarantine
 from waldelta.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.stream import Stream
@@ -376,10 +377,10 @@ def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, in
 def landmarks(timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozenset()) -> list[Landmark]:
     """The control messages of a timeline, read; without those of transactions that are left out.
 
-    A Stream Abort that nothing has read voids the transaction that the slot function gives it.
+    Of a Stream Abort or Stream Stop that nothing has read the slot function says enough.
     """
     xids = {xid8 for _, xid8 in left_out}
-    kinds = pa.array([*CONTROL_KINDS, MARK + "A"])
+    kinds = pa.array([*CONTROL_KINDS, MARK + "A", MARK + "E"])
     rows = timeline.filter(pc.is_in(timeline["kind"], value_set=kinds)).to_pylist()
     return [
         Landmark(
@@ -409,14 +410,17 @@ def _leniently(row: dict[str, Any]) -> Control:
 def _told_by_the_slot(row: dict[str, Any]) -> Control:
     """A control message by its kind, its transaction, and the position at which it stands."""
     kind, xid = row["kind"].removeprefix(MARK), row["xid8"] & XID_MASK
+    if kind == "A" and len(row["data"]) in ABORT_SIZES:
+        return Control(kind, unsigned(row["data"], 1) or 0, unsigned(row["data"], 5) or 0)
     # The slot function gives an abort its own (sub)transaction.
     return Control(kind, -1 if kind == "A" else xid, xid, end_lsn=row["end_lsn"] or 0)
 
 
 def _left_out(timeline: pa.Table) -> frozenset[tuple[int, int]]:
     """Batch and xid8 of transactions of which a message that decides on their changes isn't read."""
-    rows = timeline.filter(pc.match_substring_regex(timeline["kind"], _DECISIVE))
-    return frozenset((row["batch"], row["xid8"]) for row in rows.select(["batch", "xid8"]).to_pylist())
+    chosen = pc.and_(pc.match_substring_regex(timeline["kind"], _DECISIVE), pc.is_valid(timeline["xid8"]))
+    rows = timeline.filter(chosen).select(["batch", "xid8"]).to_pylist()
+    return frozenset((row["batch"], row["xid8"]) for row in rows)
 
 
 def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:

@@ -56,7 +56,8 @@ NAMES = {"B": "Begin", "C": "Commit", "O": "Origin", "R": "Relation", "Y": "Type
 _SIZES = {"B": 21, "C": 26, "O": 10, "R": 9, "Y": 7, "I": 8, "U": 8, "D": 8, "T": 6, "M": 15, "S": 6, "E": 1, "c": 30,
           "A": 9, "b": 30, "P": 31, "p": 31, "K": 31, "r": 39}  # fmt: skip
 _EXACT = "BCSEc"
-_ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: (9, 25)}
+ABORT_SIZES = (9, 25)
+_ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: ABORT_SIZES}
 # The one message that is discarded: a Stream Abort, between transactions, of one that this call has sent no chunk of.
 # It takes back changes that were never sent, so no row depends on it. PostgreSQL 18.0 to 18.4 send it in every protocol
 # version, with streaming off too: when a transaction larger than logical_decoding_work_mem is rolled back, the reorder
