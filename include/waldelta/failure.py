@@ -40,7 +40,7 @@ REMEDIES: dict[str, str] = {
     "SlotForeign": "choose another slot name; drop it, once nobody needs it",
     "SlotInUse": "stop that reader",
     "SlotLost": "resync; raise max_slot_wal_keep_size or run more often",
-    "PublicationGone": "as the message says: take it out of the file until they are consumed, or teardown, setup, resync",
+    "PublicationGone": "as the message says: take it out of the file until they are consumed, add its tables to another publication, or teardown, setup, resync",
     "SlotUnreadable": "correct the filter or the row for what comes, then resync (how: docs/operations.md#when-postgresql-cant-decode-a-change)",
     "SlotGap": "as the message says: find out what did it; resync",
     "SlotStuck": "look at pg_replication_slots and the server's log",

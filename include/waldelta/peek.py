@@ -355,9 +355,10 @@ def _publication_gone(slot: str, publication: str) -> PublicationGone:
     """What a slot can't be read for, before PostgreSQL 18 (which passes over a publication where it doesn't exist)."""
     return PublicationGone(
         f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is read: it was dropped, or "
-        f"created after changes that wait there, which before PostgreSQL 18 can't be decoded by its name any more. If it is "
-        f"new to the pipeline file, take it out, let a run consume what waits, put it back, and sync its tables. If it "
-        f"was dropped, perhaps created anew: teardown, setup, resync"
+        f"created after changes that wait there, which before PostgreSQL 18 can't be decoded by its name any more. If it exists "
+        f"and is new to the pipeline file, take it out, let a run consume what waits, put it back, and sync its tables. If setup is "
+        f"to make it, take it out and add its tables to a publication that this slot reads already. If it was dropped, perhaps "
+        f"created anew: teardown, setup, resync"
     )
 
 

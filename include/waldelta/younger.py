@@ -46,8 +46,8 @@ def judge_younger(
     for name in sorted(p.name for p in managed if p.name not in facts.actual):
         yield problem(
             f"publication {name!r} would be younger than slot {slot.name!r}: before PostgreSQL 18 changes that "
-            "wait in the slot could not be decoded any more; add its tables to a publication that this slot reads "
-            "already, or run teardown, setup and resync"
+            "wait in the slot could not be decoded any more; take it out and add its tables to a publication that this slot "
+            "reads already, or run teardown, setup and resync"
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
     if is_readable and not slot.invalidation_reason:

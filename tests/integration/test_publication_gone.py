@@ -42,6 +42,30 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
                 list(peek(job.conninfo, job.pipeline.source, PeekBound(Lsn((1 << 63) - 1), None, 60.0, 1)))
 
 
+def test_setup_and_the_run_name_the_same_way_out(any_database, lake):
+    """Of a publication that setup is to make, on a slot that is read already: the way out of one is the other's too."""
+    any_database.execute("create table t (id int primary key); create table u (id int primary key)")
+    with connect(any_database.conninfo, "test") as conn:
+        ours, theirs = ({"name": name, "tables": [{"name": f"public.{of}"}]} for name, of in (("p", "t"), ("q", "u")))
+        first = job_for(any_database.conninfo, lake, ours)
+        apply_setup(conn, first)
+        slot = first.pipeline.source.slot
+        job = job_for(any_database.conninfo, lake, ours, theirs, slot=slot)
+        if conn.info.server_version >= 180000:
+            assert apply_setup(conn, job).problems == ()
+            return
+        any_database.execute("insert into t values (1)")
+        way_out = "take it out and add its tables to a publication that this slot reads already"
+        assert way_out in " ".join(plan_setup(conn, job).problems)
+        with pytest.raises(PublicationGone, match=way_out):
+            look(job)
+        both = {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}
+        followed = job_for(any_database.conninfo, lake, both, slot=slot)
+        assert apply_setup(conn, followed).problems == ()
+        any_database.execute("insert into u values (2)")
+        assert _inserted(any_database, followed) == ["1", "2"]
+
+
 def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(any_database, lake):
     """Before anything is changed, by trying a copy of the slot; the remedy is followed. 18 sends what came after it."""
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
