@@ -46,7 +46,7 @@ def test_what_deserves_attention(book):
         "run resync",
         "public.b",
         "unreserved",
-        "failed: ApplyError: no room |",
+        "failed: ApplyError: no room at all |",
         "6 GB",
         "1 row in quarantine",
     ):
@@ -280,3 +280,17 @@ def test_a_run_that_was_killed_is_told_by_its_silence(book):
     (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
     assert "nothing for 5.0 hours" in silent.text
     assert silent.page == ("run", "consume", "r")
+
+
+def test_the_remedy_of_a_failure_is_shown_whole(book):
+    """It is at the end of the message: behind many tables, or in a line of its own."""
+    remedy = "run the initial sync for each of them again"
+    message = "9 of 9 tables not synced:\n" + "\n".join(f"  - public.t{n}: {'why ' * 30}" for n in range(9))
+    why = json.dumps({"error": {"class": "SyncFailed", "message": f"{message}\n{remedy}"}})
+    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.ledger.append(run("r", minutes(2), "failed", result=why))
+    texts = [item.text for item in read_glance(pipeline(book.root), book, minutes(5), 24).attention]
+    (text,) = [text for text in texts if "SyncFailed" in text]
+    assert "SyncFailed: 9 of 9 tables not synced: - public.t0: why" in text
+    assert text.endswith(remedy)
+    assert "\n" not in text

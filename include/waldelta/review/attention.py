@@ -9,6 +9,7 @@ from typing import Literal
 Severity = Literal["failed", "warning"]
 
 _MOST_NAMED = 3
+_MOST_SHOWN = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,19 @@ def names(found: Sequence[str]) -> str:
     """
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return f"{', '.join(found[:_MOST_NAMED])}{more}"
+
+
+def shortened(message: str, most: int = _MOST_SHOWN) -> str:
+    """A message in one line; of a long one the middle is left out, since the remedy is at its end.
+
+    >>> shortened("2 tables not synced:\\n  - a: run setup"), shortened("the slot is lost: run resync", 20)
+    ('2 tables not synced: - a: run setup', 'the slot … un resync')
+    """
+    line = " ".join(message.split())
+    if len(line) <= most:
+        return line
+    kept = (most - 2) // 2
+    return f"{line[:kept].rstrip()} … {line[-kept:].lstrip()}"
 
 
 def worst_first(found: Iterable[Attention]) -> tuple[Attention, ...]:

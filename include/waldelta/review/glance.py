@@ -12,7 +12,7 @@ from waldelta.gap import open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
 from waldelta.reconcile.reconciliations import Reconciliation
-from waldelta.review.attention import Attention, names, worst_first
+from waldelta.review.attention import Attention, names, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import Compared, of_compared, read_compared
 from waldelta.review.freshness import (
@@ -37,7 +37,6 @@ REACH = timedelta(days=7)
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
-_MOST_TOLD = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +235,8 @@ def _error_class(results: Results, run: RunLine) -> str | None:
 
 def _why(results: Results, run: RunLine) -> str:
     error = results(run).get("error") or {}
-    lines = str(error.get("message") or "").partition("\n")[0]
-    told = f": {error.get('class')}: {lines}" if lines else ""
-    return told if len(told) <= _MOST_TOLD else f"{told[:_MOST_TOLD]}…"
+    message = shortened(str(error.get("message") or ""))
+    return f": {error.get('class')}: {message}" if message else ""
 
 
 def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[Attention]:

@@ -16,11 +16,12 @@ from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
 from waldelta.docs_folder import docs_folder
+from waldelta.errors import WaldeltaError
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
-from waldelta.review.attention import Attention, worst_first
+from waldelta.review.attention import Attention, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta.review.freshness import fed_tables, read_changed, read_states
 from waldelta.review.glance import REACH, Glance, read_glance
@@ -82,8 +83,9 @@ class Card:
 
 
 def reason(err: BaseException) -> str:
-    """An error in a line, without what a store may add to it."""
-    return f"{type(err).__name__}: {str(err).partition(chr(10))[0][:300]}"
+    """An error in a line; of one that isn't named here, without what a store may add to it."""
+    message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
+    return f"{type(err).__name__}: {shortened(message)}"
 
 
 def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str]) -> str:
