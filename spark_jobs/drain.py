@@ -113,9 +113,8 @@ def drain(
         drained, bites, reading, limit = Drained(stands, stands), Bites(job), Reading(job), _limit(job)
         skipped = skipped_messages(job)
         while drained.end < server.flush_lsn:
-            bite = bites.next
-            upto = min(server.flush_lsn, drained.end + bite.window_bytes)
-            bound = reading.within(PeekBound(upto, limit, bite.timeout_s, server.next_xid8, stands, skipped))
+            upto = min(server.flush_lsn, drained.end + bites.next.window_bytes)
+            bound = reading.within(PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, stands, skipped))
             upto = bound.upto_lsn
             check_lock()
             check_followed(job, identity)
