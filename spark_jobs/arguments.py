@@ -70,13 +70,14 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         "maintain": ("compact, clean up, prune", {}),
         "status": ("slot, lag, gaps and targets as JSON", {}),
         "quarantine": ("the rows that targets lack", _TABLES | {
-            "--retry": _FLAG | {"help": "read these rows from the source again"},
+            "--retry": _FLAG | {"help": "read these rows from the source again and judge them again"},
+            "--accept": _FLAG | {"help": "read these rows (--row, or all of --tables) again and write them whatever their gates say"},
             "--discard": _FLAG | {"help": "the target is to lack these rows (--row, or all of --tables)"},
             "--release": _FLAG | {"help": "what has landed for --tables passes their stop gates"},
             "--skip": _FLAG | {"help": "runs go on without these messages that can't be read (--row)"},
-            "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be discarded or skipped; repeat it, or write commas, for several"},
+            "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be accepted, discarded or skipped; repeat it, or write commas, for several"},
             "--by": {"help": "who asks for it; by default the user of this process"},
-            "--reason": {"help": "why, for the ledger"},
+            "--reason": {"help": "why, for the ledger; --accept and --release need it"},
         }),
         "teardown": ("drop the slot and the publications that this pipeline made", {
             "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
@@ -85,6 +86,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     }
 )  # fmt: skip
 
+# What an operator can decide on rows in quarantine and stopped tables.
+DECISIONS: Final = ("retry", "accept", "discard", "release", "skip")
 # For the tests that hold each verb against Airflow's options and against the documentation.
 VERBS: Final = tuple(_OWN)
 
@@ -108,12 +111,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """An option that means nothing beside the others is refused here too."""
-    asked = [name for name in ("retry", "discard", "release", "skip") if getattr(options, name)]
+    asked = [name for name in DECISIONS if getattr(options, name)]
     if len(asked) > 1:
         parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
     for name in ("row", "reason", "by"):
         if getattr(options, name) and not asked:
-            parser.error(f"--{name} needs --retry, --discard, --release or --skip")
+            parser.error(f"--{name} needs --retry, --accept, --discard, --release or --skip")
 
 
 def check_decision(options: argparse.Namespace) -> None:
@@ -122,8 +125,10 @@ def check_decision(options: argparse.Namespace) -> None:
         return
     if options.row and options.retry:
         raise ConfigError(
-            "single rows can't be read again: whoever reads a table's rows reads all that it lacks: name the table (--tables)"
+            "single rows can't be judged again, only all that a table lacks: name the table (--tables); --accept takes single rows"
         )
+    if options.accept and not (options.row or options.tables):
+        raise ConfigError("name the rows that are to be accepted (--row), or tables whose rows all are (--tables)")
     if options.row and options.release:
         raise ConfigError(
             "rows aren't released but tables are, with all that has landed for them: name these (--tables)"
@@ -132,3 +137,5 @@ def check_decision(options: argparse.Namespace) -> None:
         raise ConfigError("messages are skipped one by one: name these (--row), not tables")
     if options.release and not options.tables:
         raise ConfigError("name the tables whose changes are to pass (--tables)")
+    if (options.accept or options.release) and not (options.reason or "").strip():
+        raise ConfigError("what passes a gate by decision needs a reason, which the ledger keeps: say why (--reason)")

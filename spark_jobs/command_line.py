@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace], None]:
-    if options.verb == "quarantine" and not options.retry:
+    if options.verb == "quarantine" and not (options.retry or options.accept):
         return _quarantine
     return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(options.verb, _spark_verb)
 
@@ -202,8 +202,12 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
 def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:
     """Verbs of which the ledger keeps who asked for them."""
     if options.verb == "quarantine":
-        from spark_jobs.retry import run_retry
+        from spark_jobs.retry import run_accept, run_retry
 
+        if options.accept:
+            return lambda spark, job: run_accept(
+                spark, job, options.row or (), options.tables, options.by, options.reason
+            )
         return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
     from spark_jobs.reconcile import Order, run_reconcile
 

@@ -78,7 +78,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     if result.unreadable is not None:
         stage.detail += "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
     if steps := sum(any(one.changed for one in cut.targets) for cut in meanwhile.steps):
-        stage.detail += f"; {_counted(steps, 'step')} applied meanwhile"
+        stage.detail += f"; {counted(steps, 'step')} applied meanwhile"
 
 
 def _land(
@@ -117,12 +117,13 @@ def _land(
     result.source.add(drained.bill)
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
     stage.detail = (
-        f"{_counted(drained.changes, 'change')} in {_counted(len(drained.batches), 'batch', 'batches')}, landed in {drained.seconds_landing:.1f} s, "
+        f"{counted(drained.changes, 'change')} in {counted(len(drained.batches), 'batch', 'batches')}, landed in {drained.seconds_landing:.1f} s, "
         f"consumed in {drained.seconds_consuming:.1f} s"
     )
 
 
-def _counted(number: int, one: str, more: str | None = None) -> str:
+def counted(number: int, one: str, more: str | None = None) -> str:
+    """A number and what it counts, in the right grammatical number."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
@@ -163,7 +164,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     stopped = [state.table_name for state in synced_states(job)] if result.unreadable is not None else []
     result.not_applied = sorted({*failures, *result.not_applied, *stopped})
     changed = sum(table.changed for table in result.tables.values())
-    stage.detail = f"{_counted(len(applied.steps), 'step')}, {_counted(changed, 'table')} changed"
+    stage.detail = f"{counted(len(applied.steps), 'step')}, {counted(changed, 'table')} changed"
     of_slot = {"the slot": SlotUnreadable(result.unreadable)} if result.unreadable is not None else {}
     if failures := failures | of_messages | of_slot:
         raise all_failures(failures)
@@ -337,7 +338,7 @@ def run_sync(
             result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
             result.source.add(done.bill)
         result.not_applied = sorted(failed.failures) if failed is not None else []
-        stage.detail = f"{_counted(len(copied), 'table')}, {_counted(sum(done.rows for done in copied), 'row')}"
+        stage.detail = f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
         if failed is not None:
             raise failed
 

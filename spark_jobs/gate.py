@@ -5,24 +5,25 @@ Judged are the rows that the merge would write, as the target would hold them; d
 ``stop`` judges the rest, without what was released (waldelta.release). Nothing is remembered from one attempt to the next:
 whoever applies a range judges it by the files as they are then, and what is told of the range says what that commit left out.
 
-Rows that are read again (a retry, a reconciliation's repair) bring along what waits for their table: judge_reread() lets all of
-it pass, or nothing.
+Rows that are read again (a retry, a reconciliation's repair) are judged as the source has them now: of those in quarantine,
+judge_reread() says which stay there. They bring along what waits for their table: of that all passes, or nothing is changed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from spark_jobs.merge import QUARANTINED_ROWS
-from spark_jobs.net_rows import WRITTEN, as_net
+from spark_jobs.net_rows import WRITTEN, as_net, values_as_json
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, is_met, row_condition, with_raw
 from spark_jobs.set_aside import Judged, set_aside
@@ -157,37 +158,95 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
                     f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
                     "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the "
                     "data, which the next run judges again (as far as one step of apply reaches: docs/pipeline-file.md), or let "
-                    f"what has landed pass: quarantine --release --tables {gate.table}"
+                    f"what has landed pass: quarantine --release --tables {gate.table} --reason WHY"
                 )
     finally:
         _record(job, gate, verdicts)
     return judged
 
 
-def judge_reread(job: Job, gate: TableGate, copy: TableCopy, rows: DataFrame, landed_end: int) -> None:
-    """Raise when a gate keeps one of these rows, which waiting changes have left behind, out of the target or stops it.
+@dataclass(frozen=True, slots=True)
+class StillFails:
+    """A row in quarantine that was read again and fails its gate still: its key's texts, its values as JSON, and why."""
 
-    ``rows`` (staged_names() of the copy) were read from the source, whole; ``landed_end`` is how far their changes may reach. They
-    can't be told apart by commits: what was released lets them pass when nothing has landed since.
+    key: tuple[str, ...]
+    sent: str
+    reason: str
+
+
+def judge_reread(
+    job: Job, gate: TableGate, copy: TableCopy, rows: DataFrame, landed_end: int, opened: Collection[tuple[str, ...]]
+) -> list[StillFails]:
+    """Which of these rows, read from the source as a whole, stay in quarantine; raises when a gate stops the others.
+
+    ``rows`` are staged_names() of the copy, and ``t<k>``, the texts of the key of those in quarantine; the others are what waiting
+    changes left behind, up to ``landed_end``. They can't be told apart by commits: what was released lets them pass when nothing has
+    landed since. ``opened`` are the keys of open rows: a discarded one that fails still is no new finding.
     """
     if gate.problem is not None:
-        raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
+        raise ConfigError(f"{gate.table}: its rows weren't read again, since its gate can't be read: {gate.problem}")
     columns = _Columns([name for name, _ in copy.columns], [kind for _, kind in copy.columns], bool(copy.key_columns))
     released = gate.released >= landed_end
     verdicts = [v for v in _verdicts(job, gate, columns) if not (released and v.gated.item.gate == "stop")]
-    frame = rows.select(F.struct(F.lit(landed_end).alias("lsn")).alias(_NET), *_values(job, columns))
+    net = F.struct(*(F.col(name) for name in rows.columns)).alias(_NET)
+    frame = rows.select(net, *_values(job, columns))
     if not verdicts or frame.isEmpty():
-        return
+        return []
+    asides = [verdict for verdict in verdicts if verdict.gated.item.gate == "quarantine"]
+    failing = {number: _fails(columns, verdict) for number, verdict in enumerate(asides)}
+    anything = reduce(lambda one, other: one | other, failing.values(), F.lit(False))
+    quarantined = F.col(f"{_NET}.t0").isNotNull()
+    still: list[StillFails] = []
     try:
-        failed = _stopped(columns, gate, frame, verdicts)
+        if asides and _count(gate, frame.where(quarantined), asides, failing, anything):
+            still = _still_failing(frame.where(quarantined & anything), copy, asides, failing, opened)
+        kept = [verdict.unexpected or 0 for verdict in asides]
+        failed = _stopped(columns, gate, frame.where(~(quarantined & anything)), verdicts)
+        if not failed:
+            for verdict, count in zip(asides, kept, strict=True):
+                verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
     finally:
         _record(job, gate, verdicts)
     if failed:
         raise QualityFailed(
-            f"{gate.table}: its rows weren't read again: changes of it wait, which would come along, and fail expectations with a "
-            f"gate:\n{_listed(failed)}\nLet a run apply them first, which sets aside what is to be set aside; what stops it waits "
-            f"until the expectation or the data is corrected, or it is let pass: quarantine --release --tables {gate.table}"
+            f"{gate.table}: its rows weren't read again, since rows that would enter the target fail expectations with a "
+            f"gate:\n{_listed(failed)}\nLet a run apply the changes that wait first, which sets aside what is to be set aside; what "
+            "stops it waits until the expectation or the data is corrected, or until it is let pass: "
+            f"quarantine --release --tables {gate.table} --reason WHY"
         )
+    return still
+
+
+def _still_failing(
+    frame: DataFrame,
+    copy: TableCopy,
+    asides: Sequence[_Verdict],
+    failing: Mapping[int, Column],
+    opened: Collection[tuple[str, ...]],
+) -> list[StillFails]:
+    """These rows with their reasons; counts of each expectation only those that are open."""
+    found, of_rows = _failing_rows(frame, failing)
+    values = values_as_json(found, [name for name, _ in copy.columns], [()] * len(found))
+    texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
+    still = [
+        StillFails(key, sent, _reason(asides, of_row)) for key, sent, of_row in zip(texts, values, of_rows, strict=True)
+    ]
+    for number, verdict in enumerate(asides):
+        verdict.unexpected = sum(
+            number in of_row and row.key in opened for row, of_row in zip(still, of_rows, strict=True)
+        )
+    return still
+
+
+def _failing_rows(frame: DataFrame, failing: Mapping[int, Column]) -> tuple[pa.Table, list[list[int]]]:
+    """These net changes, and the numbers of the expectations that each fails."""
+    marks = F.array(*(F.when(condition, F.lit(number)) for number, condition in failing.items()))
+    found = frame.select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
+    return found.drop_columns(["failed"]), found["failed"].to_pylist()
+
+
+def _reason(verdicts: Sequence[_Verdict], numbers: Sequence[int]) -> str:
+    return FAILS + "; ".join(f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in numbers)
 
 
 def _columns_of(plan: TargetPlan) -> _Columns:
@@ -259,15 +318,9 @@ def _set_aside(
             f"{MOST_SET_ASIDE:,} at once are set aside:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the "
             "expectation, which the next run then judges by, or make it warn until they are merged"
         )
-    marks = F.array(*(F.when(condition, F.lit(number)) for number, condition in failing.items()))
-    found = frame.where(anything).select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
-    numbers = found["failed"].to_pylist()
-    reasons = [
-        FAILS + "; ".join(f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in of_row)
-        for of_row in numbers
-    ]
-    rows = as_net(found.drop_columns(["failed"]), plan)
-    judged = set_aside(spark, plan, staged, rows, reasons)
+    found, of_rows = _failing_rows(frame.where(anything), failing)
+    reasons = [_reason(verdicts, of_row) for of_row in of_rows]
+    judged = set_aside(spark, plan, staged, as_net(found, plan), reasons)
     log.warning(
         "table=%s gate: %d rows set aside, %d in all",
         gate.table, len(judged.aside), judged.staged.counts.get(QUARANTINED_ROWS, 0),

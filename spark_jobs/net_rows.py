@@ -46,13 +46,19 @@ def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
 
 def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
     """The values of each row that did come, as JSON."""
-    texts = {name: pg_text(one_array(rows[f"c{i}"])) for i, name in enumerate(plan.decode.names)}
-    told = []
-    for n, raw in enumerate(rows["raw"].to_pylist()):
+    return values_as_json(rows, plan.decode.names, absent)
+
+
+def values_as_json(rows: pa.Table, names: Sequence[str], absent: Sequence[Sequence[str]]) -> list[str]:
+    """PostgreSQL's text of each value in the columns ``c<i>`` of these names; ``absent`` are left out, by row."""
+    texts = {name: pg_text(one_array(rows[f"c{i}"])) for i, name in enumerate(names)}
+    raws = rows["raw"].to_pylist() if "raw" in rows.column_names else [None] * len(rows)
+    found = []
+    for n, raw in enumerate(raws):
         verbatim = dict(raw or [])
         values = {name: verbatim.get(name, of_rows[n]) for name, of_rows in texts.items()}
-        told.append(json.dumps({name: value for name, value in values.items() if name not in absent[n]}))
-    return told
+        found.append(json.dumps({name: value for name, value in values.items() if name not in absent[n]}))
+    return found
 
 
 def lacking(rows: pa.Table, plan: TargetPlan) -> Bools:

@@ -177,10 +177,25 @@ class Pipeline:
         run_id: str | None = None,
         reason: str | None = None,
     ) -> RunResult:
-        """Read these rows from the source again and put them right; ``by``: who asks, else the user of this process."""
+        """Read these rows from the source again and judge them again; ``by``: who asks, else the user of this process."""
         from spark_jobs.retry import run_retry
 
         return run_retry(spark, self.job(run_id), tables, by, reason)
+
+    def accept_quarantined(
+        self,
+        spark: SparkSession,
+        reason: str,
+        rows: Collection[str] = (),
+        tables: Collection[str] | None = None,
+        *,
+        by: str | None = None,
+        run_id: str | None = None,
+    ) -> RunResult:
+        """Read these rows (ids), or all of these tables, again, and write them whatever their gates say."""
+        from spark_jobs.retry import run_accept
+
+        return run_accept(spark, self.job(run_id), rows, tables, by, reason)
 
     def discard_quarantined(
         self,

@@ -17,22 +17,23 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_jobs.drain import Drained
-from spark_jobs.gate import judge_reread, read_gates
+from spark_jobs.gate import StillFails, judge_reread, read_gates
 from spark_jobs.land_through import land_backlog, land_through
 from spark_jobs.merge_rows import merge_rows
-from spark_jobs.repair_end import end_repair, keep_discarded, record_repaired, repair_tag
+from spark_jobs.repair_end import carry_over, end_repair, record_repaired, repair_tag
 from spark_jobs.repair_rows import (
     ENTERS,
     LEAVES,
     RepairRows,
-    brought_along,
     check_cost,
+    hold_back,
     plan_rows,
+    rows_to_judge,
     stage_named,
     stage_net,
     stage_rows,
@@ -46,7 +47,7 @@ from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_changed
 from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
-from waldelta.errors import ApplyError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
+from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.fault import fault_point
 from waldelta.foreign import looked_upto, mirrored_at
 from waldelta.job import Job
@@ -56,7 +57,15 @@ from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
-from waldelta.quarantine import IncompleteRow, Quarantine, discarded_rows, message_rows, watched_rows
+from waldelta.quarantine import (
+    ACCEPTED,
+    QUARANTINED,
+    IncompleteRow,
+    Quarantine,
+    discarded_rows,
+    message_rows,
+    watched_rows,
+)
 from waldelta.release import landed_upto
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
@@ -76,7 +85,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did: rows that entered and left the target by its rule, and touched ones that were read again."""
+    """What a repair did: rows that entered and left the target by its rule, and touched ones that were read again.
+
+    ``kept`` rows of these fail their gate still and stay in quarantine.
+    """
 
     cut: TargetCut
     lsn: Lsn
@@ -84,13 +96,15 @@ class Repaired:
     left: int
     reread: int
     drained: Drained
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Rows that somebody wants to be read again: those of ``keys``, as the quarantine names them, or (None) those in quarantine.
+    """Rows that an operator wants to be read again: those of ``keys``, as the quarantine names them, or (None) those in quarantine.
 
-    The latter are let pass whatever a gate says of them. ``reason`` goes into the ledger, ``by`` is who asked for it.
+    The latter are judged again, but for accepted ones: those of the ids ``accepted``, or all. ``reason`` goes into the ledger, ``by``
+    is who asked for it, ``why`` the reason that they gave for what they accept.
     ``compared`` is the target's version in which all rows but these were found equal to the source's.
     """
 
@@ -98,6 +112,17 @@ class Again:
     by: str | None = None
     keys: frozenset[str] | None = None
     compared: int | None = None
+    accepted: frozenset[str] = frozenset()
+    accepts_all: bool = False
+    why: str | None = None
+
+    def accepts(self, watched: Mapping[str, IncompleteRow]) -> frozenset[str]:
+        """The keys of the rows that are written whatever their gate says; raises ConfigError when one isn't in quarantine any more."""
+        if lost := self.accepted - {row.id for row in watched.values()}:
+            raise ConfigError(
+                f"not open in quarantine: {', '.join(sorted(lost))}: quarantine says which rows there are"
+            )
+        return frozenset(key for key, row in watched.items() if self.accepts_all or row.id in self.accepted)
 
 
 def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
@@ -122,8 +147,8 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
 def reread_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
     """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE; quarantined ones with them.
 
-    Raises, before anything is changed: NeedsSync when only a whole copy is exact, StateError or QualityFailed when rows would come
-    along that are kept out of the target on purpose. Other WaldeltaErrors when it didn't succeed: target and rows are as they were
+    Quarantined rows that fail their gate still stay where they are. Raises, before anything is changed: NeedsSync when only a whole
+    copy is exact, StateError or QualityFailed when other rows would come along that are kept out of the target on purpose. Other WaldeltaErrors when it didn't succeed: target and rows are as they were
     then, or, when the MERGE was committed after all, put right.
     """
     if (why := obstacle(fed)) is not None:
@@ -155,15 +180,8 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         return Watermarks(job, job.slot_identity()).of(drifted.state)
 
     take_over_target(spark, job, drifted.state, quarantine, applied)
-    told = quarantine.rows(name, drifted.state.generation)
-    watched = watched_rows(told)
-    # One that is named by other columns is of another time.
-    discarded = {
-        key: row for key, row in discarded_rows(told).items() if json.loads(key).keys() == {*drifted.state.key_columns}
-    }
-    if again is not None and again.keys is not None:
-        _check_none_kept_out(name, [*watched.values(), *(discarded[key] for key in discarded.keys() & again.keys)])
-    named = watched.keys() | ((again.keys if again is not None else None) or set())
+    held = _read_held(quarantine, drifted.state, again)
+    named = held.watched.keys() | ((again.keys if again is not None else None) or set())
     drained = land_backlog(spark, job)
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
@@ -191,21 +209,56 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             stage_rows(spark, job, rows, holder, staged, folders)
             check_unaltered(job, fed, membership)
         # Touched ones are as the source has them from now on.
-        left_out = untouched(spark, rows, discarded.keys(), staged, counted[f"{staged}/touched"])
-        counts = stage_net(spark, job, drifted, rows, staged, folders)
-        if again is not None and counted[f"{staged}/touched"]:
-            if left_out != discarded.keys():
+        left_out = untouched(spark, rows, held.discarded.keys(), staged, counted[f"{staged}/touched"])
+        net = f"{staged}/net", stage_net(spark, job, drifted, rows, staged, folders)
+        carried = [held.discarded[key] for key in sorted(left_out)]
+        if again is not None:
+            waiting = f"{staged}/touched" if counted[f"{staged}/touched"] else None
+            if waiting and left_out != held.discarded.keys():
                 raise StateError(
                     f"{name}: changes wait of rows that were discarded, which would come along: let a run apply them first"
                 )
-            _check_brought_along(spark, job, drifted.state, rows, again, staged)
+            still = _judge(spark, job, drifted.state, rows, staged, held=held, waiting=waiting)
+            if still:
+                net = hold_back(spark, rows, staged, still.keys())
+            carried += _decided(job, again, held, still, holder.lsn)
         state = _synced_state(job, drifted, own, (holder, storage), generation)
         if again is not None and again.compared is not None:
             state = mirrored_at(state, again.compared)
-        lacking = [*(discarded[key] for key in sorted(left_out)), *message_rows(told)]
-        kept = [replace(row, at=now(), generation=generation) for row in lacking]
-        cut = _commit(spark, job, rows, state, (f"{staged}/net", counts), (check, again, kept))
-    return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained)
+        carried = [replace(row, at=now(), generation=generation) for row in (*carried, *held.messages)]
+        cut = _commit(spark, job, rows, state, net, (check, again, carried))
+    _, counts = net
+    kept = sum(row.status == QUARANTINED for row in carried)
+    return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the quarantine holds of a target: by key, rows to be read again and discarded rows; messages that can't be read.
+
+    ``accepted`` are the keys of those rows to be read again that are written whatever their gate says.
+    """
+
+    watched: dict[str, IncompleteRow]
+    discarded: dict[str, IncompleteRow]
+    messages: tuple[IncompleteRow, ...]
+    accepted: frozenset[str] = frozenset()
+
+
+def _read_held(quarantine: Quarantine, state: TableState, again: Again | None) -> _Held:
+    """Raises StateError when rows are kept out of the target that an order by keys would bring along."""
+    told = quarantine.rows(state.table_name, state.generation)
+    watched, messages = watched_rows(told), tuple(message_rows(told))
+    # One that is named by other columns is of another time.
+    discarded = {
+        key: row for key, row in discarded_rows(told).items() if json.loads(key).keys() == {*state.key_columns}
+    }
+    if again is None:
+        return _Held(watched, discarded, messages)
+    if again.keys is not None:
+        kept_out = [*watched.values(), *(discarded[key] for key in discarded.keys() & again.keys)]
+        _check_none_kept_out(state.table_name, kept_out)
+    return _Held(watched, discarded, messages, again.accepts(watched))
 
 
 def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
@@ -213,20 +266,55 @@ def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
     if kept_out := sum(row.is_kept_out for row in watched):
         raise StateError(
             f"{name}: {kept_out} rows are kept out of it on purpose, set aside by a gate or discarded, and would come along: decide "
-            "on them first (quarantine --retry takes them as the source has them, --discard leaves out those that it lacks)"
+            "on them first (quarantine --retry judges them again, --accept takes them as the source has them, --discard leaves out "
+            "those that it lacks)"
         )
 
 
-def _check_brought_along(
-    spark: SparkSession, job: Job, state: TableState, rows: RepairRows, again: Again, staged: str
-) -> None:
-    """Changes that wait are read along with the rows asked for: what an ordinary run would keep out must not enter by that."""
-    name, waiting = state.table_name, f"{staged}/touched"
-    if (gate := read_gates(job, [state]).get(name)) is None:
-        return
-    asked = f"{staged}/named" if again.keys is None else None
-    brought = brought_along(spark, rows, staged, waiting, asked)
-    judge_reread(job, gate, rows.copy, brought, landed_upto(job, job.slot_identity()))
+def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accepted
+    spark: SparkSession,
+    job: Job,
+    state: TableState,
+    rows: RepairRows,
+    staged: str,
+    *,
+    held: _Held,
+    waiting: str | None,
+) -> dict[str, StillFails]:
+    """The rows in quarantine that fail their gate still, by key.
+
+    Changes that wait are read along with them: what an ordinary run would keep out must not enter by that.
+    """
+    judged = {key: row for key, row in held.watched.items() if key not in held.accepted}
+    gate = read_gates(job, [state]).get(state.table_name)
+    if gate is None or not (judged or waiting):
+        return {}
+    texts = {tuple(json.loads(key)[column] for column, _ in rows.key): key for key in judged}
+    opened = {of for of, key in texts.items() if judged[key].status == QUARANTINED}
+    found = rows_to_judge(spark, rows, staged, waiting, (judged, held.accepted))
+    still = judge_reread(job, gate, rows.copy, found, landed_upto(job, job.slot_identity()), opened)
+    return {texts[row.key]: row for row in still}
+
+
+def _decided(
+    job: Job, again: Again, held: _Held, still: Mapping[str, StillFails], as_of: Lsn
+) -> Iterator[IncompleteRow]:
+    """The records of rows that stay in quarantine, with the values that they failed by now, and of accepted ones.
+
+    A discarded row that fails still stays discarded.
+    """
+    for key, found in sorted(still.items()):
+        row = held.watched[key]
+        if row.status == QUARANTINED:
+            row = replace(
+                row, run_id=job.run_id, columns=[], sent=found.sent, lsn=as_of.value, commit_ts=None, reason=found.reason, by=again.by
+            )  # fmt: skip
+        yield row
+    for key in sorted(held.accepted):
+        row = held.watched[key]
+        yield IncompleteRow(
+            row.at, job.run_id, ACCEPTED, row.table_name, row.generation, row.batch, key, reason=again.why, by=again.by
+        )
 
 
 def _check_marked(job: Job, state: TableState) -> None:
@@ -307,15 +395,15 @@ def _commit(
 ) -> TargetCut:
     """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end).
 
-    Last of ``told`` are the discarded rows, and the messages that can't be read, that the target goes on to lack.
+    Last of ``told`` are the quarantine's rows of the new generation, messages that can't be read among them.
     """
-    (folder, counts), (check, again, discarded), name = net, told, state.table_name
+    (folder, counts), (check, again, carried), name = net, told, state.table_name
     marked = job.table_states()[name]
     reason = marked.reason if again is None else again.reason
     check()
     first = replace(state, at=now(), run_id=job.run_id, status=COPYING, reason=reason, rows=0, bytes=0, seconds=0.0)
     begun = job.ledger.append_state(first, marked)
-    keep_discarded(job, begun, discarded)
+    carry_over(job, begun, carried)
     fault_point("repair.begun")
     try:
         cut = _merge(spark, job, rows, begun, folder, counts) if counts else commit_untouched(spark, job, begun)

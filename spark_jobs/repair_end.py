@@ -22,7 +22,7 @@ from waldelta.job import Job, identity_of, life_of
 from waldelta.ledger_rows import TableState, TargetCut, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.quarantine import RESOLVED, IncompleteRow, Quarantine, watched_rows
+from waldelta.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows
 from waldelta.standing import COPYING, SYNCED, Due, Standing, read_standings
 from waldelta.targets import Feed
 from waldelta.watermark import uri_of
@@ -41,8 +41,11 @@ def repair_tag(begun: TableState, run_id: str, counts: Mapping[str, int] | None 
     return CommitTag(app_id, 1, run_id, counts=dict(counts or {}), verb=_REPAIR)
 
 
-def keep_discarded(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> None:
-    """Make these the discarded rows of the generation that a repair begins: until it ends it has no others."""
+def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> None:
+    """Make these the quarantine's rows of the generation that a repair begins: until it ends it has no others.
+
+    Those that the target goes on to lack, and those that were accepted: who decided that is recorded with the repair itself.
+    """
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     if rows or quarantine.outlines(begun.table_name, begun.generation):
         quarantine.replace(begun.table_name, begun.generation, -1, rows)
@@ -63,14 +66,18 @@ def record_repaired(
     fault_point("repair.recorded")
     # For people: rows of an earlier generation count no more.
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    if keys := sorted(watched_rows(quarantine.rows(before.table_name, before.generation))):
-        reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (f": {begun.reason}" if begun.reason else "")
-        quarantine.add(
-            [
+    carried = latest_rows(quarantine.rows(begun.table_name, begun.generation))
+    reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (f": {begun.reason}" if begun.reason else "")
+    past = []
+    for key in sorted(watched_rows(quarantine.rows(before.table_name, before.generation))):
+        if key not in carried:
+            past.append(
                 IncompleteRow(at, begun.run_id, RESOLVED, before.table_name, before.generation, 0, key, reason=reason, by=by)
-                for key in keys
-            ]
-        )  # fmt: skip
+            )  # fmt: skip
+        elif carried[key].status == ACCEPTED:
+            past.append(replace(carried[key], at=at, generation=before.generation))
+    if past:
+        quarantine.add(past)
     log.info("table=%s repaired at version %d", begun.table_name, cut.version)
     return done
 
@@ -94,7 +101,7 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
         raise StateError(f"{name}: its Delta log doesn't tell whether its repair was committed: it is to be copied")
     before = _before(job, begun)
     # Of a generation that no target was ever of: pruning keeps what is discarded, however old.
-    keep_discarded(job, begun, [])
+    carry_over(job, begun, [])
     job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
     log.warning("table=%s its repair hadn't been committed when it broke off: it is as it was before", name)
     return None

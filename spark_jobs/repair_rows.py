@@ -269,23 +269,57 @@ def stage_net(
     for keys in gone:
         deletes = keys.join(new, key, "left_anti").withColumn("action", F.lit(ACTION_DELETE))
         net = net.unionByName(deletes, allowMissingColumns=True)
-    net.write.mode("overwrite").parquet(f"{staged}/net")
+    return _written(spark, net, f"{staged}/net")
+
+
+def _written(spark: SparkSession, net: DataFrame, folder: str) -> dict[str, int]:
+    """Write net changes, and count them by why they are there, and by action."""
+    net.write.mode("overwrite").parquet(folder)
     counts: Counter[str] = Counter()
-    for row in spark.read.parquet(f"{staged}/net").groupBy("why", "action").count().collect():
+    for row in spark.read.parquet(folder).groupBy("why", "action").count().collect():
         counts[row["why"]] += row["count"]
         counts[row["action"]] += row["count"]
     return dict(counts)
 
 
-def brought_along(spark: SparkSession, rows: RepairRows, staged: str, waiting: str, asked: str | None) -> DataFrame:
-    """Of what stage_net() wrote, the rows that changes which ``waiting`` has the keys of leave behind; without those ``asked`` for."""
-    net = spark.read.parquet(f"{staged}/net").where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
-    found = net.join(_keys(spark, rows, waiting), [f"b{k}" for k in range(len(rows.key))], "left_semi")
-    return (
-        found
-        if asked is None
-        else found.join(_keys(spark, rows, asked), [f"b{k}" for k in range(len(rows.key))], "left_anti")
-    )
+def rows_to_judge(
+    spark: SparkSession,
+    rows: RepairRows,
+    staged: str,
+    waiting: str | None,
+    keys: tuple[Collection[str], Collection[str]],
+) -> DataFrame:
+    """Of what stage_net() wrote, the rows that a gate judges; ``t<k>`` is the key as the quarantine names it, null of the others.
+
+    Those are rows in quarantine (the first of ``keys``), and rows that the changes in ``waiting`` leave behind. Accepted ones (the
+    second) aren't judged.
+    """
+    judged, accepted = keys
+    key = [f"b{k}" for k in range(len(rows.key))]
+    found = spark.read.parquet(f"{staged}/net").where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
+    texts = [f"t{k}" for k in range(len(key))]
+    if stage_named(rows, judged, f"{staged}/judged"):
+        numbered = [F.col(f"k{k}").alias(base) for k, base in enumerate(key)]
+        named = spark.read.parquet(f"{staged}/judged").select(*numbered, *texts)
+        found = found.join(named, key, "left")
+    else:
+        found = found.withColumns({text: F.lit(None).cast("string") for text in texts})
+    if waiting is None:
+        found = found.where(F.col("t0").isNotNull())
+    else:
+        brought = _keys(spark, rows, waiting).dropDuplicates(key).withColumn("waits", F.lit(True))
+        found = found.join(brought, key, "left").where(F.col("t0").isNotNull() | F.col("waits")).drop("waits")
+    if stage_named(rows, accepted, f"{staged}/accepted"):
+        found = found.join(_keys(spark, rows, f"{staged}/accepted"), key, "left_anti")
+    return found
+
+
+def hold_back(spark: SparkSession, rows: RepairRows, staged: str, keys: Collection[str]) -> tuple[str, dict[str, int]]:
+    """Leave rows in quarantine out of what stage_net() wrote; returns the folder of the rest, and its counts."""
+    stage_named(rows, keys, f"{staged}/still")
+    key = [f"b{k}" for k in range(len(rows.key))]
+    rest = spark.read.parquet(f"{staged}/net").join(_keys(spark, rows, f"{staged}/still"), key, "left_anti")
+    return f"{staged}/let", _written(spark, rest, f"{staged}/let")
 
 
 def untouched(spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: int) -> set[str]:

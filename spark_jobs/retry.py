@@ -1,15 +1,17 @@
-"""Retry: quarantined rows are read from the source again, and put right in their targets, or it is said why not.
+"""Retry and accept: reads quarantined rows from the source again and puts their targets right, or records why it can't.
 
-By the same steps as a repair: what the source holds of a key now is exact only as of a snapshot from which the stream goes on.
+A retry judges the rows by their gates again, and those that fail stay in quarantine with the values that they have now. Accepted
+rows are written whatever a gate says: an operator's decision, recorded with who and why. Both take the steps of a repair: what the
+source holds of a key now is exact only as of a snapshot from which the stream goes on.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
+from spark_jobs.flow import Stage, all_failures, check_stage, continued, counted, run_stages
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult
@@ -20,8 +22,8 @@ from waldelta.job import Job
 from waldelta.leaves import of_partition
 from waldelta.ledger_rows import TableState
 from waldelta.present import PresentTable, read_present
-from waldelta.quarantine import Quarantine
-from waldelta.quarantined import current_user
+from waldelta.quarantine import Quarantine, watched_rows
+from waldelta.quarantined import current_user, rows_to_accept
 from waldelta.standing import Due, states
 from waldelta.targets import Target, read_unbarred
 
@@ -38,16 +40,60 @@ def run_retry(
     by: str | None = None,
     reason: str | None = None,
 ) -> RunResult:
-    """Read the quarantined rows of all targets, or of these, again; a table that can't be mended doesn't stop the others.
+    """Read the quarantined rows of all targets, or of these, again, and judge them again.
 
-    The rows of a table that can't be read again stay in quarantine, and the failure names it. The others are checked, as a run's
-    are, also those that an earlier attempt at this run put right. ``by`` is who asked for it, by default the user of this process; the
-    ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
+    A table that can't be mended doesn't stop the others: its rows stay in quarantine, and the failure names it. The others are checked,
+    as a run's are, also those that an earlier attempt at this run put right. ``by`` is who asked for it, by default the user of this
+    process; the ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
     """
     by = by or current_user()
     again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
 
-    def retry(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    def wanted(fed: Mapping[str, TableState]) -> dict[str, Again]:
+        generations = {name: state.generation for name, state in fed.items()}
+        lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
+        return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
+
+    return _run(spark, job, "retry", wanted, tables)
+
+
+def run_accept(
+    spark: SparkSession,
+    job: Job,
+    rows: Collection[str],
+    tables: Collection[str] | None,
+    by: str | None,
+    reason: str,
+) -> RunResult:
+    """Read these quarantined rows (ids), or all of these tables, again, and write them whatever their gates say.
+
+    The other rows in quarantine of the same tables are judged again, as by a retry. Raises RunFailed, of which the cause is a
+    ConfigError for rows that aren't in quarantine.
+    """
+    by = by or current_user()
+    told = f"quarantine --accept by {by}: {reason}"
+
+    def wanted(fed: Mapping[str, TableState]) -> dict[str, Again]:
+        if not rows:
+            quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+            lacking = [name for name in tables or () if watched_rows(quarantine.outlines(name, fed[name].generation))]
+            return dict.fromkeys(lacking, Again(told, by, accepts_all=True, why=reason))
+        chosen: dict[str, set[str]] = {}
+        for row in rows_to_accept(job, rows, tables):
+            chosen.setdefault(row.table_name, set()).add(row.id)
+        return {name: Again(told, by, accepted=frozenset(ids), why=reason) for name, ids in chosen.items()}
+
+    return _run(spark, job, "accept", wanted, tables)
+
+
+def _run(
+    spark: SparkSession,
+    job: Job,
+    action: str,
+    wanted: Callable[[Mapping[str, TableState]], Mapping[str, Again]],
+    tables: Collection[str] | None,
+) -> RunResult:
+    def read_again(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
             feeds, found, barred = read_unbarred(connection, job.pipeline, sizes=False)
@@ -61,37 +107,42 @@ def run_retry(
             raise ConfigError(
                 f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables there are"
             )
-        generations = {name: state.generation for name, state in fed.items()}
-        lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
-        for name in sorted(lacking.keys() if tables is None else lacking.keys() & set(tables)):
+        mended, kept = 0, 0
+        for name, again in sorted(wanted(fed).items()):
             try:
+                if name not in fed:
+                    raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
                 if name in targets and targets[name].is_unread:
                     raise barred.busy(name)
                 there = of_partition(fed[name], present[name], feeds.get(name))
-                _retry(spark, job, result, (*there, targets.get(name)), again)
+                passed, failing = _read_again(spark, job, result, (*there, targets.get(name)), again)
+                mended, kept = mended + passed, kept + failing
             except WaldeltaError as err:
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)
         result.not_applied = sorted(failures)
-        stage.detail = (
-            f"{sum(lacking.get(name, 0) for name in result.tables)} rows of {len(result.tables)} tables put right"
-        )
+        stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} put right"
+        if kept:
+            still = f"{counted(kept, 'row')} still {'fails' if kept == 1 else 'fail'} a gate and {'stays' if kept == 1 else 'stay'} in quarantine"
+            stage.detail += f"; {still}"
+            result.warnings.append(still)
         if failures:
             raise all_failures(failures)
 
-    stages: dict[str, Stage] = {"retry": retry, "check": check_stage}
+    stages: dict[str, Stage] = {action: read_again, "check": check_stage}
     earlier = continued(job, "quarantine", fresh=False)
     result = RunResult("quarantine", job.run_id, tables=dict(earlier.tables), begun=earlier.begun)
     return run_stages(spark, job, result, stages, None)
 
 
-def _retry(
+def _read_again(
     spark: SparkSession,
     job: Job,
     result: RunResult,
     table: tuple[TableState, PresentTable, Target | None],
     again: Again,
-) -> None:
+) -> tuple[int, int]:
+    """Returns how many rows are in quarantine no more, and how many still are."""
     state, present, target = table
     name = state.table_name
     if target is None or target.problem is not None:
@@ -99,6 +150,7 @@ def _retry(
             f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in quarantine"
         )
     fed = fed_as_copied(job.pipeline, state, present, target)
+    before = Quarantine(job.pipeline.target.root, job.storage_options).open_counts({name: state.generation})
     try:
         done = reread_rows(spark, job, fed, again)
     except NeedsSync as err:
@@ -106,3 +158,4 @@ def _retry(
     result.changes += done.drained.changes
     result.source.add(done.drained.bill)
     result.add_repair(done.cut)
+    return before.get(name, 0) - done.kept, done.kept

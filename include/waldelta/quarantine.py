@@ -2,7 +2,8 @@
 
 Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had moved on), ``reread``
 (in the target, with some values as they were later than the change), ``resolved`` (was quarantined or discarded; a later
-change has replaced, moved or deleted the row, or it was read again), ``discarded`` (was quarantined; somebody has said that the
+change has replaced, moved or deleted the row, or it was read again), ``accepted`` (likewise, by an operator's decision: it was
+read again and written whatever its gate says), ``discarded`` (was quarantined; somebody has said that the
 target is to lack it; a repair takes that along into the generation that it begins, and an update to the key that it gives the
 row; a copy doesn't). Messages that can't be read are here too, by other statuses (UNREADABLE, SKIPPED), which
 ``unreadable_messages`` reads and writes. A batch's rows are written before the target's commit; what a run
@@ -33,6 +34,7 @@ UNREADABLE, SKIPPED = "unreadable", "skipped"
 # In place of a column's name, which is never empty: the key of a message's row.
 _MESSAGE_KEY = ""
 _MESSAGE_HEAD = '{"": "'
+ACCEPTED = "accepted"
 
 # How the reason begins of a row that a gate has set aside.
 FAILS = "fails "
@@ -71,12 +73,13 @@ class IncompleteRow:
 
     ``key`` and ``sent`` (the values that did come; None unless quarantined) are JSON objects of PostgreSQL's texts.
     ``batch`` is the last of the batches that were applied with it. ``messages`` are those that a quarantined row came from, in
-    commit order; None in rows of versions that didn't keep them. ``by`` says who had it read again, or discarded it.
+    commit order; None in rows of versions that didn't keep them. ``by`` says who had it read again, accepted or discarded it. Of a row
+    that was read again and is still quarantined, ``sent`` are the values that the source had at ``lsn``.
     """
 
     at: datetime
     run_id: str
-    status: str  # quarantined, reread, resolved, discarded; of messages: unreadable, skipped, resolved
+    status: str  # quarantined, reread, resolved, accepted, discarded; of messages: unreadable, skipped, resolved
     table_name: str
     generation: int
     batch: int
@@ -228,6 +231,17 @@ class Quarantine:
             for row in rows
             if row["status"] == QUARANTINED and _is_of_gate(row["reason"])
         ]
+
+    def ids_decided(self, run_id: str, status: str) -> set[str]:
+        """The ids of the quarantined rows of which a run has recorded this decision, in this generation or the next."""
+        names = ["run_id", "status", "table_name", "generation", "batch", "lsn", "key"]
+        rows = self._table.scan(names, kept=False).to_pylist()
+        decided = {(r["table_name"], r["key"]) for r in rows if (r["run_id"], r["status"]) == (run_id, status)}
+        return {
+            row_id_of(r["table_name"], r["generation"], r["batch"], r["lsn"], r["key"])
+            for r in rows
+            if r["status"] == QUARANTINED and (r["table_name"], r["key"]) in decided
+        }
 
     def lacking(self, table_name: str, generation: int, upto: int | None = None) -> dict[str, Outline]:
         """What was told last of the keys that a copy of a table is known to lack, or to have as they were before (outdated).

@@ -26,7 +26,7 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.quarantine import ACCEPTED, DISCARDED, IncompleteRow, Quarantine, SentMessage
 from waldelta.standing import held_generations
 from waldelta.unreadable_messages import acknowledge_messages, as_json, open_messages
 from waldelta.watermark import Watermarks, check_same_copy
@@ -98,6 +98,15 @@ def discard_quarantined(
         }
         for row in discarded
     ]
+
+
+def rows_to_accept(job: Job, rows: Collection[str], tables: Collection[str] | None) -> list[IncompleteRow]:
+    """The open rows of these ids, but those that an earlier attempt at this run has accepted. Raises ConfigError for any other."""
+    quarantine, states = Quarantine(job.pipeline.target.root, job.storage_options), _states(job, tables)
+    done = quarantine.ids_decided(job.run_id, ACCEPTED)
+    found = _open_rows(job, states)
+    _named(found, set(rows) - done)
+    return [row for row in found if row.id in rows]
 
 
 def tell_anew(job: Job, tables: Collection[str]) -> None:

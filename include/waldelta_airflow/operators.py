@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
-_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "discard", "release", "repair", "due")
+_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "accept", "discard", "release", "repair", "due")
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 

@@ -62,13 +62,14 @@ key, and writes only the rows that differ; what has no key, or other columns, is
 Decides on what a gate or the source kept out of the targets: rows in quarantine, and tables that an expectation with `gate: stop` holds
 back. Who triggered the run is recorded with it.
 
-- **action**: `retry` reads quarantined rows from the source again and writes them as they are now; `discard` leaves them out (or as
+- **action**: `retry` reads quarantined rows from the source again and judges them again: those that are fine now are written, the others
+  stay, with the values that they have now. `accept` writes them whatever their gates say. `discard` leaves them out (or as
   they were) for good; `release` lets everything that has landed for the tables pass their `stop` gates, with the next run of `{name}_cdc`.
 - **tables**: which ones; `release` needs them.
-- **rows**: ids of single rows, for `discard`; with another action the run fails at once, and nothing is tried again.
-- **reason**: kept with who.
-- *If it fails*: nothing was decided, or the tables that are named couldn't be read: run it again. After a `retry` the tables are checked
-  as a run's are: by `QualityFailed` the rows were put right, and an expectation isn't met.
+- **rows**: ids of single rows, for `accept` and `discard`; with another action the run fails at once, and nothing is tried again.
+- **reason**: kept with who; `accept` and `release` need it.
+- *If it fails*: nothing was decided, or the tables that are named couldn't be read: run it again. After a `retry` or an `accept` the tables
+  are checked as a run's are: by `QualityFailed` the rows were put right, and an expectation isn't met.
 """,
     "reconcile": """\
 Compares whole targets with the source, while writers and `{name}_cdc` go on: PostgreSQL sums up hashes of its rows as a snapshot

@@ -50,15 +50,15 @@ _HAND_OVER = {"hand-over": "True"}
 _ACTION = Param(
     "retry",
     type="string",
-    enum=["retry", "discard", "release", "skip"],
-    description="retry: read the rows from the source again; discard: leave them as they are; release: let what a gate stopped pass; "
-    "skip: go on without messages that can't be read",
+    enum=["retry", "accept", "discard", "release", "skip"],
+    description="retry: read the rows from the source again and judge them again; accept: write them whatever their gates say; "
+    "discard: leave them as they are; release: let what a gate stopped pass; skip: go on without messages that can't be read",
 )
-_QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (discard)")
+_QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (accept, discard)")
 _ROWS = _listed(
-    "discard and skip: the ids of rows and messages, as the page of the quarantine shows them", r"^[0-9a-f]{16}$"
+    "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows them", r"^[0-9a-f]{16}$"
 )
-_WHY = _text("why; kept with who")
+_WHY = _text("why; kept with who; accept, release and skip need it")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
@@ -148,7 +148,9 @@ def _resync(job: _Job) -> DAG:
 
 def _quarantine(job: _Job) -> DAG:
     params = {"action": _ACTION, "tables": _QUARANTINED, "rows": _ROWS, "reason": _WHY}
-    options = {action: f"{{{{ params.action == '{action}' }}}}" for action in ("retry", "discard", "release", "skip")}
+    options = {
+        action: f"{{{{ params.action == '{action}' }}}}" for action in ("retry", "accept", "discard", "release", "skip")
+    }
     options |= {
         "tables": "{{ (params.tables or []) | join(',') }}",
         "row": "{{ (params.rows or []) | join(',') }}",

@@ -12,19 +12,22 @@ import spark_jobs.replay as replay_module
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.result import RunFailed, TableResult
-from spark_jobs.retry import run_retry
+from spark_jobs.retry import run_accept, run_retry
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
 from waldelta.ledger_rows import Release, now
 from waldelta.lsn import Lsn
-from waldelta.quarantine import QUARANTINED, RESOLVED, Quarantine
+from waldelta.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
 from waldelta.replay import read_span
 from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.decided import read_decided
 from waldelta.review.freshness import read_changed
+from waldelta.review.glance import read_glance
+from waldelta.review.stopped import read_stopped
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.watermark import uri_of
 
@@ -77,6 +80,9 @@ class Gated:
         """How many expectations the pages say that the table doesn't meet."""
         return read_latest_checks(Bookkeeping(self.job.pipeline.target.root), None)["public.t"].failed
 
+    def stopped(self):
+        return read_stopped(self.job.pipeline, Bookkeeping(self.job.pipeline.target.root))
+
     def told(self):
         rows = Quarantine(self.job.pipeline.target.root).rows("public.t", 1)
         return [(row.status, json.loads(row.key)["id"], row.outdated) for row in rows]
@@ -105,13 +111,24 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert made.told() == []
     # No cut is published, and the pages show what was done to the other table all the same.
     assert made.rows_on_pages() == {"public.u": (1, 0, 0)}
+    (first,) = made.stopped()
+    assert (first.table_name, first.waiting, first.may_pass) == ("public.t", 2, True)
+    assert [(one.meaning, one.told) for one in first.unmet] == [("expect_column_values_to_be_between on v", "1 row")]
     # The slot was emptied all the same, and later changes are judged with what waits.
     assert result.stages["land"].status == "succeeded"
     database.execute("insert into t values (4, 4)")
     made.fails("second")
     assert made.rows() == [(1, 1)]
+    (second,) = made.stopped()
+    assert (second.waiting, second.since) == (3, first.since)
+    root = Bookkeeping(made.job.pipeline.target.root)
+    told = {item.text: item.page for item in read_glance(made.job.pipeline, root, now(), 24).attention}
+    assert told["public.t: stopped by a gate (expect_column_values_to_be_between on v), 3 changes wait"] == (
+        "quarantine",
+    )
     made.own(RULE.format("warn"))
     assert made.run("third").inserted == 3
+    assert made.stopped() == []
     assert made.rows() == made.source()
     assert made.rows_on_pages() == {"public.u": (1, 0, 0), "public.t": (3, 0, 0)}
     verdicts = read_expectation_results(made.job.pipeline.target.root)
@@ -155,9 +172,12 @@ def test_released_changes_pass_once(gated, database):
     made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
     assert (told["by"], told["reason"]) == ("ann", "known")
+    (one,) = made.stopped()
+    assert (one.released.by, one.may_pass, one.waiting) == ("ann", False, 1)
     database.execute("insert into t values (2, -2)")
     made.fails("second")
     assert made.rows() == []
+    assert [(one.released, one.waiting) for one in made.stopped()] == [(None, 2)]
     database.execute("delete from t where id = 2")
     made.run("third")
     assert made.rows() == [(1, -1)]
@@ -242,12 +262,87 @@ def test_a_retry_lets_nothing_else_pass(gated, database):
     assert (found.unexpected_count, found.version) == (1, None)
     database.execute("update t set v = 4 where id = 4")
     retry(made, "fine")
-    assert made.rows() == made.source() == [(1, -1), (2, 2), (4, 4), (5, 5)]
-    assert list_quarantined(made.job) == []
+    assert made.rows() == made.source(where="v > 0") == [(2, 2), (4, 4), (5, 5)]
+    assert listed(made).keys() == {"1"}
+
+
+def accept(made, run_id, *keys, **given):
+    """Accept the rows of these ids in quarantine, or all of the table."""
+    ids = [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] in keys]
+    job, tables = replace(made.job, run_id=run_id), None if keys else ["public.t"]
+    return run_accept(made.spark, job, given.get("ids", ids), tables, "ann", "known")
+
+
+def listed(made):
+    return {row["key"]["id"]: (row["sent"]["v"], row["reason"]) for row in list_quarantined(made.job)}
+
+
+def test_a_retry_judges_again(gated, database):
+    """Rows that fail still stay in quarantine with the values of now, what was discarded stays so; the others enter."""
+    made = gated()
+    made.own(RULE.format("quarantine"))
+    database.execute("insert into t values (1, 1), (2, 2)")
+    sync(made.spark, made.job)
+    database.execute("update t set v = -v; insert into t values (3, -3), (4, -4), (5, -5), (6, -6)")
+    made.run("first")
+    ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
+    discard_quarantined(made.job, [ids["2"], ids["6"]], by="ann")
+    # None of it has landed: the source has the values of now.
+    database.execute("update t set v = -30 where id = 3; update t set v = 4 where id = 4; delete from t where id = 5")
+    done = run_retry(made.spark, replace(made.job, run_id="again"), ["public.t"], "ben")
+    assert done.stages["retry"].detail == "2 rows of 1 table put right; 2 rows still fail a gate and stay in quarantine"
+    assert made.rows() == [(1, 1), (2, 2), (4, 4)]
+    assert {key: sent for key, (sent, _) in listed(made).items()} == {"1": "-1", "3": "-30"}
+    assert all("between on v" in reason for _, reason in listed(made).values())
+    assert set(ids.values()).isdisjoint(row["id"] for row in list_quarantined(made.job))
+    assert made.failed() == 1
+    found = [(one.what, one.by, one.rows) for one in read_decided(Bookkeeping(made.job.pipeline.target.root))]
+    assert sorted(found) == [("discarded", "ann", 2), ("read again", "ben", 2), ("read again, still fails", "ben", 2)]
+    # The stream goes on from there: what is fine enters as a whole, of what was discarded too.
+    database.execute("update t set v = 30 where id = 3; update t set v = 2 where id = 2")
+    made.run("second")
+    assert made.rows() == [(1, 1), (2, 2), (3, 30), (4, 4)]
+    # As many times as somebody asks, and by whatever the gate is then.
+    retry(made, "third")
+    assert (list(listed(made)), made.failed()) == (["1"], 1)
+    made.own(RULE.format("warn"))
+    retry(made, "fourth")
+    assert (made.rows()[0], listed(made), made.failed()) == ((1, -1), {}, 0)
+
+
+def test_rows_are_accepted_by_decision(gated, database):
+    """Single rows or all of a table, whatever the gate says; who and why is kept, the table's other rows are judged again."""
+    made = gated()
+    made.own(RULE.format("quarantine"), STOP)
+    database.execute("insert into t values (1, 1)")
+    sync(made.spark, made.job)
+    database.execute("update t set v = -1; insert into t values (2, -2), (3, -3), (4, -4)")
+    made.run("first")
+    (kept,) = (row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "4")
+    database.execute("update t set v = 3 where id = 3")
+    accept(made, "one", "2")
+    assert (made.rows(), listed(made).keys()) == ([(1, 1), (2, -2), (3, 3)], {"1", "4"})
+    # Whoever has seen other values decides on those that there are now.
+    with pytest.raises(RunFailed, match="not open in quarantine"):
+        accept(made, "late", ids=[kept])
+    discard_quarantined(
+        made.job, [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "1"], by="ann"
+    )
+    accept(made, "all")
+    assert (made.rows(), listed(made), made.failed()) == (made.source(), {}, 0)
+    decided = read_decided(Bookkeeping(made.job.pipeline.target.root))
+    accepted = [(one.run_id, one.by, one.reason, one.rows) for one in decided if one.what == "accepted"]
+    assert accepted == [("all", "ann", "known", 2), ("one", "ann", "known", 1)]
+    # A second attempt at the run, whose first one died before it could check.
+    ids = Quarantine(made.job.pipeline.target.root).ids_decided("one", ACCEPTED)
+    assert accept(made, "one", ids=list(ids)).status == "succeeded"
+    database.execute("update t set v = 8 where id = 2; delete from t where id = 3; insert into t values (5, -5)")
+    made.run("second")
+    assert (made.rows(), listed(made).keys()) == ([(1, -1), (2, 8), (4, -4)], {"5"})
 
 
 def test_a_retry_takes_what_was_released(gated, database):
-    """As a run would; the rows asked for aren't judged, whatever else has changed of them."""
+    """As a run would; the rows asked for are judged by the gate that set them aside."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     sync(made.spark, made.job)
@@ -257,6 +352,8 @@ def test_a_retry_takes_what_was_released(gated, database):
     made.fails("second")
     release_tables(made.job, ["public.t"], by="ann", reason="known")
     retry(made, "released")
+    assert (made.rows(), listed(made)["1"][0]) == ([(4, 99)], "-2")
+    accept(made, "accepted", "1")
     assert made.rows() == made.source() == [(1, -2), (4, 99)]
 
 
@@ -422,7 +519,7 @@ def test_later_changes_of_such_rows(gated, database, where_decoded):
 
 
 def test_read_again_or_discarded(gated, database):
-    """A retry lets rows pass as the source has them; discarded ones stay as they are until they change, and are whole then."""
+    """Accepted rows pass as the source has them; discarded ones stay as they are until they change, and are whole then."""
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 3) g")
@@ -439,7 +536,7 @@ def test_read_again_or_discarded(gated, database):
     database.execute("update t set v = -3 where id = 3")
     made.run("third")
     assert made.failed() == 1
-    run_retry(made.spark, replace(made.job, run_id="retry"), ["public.t"], "ann")
+    accept(made, "accept")
     assert made.rows() == made.source()
     assert (list_quarantined(made.job), made.failed()) == ([], 0)
 

@@ -133,6 +133,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         f"quarantine FILE --discard --tables public.orders --row {lacking.id} --reason TEXT --by NAME",
         "quarantine FILE --release --tables public.orders --reason TEXT --by NAME", "teardown FILE --orphans",
         "quarantine FILE --retry --tables public.orders",
+        "quarantine FILE --accept --tables public.orders --reason TEXT --by NAME",
         "replay FILE --interval-start 2026-01-31 --interval-end 2026-02-01 --tables public.orders",
         "reconcile FILE --tables public.orders", "sync FILE --tables public.orders --reason TEXT --due",
     ):  # fmt: skip

@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.result import RunFailed
-from spark_jobs.retry import run_retry
+from spark_jobs.retry import run_accept
 from spark_jobs.sync import sync
 from tests.integration.test_target_modes import NAMES, as_of, check_intervals, held, replayed, source
 from tests.pipelines import bare_slot, pipeline_file
@@ -214,7 +214,7 @@ def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
             made.sample()
         made.run()
         check(made, (f"WALDELTA_SEED={seed}", point))
-    run_retry(spark, replace(made.jobs["w4"], run_id="retry"), None, "ann")
+    run_accept(spark, replace(made.jobs["w4"], run_id="accept"), (), ["public.w4"], "ann", "known")
     assert live(made, "w4") == source(database.connection, "w4")
 
 

@@ -9,10 +9,15 @@ from datetime import datetime
 import pyarrow.compute as pc
 
 from waldelta.ledger_rows import Release
-from waldelta.quarantine import DISCARDED, RESOLVED, SKIPPED, IncompleteRow, message_of
+from waldelta.quarantine import ACCEPTED, DISCARDED, QUARANTINED, RESOLVED, SKIPPED, IncompleteRow, message_of
 from waldelta.review.bookkeeping import Bookkeeping
 
-_WHAT = {DISCARDED: "discarded", RESOLVED: "read again"}
+_WHAT = {
+    DISCARDED: "discarded",
+    RESOLVED: "read again",
+    ACCEPTED: "accepted",
+    QUARANTINED: "read again, still fails",
+}
 _OF_MESSAGES = {SKIPPED: "skipped", RESOLVED: "settled"}
 _OF_ONE = ("run_id", "table_name", "status", "by", "reason")
 
@@ -44,7 +49,7 @@ def read_decided(lake: Bookkeeping) -> list[Decided]:
 def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
     # Rows that a later change has resolved, or moved to another key, are nobody's decision; those that a repair took along are
     # the same one again.
-    chosen = pc.field("status").isin([DISCARDED, RESOLVED, SKIPPED]) & pc.field("by").is_valid()
+    chosen = pc.field("status").isin([*_WHAT, SKIPPED]) & pc.field("by").is_valid()
     rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
         [("at", "first"), ("key", "first"), ("key", "count_distinct")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -25,6 +25,7 @@ from waldelta.review.freshness import (
 )
 from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
 from waldelta.review.results import Results, results_of
+from waldelta.review.stopped import Stopped, of_stopped, read_stopped
 from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
@@ -104,9 +105,11 @@ def read_glance(
     results = results_of(lake)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     latest = landing[0] if landing else None
+    stopped = read_stopped(pipeline, lake) if any(line.status == "behind" for line in tables) else []
     attention = [
         *_silent(latest, now),
-        *_attention(pipeline, results, (latest, looked), tables, gaps),
+        *of_stopped(stopped),
+        *_attention(pipeline, results, (latest, looked), tables, stopped, gaps),
         *(_unchecked(tables) if pipeline.quality.enabled and not _is_under_way(runs, now) else ()),
         *of_compared(compared),
         *of_runs(results, landing, states, compared, pipeline.source),
@@ -146,6 +149,7 @@ def _attention(
     results: Results,
     newest: tuple[RunLine | None, datetime | None],
     tables: list[TableLine],
+    stopped: Sequence[Stopped],
     gaps: list[Gap],
 ) -> Iterator[Attention]:
     """What is wrong first, then what may become so; ``newest`` are the latest run and the latest that found nothing to do."""
@@ -160,7 +164,8 @@ def _attention(
         when = "" if latest.applied else " before all changes were applied"
         page = ("run", latest.verb, latest.run_id)
         yield Attention("failed", f"the latest run failed{when}{_why(results, latest)}", page)
-    if behind := [line.table_name for line in tables if line.status == "behind"]:
+    held = {one.table_name for one in stopped}
+    if behind := [line.table_name for line in tables if line.status == "behind" and line.table_name not in held]:
         yield Attention("failed", f"{names(behind)}: couldn't be brought up to date", ("tables",))
     if failed := [line.table_name for line in tables if line.status == FAILED]:
         yield Attention("failed", f"{names(failed)}: couldn't be copied", ("tables",))

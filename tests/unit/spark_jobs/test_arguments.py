@@ -19,6 +19,7 @@ REFUSED = {
     "another verb's option": ["consume", "f.yml", "--tables=public.a"],
     "a retry of a copy": ["sync", "f.yml", "--retry"],
     "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
+    "rows both accepted and judged again": ["quarantine", "f.yml", "--accept", "--retry", "--row=1"],
     "a row that nothing is to be done with": ["quarantine", "f.yml", "--row=1"],
     "who lists rows": ["quarantine", "f.yml", "--by=me"],
     "changes both released and discarded": ["quarantine", "f.yml", "--release", "--discard", "--tables=a.b"],
@@ -63,7 +64,10 @@ def test_lists_are_split_at_commas_that_no_name_has(text, expected):
 FORMS = [
     ("a row read again", ["--retry", "--row=1"], "name the table"),
     ("a row released", ["--release", "--row=1", "--tables=a.b"], "name these"),
-    ("every table's changes released", ["--release"], "name the tables"),
+    ("every table's changes released", ["--release", "--reason=x"], "name the tables"),
+    ("changes released without a reason", ["--release", "--tables=a.b"], "say why"),
+    ("every row accepted", ["--accept", "--reason=x"], "name the rows"),
+    ("rows accepted without a reason", ["--accept", "--row=1", "--reason= "], "say why"),
 ]
 
 

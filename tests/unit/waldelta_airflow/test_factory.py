@@ -320,7 +320,8 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
         ({"action": "retry"}, ["--retry"]),
         ({"action": "retry", "tables": ["public.a"], "reason": "it is back"}, ["--retry", "--tables=public.a", "--reason=it is back"]),
         ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"}, ["--discard", "--row=0123456789abcdef", "--reason=noise"]),
-        ({"action": "release", "tables": ["public.a", "public.b"]}, ["--release", "--tables=public.a,public.b"]),
+        ({"action": "accept", "rows": ["0123456789abcdef"], "reason": "known"}, ["--accept", "--row=0123456789abcdef", "--reason=known"]),
+        ({"action": "release", "tables": ["public.a", "public.b"], "reason": "known"}, ["--release", "--tables=public.a,public.b", "--reason=known"]),
     ],
 )  # fmt: skip
 def test_the_quarantine_dag_hands_decisions_on(dags, params, given):

@@ -1,0 +1,168 @@
+"""Stopped tables: whose changes an expectation with ``gate: stop`` holds back, since when, and how many changes wait."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+
+from waldelta.change_log import ChangeLog
+from waldelta.errors import StateError
+from waldelta.expectation_results import ExpectationResult
+from waldelta.gate_verdicts import QUARANTINE, STOP
+from waldelta.job import Job
+from waldelta.ledger_rows import Release, TableState
+from waldelta.pipeline_file import PipelineFile
+from waldelta.release import landed_upto
+from waldelta.review.attention import Attention
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.history import LANDING, RunLine, latest_run, read_runs
+from waldelta.review.results import results_of
+from waldelta.row_messages import ROW_KINDS, of_batches
+from waldelta.visibility import Snapshot
+from waldelta.watermark import Watermarks
+
+# Runs that are looked through for one that came as far as its apply stage.
+_MOST_RESULTS = 5
+_REACH = timedelta(days=7)
+# Messages of all tables that are counted through; a page isn't the place to read more.
+_MOST_MESSAGES = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """An expectation that stops a table; ``told`` says what was found, without values."""
+
+    meaning: str
+    since: datetime
+    told: str
+    may_pass: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A table that its gate stopped; ``waiting`` counts its changes in the change log, None where they are too many to count.
+
+    ``released``: all of them pass with the next run, by this decision.
+    """
+
+    table_name: str
+    unmet: tuple[Unmet, ...]
+    waiting: int | None
+    released: Release | None = None
+
+    @property
+    def since(self) -> datetime:
+        """When the first of the expectations stopped it."""
+        return min(one.since for one in self.unmet)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a release lets its changes pass: it lets no row pass ``gate: quarantine``."""
+        return self.released is None and all(one.may_pass for one in self.unmet)
+
+
+def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
+    """The tables that the latest run left behind since their gate stopped them, by name."""
+    run, left = _latest_applied(lake)
+    unmet = dict(_unmet(lake, run.run_id, left)) if run is not None and left else {}
+    if not unmet:
+        return []
+    job = Job(pipeline, "", run.run_id if run is not None else "")
+    identity = job.slot_identity()
+    upto, log = landed_upto(job, identity), job.change_log(identity)
+    watermarks, last = Watermarks(job, identity), log.last_batch() or 0
+    found = []
+    for name, state in sorted(job.table_states().items()):
+        if name not in unmet:
+            continue
+        waiting = None
+        try:
+            after = watermarks.of(state)
+            if sum(log.sizes(after, last).values()) <= _MOST_MESSAGES:
+                waiting = _count(log, (after, last), state)
+        except (StateError, DeltaError):
+            pass  # what can't be counted can be released all the same
+        passes = [
+            row
+            for row in job.ledger.releases()
+            if (row.table_name, row.generation, row.incarnation, row.timeline)
+            == (name, state.generation, identity.incarnation, identity.timeline)
+        ]
+        released = next((row for row in reversed(passes) if row.upto_lsn >= upto), None)
+        found.append(Stopped(name, tuple(unmet[name]), waiting, released))
+    return found
+
+
+def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
+    """A stopped table is released, or its expectation corrected, where the quarantine's page says."""
+    for one in stopped:
+        what = "; ".join(found.meaning for found in one.unmet)
+        waits = (
+            "changes wait"
+            if one.waiting is None
+            else "1 change waits"
+            if one.waiting == 1
+            else f"{one.waiting:,} changes wait"
+        )
+        end = ", and pass with the next run" if one.released else ""
+        yield Attention("failed", f"{one.table_name}: stopped by a gate ({what}), {waits}{end}", ("quarantine",))
+
+
+def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
+    """The newest run that came as far as apply, and the tables that it couldn't bring up to date."""
+    results = results_of(lake)
+    latest = [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
+    if not latest or (latest[0].applied and latest[0].status != "running"):
+        return None, []
+    ended = [run for run in read_runs(lake, latest[0].at - _REACH) if run.verb in LANDING and run.status != "running"]
+    for run in ended[:_MOST_RESULTS]:
+        if "apply" in ((result := results(run)).get("stages") or {}):
+            return run, [str(name) for name in result.get("not_applied") or ()]
+    return None, []
+
+
+def _unmet(lake: Bookkeeping, run_id: str, tables: Collection[str]) -> Iterator[tuple[str, list[Unmet]]]:
+    """What gates of these tables found not to be met in this run, each since when without a break."""
+    columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count")
+    chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string())) & pc.field("version").is_null()
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in lake.scan(ExpectationResult, columns, None, chosen).to_pylist():
+        if str(row["meaning"]).startswith((STOP, QUARANTINE)):
+            found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
+    for name, by_meaning in found.items():
+        unmet = [_unmet_since(rows) for rows in by_meaning.values() if _stops(rows[-1], run_id)]
+        # Rows that are set aside stop no table. Where nothing else does, they were too many, or couldn't be judged.
+        if unmet := [one for one in unmet if one.may_pass] or unmet:
+            yield name, unmet
+
+
+def _stops(row: dict[str, Any], run_id: str) -> bool:
+    return row["run_id"] == run_id and not row["success"]
+
+
+def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
+    *_, first = takewhile(lambda row: not row["success"], reversed(rows))
+    last, meaning = rows[-1], str(rows[-1]["meaning"])
+    count = last["unexpected_count"]
+    # What was observed may be a value of a row: a maximum is.
+    otherwise = "can't be evaluated" if last["success"] is None else "not met"
+    told = f"{count:,} {'row' if count == 1 else 'rows'}" if count else otherwise
+    return Unmet(meaning.removeprefix(STOP).removeprefix(QUARANTINE), first["at"], told, meaning.startswith(STOP))
+
+
+def _count(log: ChangeLog, batches: tuple[int, int], state: TableState) -> int:
+    """The row messages of a range of batches that the table's copy doesn't hold."""
+    chosen = of_batches(*batches) & pc.field("kind").isin(ROW_KINDS) & pc.field("relation_id").isin(state.relation_ids)
+    snapshot = Snapshot.parse(state.snapshot) if state.snapshot else None
+    count = 0
+    for part in log.scan(chosen, ["xid8"]):
+        seen = 0 if snapshot is None else int(snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).sum())
+        count += part.num_rows - seen
+    return count
