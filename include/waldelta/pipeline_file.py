@@ -427,6 +427,10 @@ class PipelineFile(_Model):
     quality: Quality = Quality()
     maintenance: Maintenance = Maintenance()
     slot_limits: SlotLimits = SlotLimits()
+    row_values: Literal["read", "trigger", "edit"] = Field(
+        "read",
+        description="which permission on the CDC DAG shows values of rows on Airflow's pages: in quarantine, that differ, in reports",
+    )
     notify: tuple[Notification, ...] = Field(
         (), description="who is told of a task's failure, by the class of its error"
     )

@@ -56,7 +56,8 @@ _ACTION = Param(
 )
 _QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (accept, discard)")
 _ROWS = _listed(
-    "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows them", r"^[0-9a-f]{16}$"
+    "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows them",
+    r"^[0-9a-f]{16}$",
 )
 _WHY = _text("why; kept with who; accept, release and skip need it")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")

@@ -82,8 +82,7 @@ def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
         customers = DeltaTable(f"{shop.root}/public/customers")
         customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
         shop.client.wait_for_dags(["browsed_reconcile", "browsed_quarantine"])
-        for dag_id in ("browsed_reconcile", "browsed_quarantine"):
-            shop.client.unpause(dag_id)
+        shop.client.unpause("browsed_reconcile")  # the other one is unpaused by its page
         compared = shop.client.wait("browsed_reconcile", shop.client.trigger("browsed_reconcile"))
         assert compared.state == "failed"
         log_in(browser, stack)
@@ -258,6 +257,34 @@ def test_a_paused_dag_is_unpaused_where_its_pipeline_is_shown(browser, browsed):
     )
 
 
+def press(browser: WebDriver, button: str) -> None:
+    browser.find_element(By.XPATH, f"//button[starts-with(normalize-space(), '{button}')]").click()
+
+
+def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
+    """The page says what keeps its buttons, and that a run is under way; a row that still fails stays."""
+    browser.get(address(browsed, "quarantine"))
+    assert "The DAG browsed_quarantine is paused" in text_of(browser)
+    disabled = "button[name=action]:disabled"
+    assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
+    screenshot(browser, PICTURES, "quarantine-paused")
+    press(browser, "Unpause")
+    wait(browser).until(lambda b: "is paused" not in text_of(b))
+    assert not browser.find_elements(By.CSS_SELECTOR, disabled)
+    press(browser, "Read all rows again")
+    status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
+    run_id = status.text
+    assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
+    assert "reads rows again" in text_of(browser)
+    screenshot(browser, PICTURES, "quarantine-under-way")
+    assert browsed.client.wait("browsed_quarantine", run_id).state == "success"
+    # The page reloads by itself.
+    wait(browser).until(lambda b: "ended well" in text_of(b))
+    seen = text_of(browser)
+    assert "read again, still fails" in seen
+    screenshot(browser, PICTURES, "quarantine-judged")
+
+
 def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     """Its values and messages are looked at first; then the button triggers the DAG, and the page tells who did it, and why."""
     quarantine = address(browsed, "quarantine")
@@ -267,7 +294,7 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     browser.get(quarantine)
     browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()
     browser.find_element(By.NAME, "reason").send_keys("no customer of ours")
-    browser.find_element(By.XPATH, "//button[starts-with(normalize-space(), 'Discard')]").click()
+    press(browser, "Discard")
     status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
     assert browsed.client.wait("browsed_quarantine", status.text).state == "success"
     browser.get(quarantine)
@@ -289,7 +316,7 @@ def test_the_button_repairs_the_rows_that_differ(browser, browsed):
     assert "customer 3" in seen
     assert "tampered" in seen
     screenshot(browser, PICTURES, "repair-1")
-    browser.find_element(By.XPATH, "//button[starts-with(normalize-space(), 'Repair')]").click()
+    press(browser, "Repair")
     status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
     run = browsed.client.wait("browsed_reconcile", status.text)
     last = Ledger(browsed.root).last_run()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
+    from waldelta.pipeline_file import PipelineFile
+
 
 @dataclass(frozen=True, slots=True)
 class DagLine:
@@ -45,6 +47,14 @@ class Reader:
     def may_unpause(self, dag_id: str) -> bool:
         """Whether Airflow lets them pause and unpause a DAG."""
         return self._may("PUT", dag_id)
+
+    def may_see_values(self, pipeline: PipelineFile) -> bool:
+        """Whether pages show them values of rows, by the permission on the CDC DAG that the pipeline file names."""
+        if pipeline.row_values == "edit":
+            return self.may_unpause(cdc_dag(pipeline.pipeline))
+        if pipeline.row_values == "trigger":
+            return self.may_trigger(cdc_dag(pipeline.pipeline))
+        return self.may_read(pipeline.pipeline)
 
     def lines(self, states: Iterable[DagState]) -> list[DagLine]:
         """Those of a pipeline's DAGs that Airflow shows them, with what they may do to each."""

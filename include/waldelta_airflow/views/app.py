@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -21,9 +21,9 @@ from waldelta.review.compared import read_compared
 from waldelta.review.freshness import fed_tables
 from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
-from waldelta_airflow.views.dags import RUN_NOW, Kind, dag_id_of, unpause
+from waldelta_airflow.views.dags import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
 from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
-from waldelta_airflow.views.pipelines import load_pipelines, pipeline_of, reconcile_dag
+from waldelta_airflow.views.pipelines import cdc_dag, load_pipelines, pipeline_of, reconcile_dag
 from waldelta_airflow.views.quarantine import Chosen, quarantine_page, row_page
 from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views.render import (
@@ -37,7 +37,7 @@ from waldelta_airflow.views.render import (
     url,
 )
 from waldelta_airflow.views.reports import reports_index, served_report
-from waldelta_airflow.views.trigger import check_origin, trigger_run
+from waldelta_airflow.views.trigger import Button, DagPaused, check_origin, trigger_run
 
 _FILES = {
     "style.css": "text/css",
@@ -60,6 +60,14 @@ class Asked:
         if not isinstance(found, PipelineFile) or not self.reader.may_read(name):
             raise HTTPException(404, "There is no such pipeline, or you may not read its DAG.")
         return found
+
+    def check_values(self, pipeline: PipelineFile) -> None:
+        """Raise 403 for a page of row values that the pipeline file shows to others only."""
+        if not self.reader.may_see_values(pipeline):
+            raise HTTPException(
+                403,
+                f"This page shows values of rows: they are for users who may {pipeline.row_values} the DAG {cdc_dag(pipeline.pipeline)}.",
+            )
 
     def pipelines(self) -> dict[str, PipelineFile | str]:
         """Those that they may see."""
@@ -89,6 +97,14 @@ def _may_decide(request: Request, asked: AskedDep, name: str) -> None:
     asked.pipeline(name)
     if not asked.reader.may_trigger(quarantine_dag(name)):
         raise HTTPException(403, f"You may not trigger the DAG {quarantine_dag(name)}.")
+
+
+def _may_repair(request: Request, asked: AskedDep, name: str) -> None:
+    """Raise 403 or 404 for a request that may not trigger the DAG that repairs."""
+    check_origin(request)
+    asked.pipeline(name)
+    if not asked.reader.may_trigger(reconcile_dag(name)):
+        raise HTTPException(403, f"You may not trigger the DAG {reconcile_dag(name)}.")
 
 
 async def _form(request: Request, _: Annotated[None, Depends(_may_decide)]) -> dict[str, list[str]]:
@@ -160,15 +176,19 @@ def _add_pages(app: FastAPI) -> None:
 
 def _add_quarantine(app: FastAPI) -> None:
     @app.get("/p/{name}/quarantine")
-    def quarantine(asked: AskedDep, name: str, chosen: ChosenDep, run: str | None = None) -> HTMLResponse:
+    def quarantine(
+        asked: AskedDep, name: str, chosen: ChosenDep, run: str | None = None, refused: str | None = None
+    ) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
-            may_decide = asked.reader.may_trigger(quarantine_dag(name))
-            text = quarantine_page(asked.base, found, lake, chosen, may_decide=may_decide, asked=run)
+            button = _button(asked, quarantine_dag(name), run, refused)
+            shows_values = asked.reader.may_see_values(found)
+            text = quarantine_page(asked.base, found, lake, chosen, button, shows_values=shows_values)
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/quarantine/row/{row_id}")
     def quarantined(asked: AskedDep, name: str, row_id: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
+            asked.check_values(found)
             text = row_page(asked.base, found, lake, row_id)
         if text is None:
             raise HTTPException(404, "There is no such row in quarantine (any more).")
@@ -176,10 +196,8 @@ def _add_quarantine(app: FastAPI) -> None:
 
     @app.post("/p/{name}/quarantine")
     def decide(asked: AskedDep, name: str, form: FormDep) -> Response:
-        dag_id = quarantine_dag(name)
-        run_id = trigger_run(dag_id, (conf := decision(form))["action"], conf, asked.reader.user)
-        # 303: reading the page again asks for nothing.
-        return RedirectResponse(url(asked.base, "p", name, "quarantine", run=run_id), 303, headers=FORM_HEADERS)
+        conf = decision(form)
+        return _asked_for(asked, name, "quarantine", quarantine_dag(name), (conf["action"], conf))
 
 
 def _add_dags(app: FastAPI) -> None:
@@ -190,16 +208,23 @@ def _add_dags(app: FastAPI) -> None:
         dag_id = _dag_of(asked, request, name, kind)
         if kind not in RUN_NOW or not asked.reader.may_trigger(dag_id):
             raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
-        trigger_run(dag_id, "manual", {}, asked.reader.user)
-        return RedirectResponse(url(asked.base, "p", name), 303, headers=FORM_HEADERS)
+        with suppress(DagPaused):  # its page says so, and offers to unpause it
+            trigger_run(dag_id, "manual", {}, asked.reader.user)
+        return _back(asked, name)
 
     @app.post("/p/{name}/dags/{kind}/unpause")
-    def unpause_dag(asked: AskedDep, request: Request, name: str, kind: Kind) -> Response:
+    def unpause_dag(
+        asked: AskedDep,
+        request: Request,
+        name: str,
+        kind: Kind,
+        to: Literal["quarantine", "reconciliation"] | None = None,
+    ) -> Response:
         dag_id = _dag_of(asked, request, name, kind)
         if not asked.reader.may_unpause(dag_id):
             raise HTTPException(403, f"You may not unpause the DAG {dag_id}.")
         unpause(dag_id, asked.reader.user.get_name())
-        return RedirectResponse(url(asked.base, "p", name), 303, headers=FORM_HEADERS)
+        return _back(asked, name, *filter(None, [to]))
 
 
 def _dag_of(asked: Asked, request: Request, name: str, kind: Kind) -> str:
@@ -211,33 +236,49 @@ def _dag_of(asked: Asked, request: Request, name: str, kind: Kind) -> str:
 
 def _add_reconciliation(app: FastAPI) -> None:
     @app.get("/p/{name}/reconciliation")
-    def reconciliation(asked: AskedDep, name: str, run: str | None = None) -> HTMLResponse:
+    def reconciliation(asked: AskedDep, name: str, run: str | None = None, refused: str | None = None) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
-            may_repair = asked.reader.may_trigger(reconcile_dag(name))
-            text = reconciliation_page(asked.base, found, lake, may_repair=may_repair, asked=run)
+            button = _button(asked, reconcile_dag(name), run, refused)
+            shows_values = asked.reader.may_see_values(found)
+            text = reconciliation_page(asked.base, found, lake, button, shows_values=shows_values)
             return HTMLResponse(text, headers=FORM_HEADERS)
 
-    @app.post("/p/{name}/repair")
-    def repair_all(asked: AskedDep, request: Request, name: str) -> Response:
+    @app.post("/p/{name}/repair", dependencies=[Depends(_may_repair)])
+    def repair_all(asked: AskedDep, name: str) -> Response:
         with _lake(asked, name) as (_, lake):
             compared = read_compared(lake, fed_tables(lake))
-        return _repair(asked, request, name, [*compared.different, *compared.copied])
+        return _repair(asked, name, [*compared.different, *compared.copied])
 
-    @app.post("/p/{name}/repair/{table:path}")
-    def repair(asked: AskedDep, request: Request, name: str, table: str) -> Response:
-        asked.pipeline(name)
-        return _repair(asked, request, name, [table])
+    @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_repair)])
+    def repair(asked: AskedDep, name: str, table: str) -> Response:
+        return _repair(asked, name, [table])
 
 
-def _repair(asked: Asked, request: Request, name: str, tables: list[str]) -> Response:
-    check_origin(request)
-    if not asked.reader.may_trigger(reconcile_dag(name)):
-        raise HTTPException(403, f"You may not trigger the DAG {reconcile_dag(name)}.")
+def _repair(asked: Asked, name: str, tables: list[str]) -> Response:
     if not tables:
         raise HTTPException(409, "No table differs any more.")
-    run_id = trigger_run(reconcile_dag(name), "repair", repair_of(tables), asked.reader.user)
+    return _asked_for(asked, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables)))
+
+
+def _button(asked: Asked, dag_id: str, run: str | None, refused: str | None) -> Button:
+    reader = asked.reader
+    return Button(read_action_dag(dag_id, run), run, refused, reader.may_trigger(dag_id), reader.may_unpause(dag_id))
+
+
+def _asked_for(asked: Asked, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]) -> Response:
+    """Trigger a run and lead back to the page, which says how it stands: also that the DAG is paused, or a run at work."""
+    if read_action_dag(dag_id).under_way:
+        return _back(asked, name, page, refused="another run")
+    try:
+        run_id = trigger_run(dag_id, *order, asked.reader.user)
+    except DagPaused:
+        return _back(asked, name, page, refused="paused")
+    return _back(asked, name, page, run=run_id)
+
+
+def _back(asked: Asked, name: str, *page: str, **query: str) -> Response:
     # 303: reading the page again asks for nothing.
-    return RedirectResponse(url(asked.base, "p", name, "reconciliation", run=run_id), 303, headers=FORM_HEADERS)
+    return RedirectResponse(url(asked.base, "p", name, *page, **query), 303, headers=FORM_HEADERS)
 
 
 def _add_reports(app: FastAPI) -> None:
@@ -252,7 +293,9 @@ def _add_reports(app: FastAPI) -> None:
 
     @app.get("/docs/{name}/{path:path}")
     def report(asked: AskedDep, name: str, path: str) -> FileResponse:
-        file = served_report(asked.pipeline(name), path)
+        found = asked.pipeline(name)
+        asked.check_values(found)
+        file = served_report(found, path)
         if file is None:
             raise HTTPException(404, "There is no such report.")
         return FileResponse(file, headers=REPORT_HEADERS)

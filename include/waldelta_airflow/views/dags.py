@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import HTTPException
 
@@ -29,6 +29,7 @@ VERBS: dict[Kind, str] = {
 # Kinds that a run without params serves. Quarantine needs an action, and a resync is started for a reason.
 RUN_NOW: tuple[Kind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
 _RUNNING, _QUEUED = "running", "queued"
+_MOST_UNDER_WAY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,61 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
     except SQLAlchemyError as err:
         log.warning("Airflow's database doesn't answer which tasks a DAG run has: %s", type(err).__name__)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A run of a DAG that is queued or running; ``conf`` is what it was asked to do, ``by`` who asked."""
+
+    run_id: str
+    state: str
+    by: str | None
+    at: datetime | None
+    conf: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDag:
+    """What a page with a button needs to know of the DAG behind it; ``asked`` is the state of the run that was asked for just now."""
+
+    dag_id: str
+    is_paused: bool = False
+    under_way: tuple[UnderWay, ...] = ()
+    asked: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a button may ask for a run: it would begin at once, and no other is at work."""
+        return not (self.is_paused or self.under_way)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a run is running, or will as soon as it is scheduled."""
+        return any(run.state == _RUNNING or not self.is_paused for run in self.under_way)
+
+
+def read_action_dag(dag_id: str, asked: str | None = None) -> ActionDag:
+    """What Airflow's database says of a DAG now; nothing is paused or under way where it says nothing."""
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with create_session() as session:
+            is_paused = bool(session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)))
+            of_dag = select(DagRun).where(DagRun.dag_id == dag_id)
+            active = of_dag.where(DagRun.state.in_([_QUEUED, _RUNNING])).order_by(DagRun.id)
+            under_way = tuple(
+                UnderWay(run.run_id, str(run.state), run.triggering_user_name, run.start_date or run.queued_at, run.conf or {})
+                for run in session.scalars(active.limit(_MOST_UNDER_WAY))
+            )  # fmt: skip
+            state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == asked))
+            return ActionDag(dag_id, is_paused, under_way, str(state) if state is not None else None)
+    except SQLAlchemyError as err:
+        log.warning("Airflow's database doesn't answer whether %s is at work: %s", dag_id, type(err).__name__)
+        return ActionDag(dag_id)
 
 
 def unpause(dag_id: str, user_name: str) -> None:

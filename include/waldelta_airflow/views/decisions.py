@@ -9,8 +9,10 @@ from urllib.parse import parse_qs
 
 from fastapi import HTTPException, Request
 
-ACTIONS = ("retry", "discard", "release", "skip")
-_OF_ROWS = ("discard", "skip")
+# What may be decided on, and what it does to the rows or messages that are named.
+_OF_ROWS = {"accept": "the rows that are to be accepted", "discard": "the rows that are to be discarded",
+            "skip": "the messages that are to be skipped"}  # fmt: skip
+ACTIONS = ("retry", "release", *_OF_ROWS)
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")
 _LONGEST_REASON = 200
@@ -44,14 +46,14 @@ def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     reason = (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
     if action not in ACTIONS or not all(map(_ROW.fullmatch, rows)):
         raise HTTPException(400, "This is nothing that can be decided on.")
-    if action == "discard" and not rows:
-        raise HTTPException(400, "Choose the rows that are to be discarded.")
-    if action == "skip" and not rows:
-        raise HTTPException(400, "Choose the messages that are to be skipped.")
+    if action in _OF_ROWS and not rows:
+        raise HTTPException(400, f"Choose {_OF_ROWS[action]}.")
     if action == "skip" and not reason:
         raise HTTPException(400, "Say why the messages are to be skipped: their tables lack what they said.")
     if action == "release" and not tables:
         raise HTTPException(400, "Choose the table whose changes are to pass.")
+    if action in ("accept", "release") and not reason:
+        raise HTTPException(400, "Say why: what passes a gate by decision is recorded with its reason.")
     return {
         "action": action,
         "tables": tables if action not in _OF_ROWS and tables else None,

@@ -15,11 +15,13 @@ from waldelta.quarantine import IncompleteRow, SentMessage
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.decided import read_decided
 from waldelta.review.lacking import open_keys, read_by_id, read_open, read_since
+from waldelta.review.stopped import read_stopped
 from waldelta.standing import held_generations
 from waldelta.unreadable_messages import open_messages
-from waldelta_airflow.views.decisions import quarantine_dag
 from waldelta_airflow.views.pages import Turning
+from waldelta_airflow.views.pipelines import cdc_dag
 from waldelta_airflow.views.render import render
+from waldelta_airflow.views.trigger import Button
 
 _ROWS_PER_PAGE = 100
 _MOST_CHOICES = 20
@@ -63,11 +65,14 @@ def quarantine_page(
     pipeline: PipelineFile,
     lake: Bookkeeping,
     chosen: Chosen,
+    button: Button,
     *,
-    may_decide: bool,
-    asked: str | None = None,
+    shows_values: bool,
 ) -> str:
-    """The rows that targets lack, by key, and what can be decided on them; ``asked`` is the run that was asked for just now."""
+    """The rows that targets lack, by key, the tables that a gate stopped, and what can be decided on both.
+
+    Without ``shows_values`` it has neither the rows' keys nor their values.
+    """
     generations = held_generations(lake.ledger)
     keys = open_keys(lake, generations)
     reason = pc.fill_null(keys["reason"], "")
@@ -84,7 +89,7 @@ def quarantine_page(
         name=name,
         here="quarantine",
         rows=shown,
-        values={row.id: list(_values(row, _IN_LIST)) for row in shown},
+        values={row.id: list(_values(row, _IN_LIST)) for row in shown} if shows_values else {},
         messages=[(message, *_dump(message.sent)) for message in open_messages(lake.ledger, pipeline.source.slot)],
         turn=turn,
         chosen=chosen,
@@ -93,10 +98,11 @@ def quarantine_page(
         choices=(("table", "table", tables), ("reason", "why", reasons)),
         decided=decided[:_DECISIONS_SHOWN],
         more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
-        may_decide=may_decide,
-        asked=asked,
-        dag=quarantine_dag(name),
-        tables=sorted(generations),
+        button=button,
+        is_under_way=button.dag.is_under_way,
+        shows_values=shows_values,
+        permission=(pipeline.row_values, cdc_dag(name)),
+        stopped=read_stopped(pipeline, lake),
     )
 
 

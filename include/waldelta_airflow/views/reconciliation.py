@@ -12,8 +12,9 @@ from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, Reconc
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import read_compared
 from waldelta.review.freshness import fed_tables
-from waldelta_airflow.views.pipelines import reconcile_dag
+from waldelta_airflow.views.pipelines import cdc_dag
 from waldelta_airflow.views.render import render
+from waldelta_airflow.views.trigger import Button
 
 _HISTORY = timedelta(days=30)
 _MOST_TOLD = 200
@@ -21,7 +22,7 @@ _ROWS_SHOWN = 100
 
 
 def reconciliation_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, *, may_repair: bool, asked: str | None = None
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, button: Button, *, shows_values: bool
 ) -> str:
     """The last answer of each table, those that differ first, what attempts since then failed by, and all that was found in 30 days."""
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
@@ -43,9 +44,10 @@ def reconciliation_page(
         different=[row for row in latest if row.status == DIFFERENT],
         history=history[:_MOST_TOLD],
         more_history=max(0, len(history) - _MOST_TOLD),
-        may_repair=may_repair,
-        asked=asked,
-        dag=reconcile_dag(pipeline.pipeline),
+        button=button,
+        is_under_way=button.dag.is_under_way,
+        shows_values=shows_values,
+        permission=(pipeline.row_values, cdc_dag(pipeline.pipeline)),
         more=_more,
         rows_shown=_ROWS_SHOWN,
     )

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
 
 from waldelta.ledger_rows import now
+from waldelta_airflow.views.dags import ActionDag
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+
+
+@dataclass(frozen=True, slots=True)
+class Button:
+    """A page's buttons: the DAG behind them, the run that was asked for just now or why none was, and what the reader may do."""
+
+    dag: ActionDag
+    asked: str | None
+    refused: str | None
+    may_trigger: bool
+    may_unpause: bool
+
+    @property
+    def is_asked_under_way(self) -> bool:
+        """Whether the run that was asked for is among those under way."""
+        return any(run.run_id == self.asked for run in self.dag.under_way)
 
 
 def check_origin(request: Request) -> None:
@@ -43,6 +61,13 @@ def _base_host() -> str:
     return urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
 
 
+class DagPaused(HTTPException):
+    """A run that was asked for would wait: its DAG is paused."""
+
+    def __init__(self, dag_id: str) -> None:
+        super().__init__(409, f"The DAG {dag_id} is paused, so that its run would wait: unpause it first.")
+
+
 def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:
     """Ask Airflow for a run of a DAG in the reader's name; its run id."""
     from airflow.api.common.trigger_dag import trigger_dag
@@ -55,7 +80,7 @@ def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUse
     if dag is None or dag.is_stale:
         raise HTTPException(404, f"Airflow doesn't know the DAG {dag_id} (yet).")
     if dag.is_paused:
-        raise HTTPException(409, f"The DAG {dag_id} is paused, so that its run would wait: unpause it first.")
+        raise DagPaused(dag_id)
     try:
         trigger_dag(
             dag_id,

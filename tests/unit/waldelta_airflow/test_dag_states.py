@@ -22,7 +22,15 @@ from tests.bookkeeping import NOON, run
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import load_pipeline_file
-from waldelta_airflow.views.dags import DagRunState, DagState, read_dag_run, read_dags, unpause
+from waldelta_airflow.views.dags import (
+    ActionDag,
+    DagRunState,
+    DagState,
+    read_action_dag,
+    read_dag_run,
+    read_dags,
+    unpause,
+)
 from waldelta_airflow.views.pipelines import Schedule
 from waldelta_airflow.views.render import airflow_url
 
@@ -64,12 +72,12 @@ def add_dag(session, dag_id, *, paused=False, stale=False):
     session.execute(insert(DagModel).values(**told, **more))
 
 
-def add_run(session, dag_id, n, state):
+def add_run(session, dag_id, n, state, **more):
     at = NOON + timedelta(hours=n)
     session.execute(
         insert(DagRun).values(
             dag_id=dag_id, run_id=f"run-{n}", run_type=DagRunType.MANUAL, state=state, run_after=at, start_date=at,
-            log_template_id=None, clear_number=0, triggered_by=None, backfill_id=None,
+            log_template_id=None, clear_number=0, triggered_by=None, backfill_id=None, **more,
         )
     )  # fmt: skip
     session.commit()
@@ -106,6 +114,23 @@ def test_what_airflow_knows_of_one_run(airflow_db):
     add_run(airflow_db, "shop_cdc", 1, "running")
     assert read_dag_run("shop_cdc", "run-1") == DagRunState("running", frozenset())
     assert read_dag_run("shop_cdc", "run-2") is None
+
+
+def test_what_a_button_needs_to_know(airflow_db):
+    """Whether its DAG is paused, which of its runs are under way and who asked for what, and how the run ended that was asked for."""
+    add_dag(airflow_db, "shop_quarantine", paused=True)
+    asked = {"triggering_user_name": "ann", "conf": {"action": "retry"}}
+    for n, state in enumerate(("success", "failed", "queued")):
+        add_run(airflow_db, "shop_quarantine", n, state, **asked)
+    found = read_action_dag("shop_quarantine", "run-1")
+    assert (found.is_paused, found.is_ready, found.is_under_way, found.asked) == (True, False, False, "failed")
+    assert [(one.run_id, one.state, one.by, one.conf) for one in found.under_way] == [
+        ("run-2", "queued", "ann", {"action": "retry"})
+    ]
+    add_run(airflow_db, "shop_quarantine", 3, "running", **asked)
+    assert read_action_dag("shop_quarantine").is_under_way
+    assert read_action_dag("shop_reconcile") == ActionDag("shop_reconcile")
+    assert ActionDag("shop_reconcile").is_ready
 
 
 def test_unpausing_is_entered_into_airflows_audit_log(airflow_db):

@@ -25,8 +25,11 @@ from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage, message_
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
+from waldelta.review.stopped import Stopped, Unmet
 from waldelta_airflow.settings import pipelines_folder
+from waldelta_airflow.views.dags import ActionDag, UnderWay
 from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
+from waldelta_airflow.views.trigger import DagPaused
 
 pytestmark = pytest.mark.airflow
 
@@ -51,6 +54,17 @@ def schedules(monkeypatch):
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
         "waldelta_airflow.views.pages.read_schedules", lambda names: {n: known[n] for n in names if n in known}
+    )
+    return known
+
+
+@pytest.fixture(autouse=True)
+def dags(monkeypatch):
+    """What Airflow's database says of the DAGs behind buttons, by DAG; others are ready."""
+    known: dict[str, ActionDag] = {}
+    monkeypatch.setattr(
+        "waldelta_airflow.views.app.read_action_dag",
+        lambda dag_id, asked=None: replace(known.get(dag_id, ActionDag(dag_id)), asked=asked and "running"),
     )
     return known
 
@@ -516,11 +530,15 @@ DECISIONS = [
     ("all rows read again", {"action": "retry", "reason": "x"}, {"action": "retry", "tables": None, "rows": None, "reason": None}),
     ("a table's rows read again", {"action": "retry", "table": "public.orders"}, {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None}),
     ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "}, {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
-    ("a table released", {"action": "release", "table": "public.orders"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": None}),
+    ("rows accepted", {"action": "accept", "row": ROW, "reason": "known"}, {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"}),
+    ("a table released", {"action": "release", "table": "public.orders", "reason": "known"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"}),
+    ("rows accepted without a reason", {"action": "accept", "row": ROW, "reason": " "}, None),
+    ("a table released without a reason", {"action": "release", "table": "public.orders"}, None),
     ("a message skipped", {"action": "skip", "row": ROW, "reason": "known"}, {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"}),
     ("a message skipped without a reason", {"action": "skip", "row": ROW}, None),
     ("no message", {"action": "skip", "reason": "known"}, None),
     ("no rows", {"action": "discard"}, None),
+    ("no rows to accept", {"action": "accept", "reason": "known"}, None),
     ("no table", {"action": "release"}, None),
     ("no row of ours", {"action": "discard", "row": "--by=x"}, None),
     ("nothing that we do", {"action": "drop"}, None),
@@ -595,7 +613,7 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     assert "131 rows" in page.text
     one = client.get(of_table).text
     assert (one.count('name="row"'), "1 rows" in one) == (1, True)
-    assert "Read all rows of public.b &amp; c from the source again" in one
+    assert "Read all rows of public.b &amp; c again" in one
     assert "/p/shop/quarantine?reason=gone&amp;table=public.a" in client.get(of_reason).text
     assert client.get("/p/shop/quarantine?reason=").text.count('name="row"') == 1
     older = "/p/shop/quarantine?page=2&table=public.a&reason=gone"
@@ -703,9 +721,105 @@ def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(shop, open
     assert len(decided) == 1
 
 
-def test_enter_in_a_field_presses_its_own_button(shop, open_pages):
-    """A browser presses the first button of the form that the field is in."""
+def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
+    """A browser presses the first button of the form that the field is in: none that lets rows pass."""
+    monkeypatch.setattr("waldelta_airflow.views.quarantine.read_stopped", lambda *_: [stopped("public.orders")])
     forms = re.findall(r"<form.*?</form>", open_pages("op").get("/p/shop/quarantine").text, re.DOTALL)
     first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
     assert [button for form, button in first.items() if 'name="reason"' in form] == ["discard", "release"]
     assert "retry" in first.values()
+
+
+def stopped(table, waiting=7, released=None, may_pass=True):
+    unmet = (Unmet("amount is positive", now() - timedelta(hours=3), "2 rows", may_pass),)
+    return Stopped(table, unmet, waiting, released)
+
+
+def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
+    """Which expectation, since when, how many changes wait; not those that are released, or that a release doesn't help."""
+    released = Release(now(), "r", "public.b", 1, "1", 1, 9, "ann", "known")
+    found = [stopped("public.a"), stopped("public.b", released=released), stopped("public.c", None, may_pass=False)]
+    monkeypatch.setattr("waldelta_airflow.views.quarantine.read_stopped", lambda *_: found)
+    text = open_pages("op").get("/p/shop/quarantine").text
+    section = text[text.index('id="stopped"') : text.index("What was decided")]
+    assert re.findall(r'name="table" value="([^"]+)"', section) == ["public.a"]
+    for part in (
+        "amount is positive",
+        "2 rows",
+        "3 h",
+        ">7</td>",
+        ">many</td>",
+        "by ann",
+        "lets no row pass",
+    ):
+        assert part in section, part
+    assert 'name="table"' not in open_pages("viewer").get("/p/shop/quarantine").text
+    found.clear()
+    assert "No gate holds a table back" in open_pages("op").get("/p/shop/quarantine").text
+
+
+PAGES_WITH_BUTTONS = [
+    ("quarantine", "shop_quarantine", "quarantine", {"action": "retry"}),
+    ("reconciliation", "shop_reconcile", "repair", {}),
+]
+
+
+@pytest.mark.parametrize("page, dag_id, path, form", PAGES_WITH_BUTTONS, ids=[case[0] for case in PAGES_WITH_BUTTONS])
+def test_a_button_says_what_keeps_it(shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form):
+    """A DAG that is paused, and a run that is at work: the buttons are disabled, and nobody meets a bare error."""
+    client = open_pages("op")
+
+    def buttons():
+        text = client.get(f"/p/shop/{page}").text
+        found = re.findall(r"<button([^>]*)>", text)
+        return text, {"disabled" in button for button in found if "action" in button or page == "reconciliation"}
+
+    assert buttons()[1] == {False}
+    run = UnderWay("retry__9", "queued", "ben", now() - timedelta(minutes=2), {"action": "retry"})
+    dags[dag_id] = ActionDag(dag_id, under_way=(run,))
+    text, disabled = buttons()
+    assert disabled == {True}
+    assert 'http-equiv="refresh"' in text
+    for part in ("retry__9", "queued", "by ben", "2 min"):
+        assert part in text, part
+    answer = client.post(f"/p/shop/{path}", data=form, headers=OWN)
+    assert (answer.history[0].status_code, decided) == (303, [])
+    assert "Another run" in answer.text
+    dags[dag_id] = ActionDag(dag_id, is_paused=True)
+    pressed = []
+    monkeypatch.setattr("waldelta_airflow.views.app.unpause", lambda dag, user: pressed.append((dag, user)))
+
+    def paused(asked_for, *_):
+        raise DagPaused(asked_for)
+
+    monkeypatch.setattr("waldelta_airflow.views.app.trigger_run", paused)
+    answer = client.post(f"/p/shop/{path}", data=form, headers=OWN)
+    assert (answer.history[0].status_code, answer.status_code) == (303, 200)
+    assert "nothing was asked for" in answer.text
+    assert f"Unpause <code>{dag_id}</code>" in answer.text
+    unpause = f"/p/shop/dags/{dag_id.removeprefix('shop_')}/unpause?to={page}"
+    assert unpause in answer.text
+    assert client.post(unpause, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    assert open_pages("viewer").post(unpause, headers=OWN).status_code == 403
+    assert unpause not in open_pages("viewer").get(f"/p/shop/{page}").text
+    assert client.post(unpause.replace(f"to={page}", "to=//elsewhere"), headers=OWN).status_code == 422
+    answer = client.post(unpause, headers=OWN)
+    assert (answer.history[0].headers["location"], pressed) == (f"/p/shop/{page}", [(dag_id, "somebody")])
+
+
+@pytest.mark.parametrize("permission, sees", [("read", True), ("trigger", False), ("edit", False)])
+def test_values_of_rows_can_need_more_than_reading(write_pipeline, schedules, open_pages, permission, sees):
+    """Counts, tables and reasons stay; neither keys nor values, nor reports, nor messages are served."""
+    pipeline = fill(load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret")
+    row = quarantined(5)
+    Quarantine(pipeline.target.root).add([row])
+    paths = ("quarantine", f"quarantine/row/{row.id}", "reconciliation")
+    for role, shown in (("op", True), ("viewer", sees)):
+        client = open_pages(role)
+        answers = [client.get(f"/p/shop/{path}") for path in paths]
+        assert [answer.status_code for answer in answers] == [200, 200 if shown else 403, 200]
+        for answer in answers[::2]:
+            assert ("&#34;id&#34;" in answer.text) is shown
+            assert ("row_values" in answer.text) is not shown
+        assert row.id in answers[0].text
+        assert client.get("/docs/shop/validations/a%20b.html").status_code == (200 if shown else 403)
