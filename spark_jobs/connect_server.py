@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
 import threading
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
 CONNECT_TIMEOUT_S = 30.0
+# Servers on other machines that are used without TLS, as host:port, separated by commas: a service mesh encrypts below PySpark.
+UNENCRYPTED_VARIABLE = "WALDELTA_UNENCRYPTED_SPARK"
 # How long the port itself is asked for the reason, once no connection came about.
 _REASON_TIMEOUT_S = 5.0
 
@@ -22,11 +25,13 @@ _REASON_TIMEOUT_S = 5.0
 def check_reachable(remote: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
     """Connect to the Spark Connect server of a SPARK_REMOTE as PySpark will, and close the connection.
 
-    Raises SparkUnreachable with the reason, and ConfigError for an address that can't be read.
+    Raises SparkUnreachable with the reason, and ConfigError for an address that can't be read, or leads to another machine
+    without TLS.
     """
     import grpc
 
     server = _parsed(remote)
+    _refuse_clear_text(server)
     decided = threading.Event()
     states: list[grpc.ChannelConnectivity] = []
 
@@ -64,6 +69,20 @@ def _parsed(remote: str) -> DefaultChannelBuilder:
         raise ConfigError(
             f"the address of the Spark Connect server can't be read: write sc://host:port/;token=… into {_ADDRESS}"
         ) from None
+
+
+def _refuse_clear_text(server: DefaultChannelBuilder) -> None:
+    """What a job sends holds the source's password: Spark's tasks read the source themselves. Nothing is sent before this."""
+    allowed = {one.strip() for one in os.environ.get(UNENCRYPTED_VARIABLE, "").split(",")}
+    host = server.host.strip("[]")
+    if server.secure or host == "localhost" or _is_loopback(host) or server.endpoint in allowed:
+        return
+    raise ConfigError(
+        f"the Spark Connect server {server.endpoint} is on another machine, and the connection to it has no TLS: the source's "
+        f"password would cross the network as it is. Add use_ssl=true to SPARK_REMOTE, or use_ssl to the connection's extra, "
+        f"and put a proxy that ends TLS before the server; where the network itself encrypts, list {server.endpoint} in "
+        f"{UNENCRYPTED_VARIABLE}"
+    )
 
 
 def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreachable:

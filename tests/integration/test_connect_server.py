@@ -95,7 +95,7 @@ def ports(tmp_path):
 CASES = {
     "nothing listens": ("127.0.0.1:{closed}", True, r"can't be reached \(Connection refused\): start it, or correct host"),
     "nothing listens on localhost": ("localhost:{closed}", True, r"Connection refused"),
-    "unknown host": ("nowhere.invalid:15002", True, r"nowhere.invalid:15002 can't be reached"),
+    "unknown host": ("nowhere.invalid:15002/;use_ssl=true", True, r"nowhere.invalid:15002 can't be reached"),
     "packets are swallowed": ("127.0.0.1:{swallowing}", True, r"didn't answer within 1 s: .*firewalls"),
     "takes connections only": ("127.0.0.1:{silent}", True, r"takes connections and doesn't answer: check the port"),
     "another server": ("127.0.0.1:{http}/;", False, r"is something else that listens there"),
@@ -115,6 +115,34 @@ def test_each_cause_has_its_remedy(ports, monkeypatch, address, retryable, told)
     assert time.monotonic() - began < 30
     assert caught.value.retryable is retryable
     assert TOKEN not in str(caught.value)
+
+
+ELSEWHERE = {
+    "another machine": ("0.0.0.0:{port}", None, False),
+    "another is allowed": ("0.0.0.0:{port}", "0.0.0.0:1, spark:{port}", False),
+    "it is allowed": ("0.0.0.0:{port}", "spark:1, 0.0.0.0:{port}", True),
+    "by TLS": ("0.0.0.0:{port}/;use_ssl=true", None, True),
+    "by TLS, which a token brings": ("0.0.0.0:{port}/;token=" + TOKEN, None, True),
+    "this machine": ("127.0.0.1:{port}", None, True),
+    "this machine by its name": ("localhost:{port}", None, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("address, allowed, is_asked", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_nothing_goes_to_another_machine_in_clear(monkeypatch, address, allowed, is_asked):
+    """The source's password would be read on the way: the server there isn't even connected to."""
+    monkeypatch.setattr(connect_server, "_REASON_TIMEOUT_S", 1.0)
+    connected = []
+    with answering(connected.append) as port:
+        if allowed is not None:
+            monkeypatch.setenv("WALDELTA_UNENCRYPTED_SPARK", allowed.format(port=port))
+        with pytest.raises(SparkUnreachable if is_asked else ConfigError) as caught:
+            check_reachable("sc://" + address.format(port=port), timeout_s=1.0)
+    assert bool(connected) is is_asked
+    if not is_asked:
+        assert "0.0.0.0" in str(caught.value)
+        assert "password" in str(caught.value)
+        assert "use_ssl" in str(caught.value)
 
 
 @pytest.mark.parametrize(
