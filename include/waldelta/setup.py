@@ -388,8 +388,11 @@ def _is_ours(job: Job, publication: PublicationState) -> bool:
 def _is_scripted(conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]) -> bool:
     """Whether a slot that nobody has read was made behind this pipeline's publications, whose comments name it.
 
-    The script for a DBA makes them in that order. One that was there before the publications is somebody's own.
+    The script for a DBA makes them in that order. One that was there before the publications is somebody's own. So is one that
+    came after a setup of this pipeline, which makes the publications too and has a row in the ledger for the slot.
     """
+    if job.ledger.slot_lives(slot.name):
+        return False
     names = [entry.name for entry in job.pipeline.source.publications if entry.manage]
     marks = [Mark.parse(actual[name].comment) if name in actual else None for name in names]
     is_named = all(m is not None and (m.pipeline, m.slot) == (job.pipeline.pipeline, slot.name) for m in marks)
