@@ -87,10 +87,12 @@ def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[tuple[str, str
 
     columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, func.coalesce(DagRun.start_date, DagRun.run_after))
     latest = select(DagRun.dag_id, func.max(DagRun.run_after)).where(DagRun.dag_id.in_(dag_ids)).group_by(DagRun.dag_id)
-    yield from session.execute(select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))).tuples()
+    for row in session.execute(select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))):
+        yield tuple(row)
     for state in (_QUEUED, _RUNNING):
         under_way = select(*columns).where(DagRun.dag_id.in_(dag_ids), DagRun.state == state)
-        yield from session.execute(under_way.order_by(DagRun.run_after.desc())).tuples()
+        for row in session.execute(under_way.order_by(DagRun.run_after.desc())):
+            yield tuple(row)
 
 
 @dataclass(frozen=True, slots=True)
