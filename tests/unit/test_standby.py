@@ -270,7 +270,7 @@ def test_a_standby_that_is_away_is_told_before_open_transactions(monkeypatch, la
 
 def test_each_setting_is_judged_where_it_counts():
     """Sessions that hold snapshots and locks are the primary's; the slot, its WAL and its places the standby's."""
-    usual = {"max_slot_wal_keep_size": "1", "max_replication_slots": "1"}
+    usual = {"max_slot_wal_keep_size": "1", "max_replication_slots": "1", "server_encoding": "UTF8"}
     timeouts = {"idle_in_transaction_session_timeout": "7", "idle_session_timeout": "7"}
 
     def server(**settings) -> ServerFacts:
