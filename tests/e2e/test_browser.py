@@ -142,7 +142,7 @@ def test_the_morning_walk_leads_from_the_navigation_to_the_rows_that_failed(brow
     seen = text_of(browser)
     assert "QualityFailed" in seen
     assert "public.orders" in seen
-    follow(browser, "report")
+    follow(browser, "report of public.orders")
     report = browser.find_element(By.TAG_NAME, "body").text
     assert "public.orders" in report
     assert "values must belong to this set: never" in report
