@@ -9,9 +9,12 @@ from urllib.parse import parse_qs
 
 from fastapi import HTTPException, Request
 
-# What may be decided on, and what it does to the rows or messages that are named.
+# What a form has to name for a decision that isn't one on whole tables.
 _OF_ROWS = {"accept": "the rows that are to be accepted", "discard": "the rows that are to be discarded",
             "skip": "the messages that are to be skipped"}  # fmt: skip
+_GATE = "what passes a gate by decision is recorded with its reason"
+# Why a decision that has to have a reason has to.
+_WHY = {"accept": _GATE, "release": _GATE, "skip": "the tables of messages that are skipped lack what these said"}
 ACTIONS = ("retry", "release", *_OF_ROWS)
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")
@@ -48,12 +51,10 @@ def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         raise HTTPException(400, "This is nothing that can be decided on.")
     if action in _OF_ROWS and not rows:
         raise HTTPException(400, f"Choose {_OF_ROWS[action]}.")
-    if action == "skip" and not reason:
-        raise HTTPException(400, "Say why the messages are to be skipped: their tables lack what they said.")
     if action == "release" and not tables:
         raise HTTPException(400, "Choose the table whose changes are to pass.")
-    if action in ("accept", "release") and not reason:
-        raise HTTPException(400, "Say why: what passes a gate by decision is recorded with its reason.")
+    if action in _WHY and not reason:
+        raise HTTPException(400, f"Say why: {_WHY[action]}.")
     return {
         "action": action,
         "tables": tables if action not in _OF_ROWS and tables else None,
