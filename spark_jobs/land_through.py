@@ -39,6 +39,8 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
     deadline = time.monotonic() + FLUSH_TIMEOUT_S
     with _slot_lock(job) as lock:
         drained = _drain(spark, job, lock)
+        if drained.end < needed:
+            _have_wal_flushed(job)
         while drained.end < needed:
             # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
             # standby, what it has replayed.
@@ -51,6 +53,17 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
             time.sleep(0.2)
             drained = drained.before(_drain(spark, job, lock))
     return drained
+
+
+def _have_wal_flushed(job: Job) -> None:
+    """Have the primary flush what it has written so far.
+
+    On a quiet server the record of a LOCK TABLE stays in the WAL buffers until another transaction
+    ends. The end of a transaction with an id makes PostgreSQL's WAL writer flush within
+    wal_writer_delay.
+    """
+    with job.connect("flush") as connection:
+        connection.execute("select pg_current_xact_id()")
 
 
 def _drain(spark: SparkSession, job: Job, lock: AdvisoryLock) -> Drained:

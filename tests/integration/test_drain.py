@@ -11,6 +11,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
+from spark_jobs import land_through
 from spark_jobs.drain import drain
 from spark_jobs.land import land
 from tests.landing import land_only, landed_end, wrongly_counted
@@ -266,6 +267,17 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
     with pytest.raises(StandbyAway):
         drain(None, job)
     assert len(asked) == 5  # 16, 8, 4, 2, 1 MB
+
+
+def test_wal_that_nobody_flushes_is_landed_through(spark, database, job, monkeypatch):
+    """The record of a LOCK TABLE stays in a quiet server's buffers until another transaction ends."""
+    monkeypatch.setattr(land_through, "FLUSH_TIMEOUT_S", 5.0)
+    database.execute("insert into t values (1, 'a')")
+    drain(spark, job)
+    with database.connect() as locker:
+        locker.execute("begin; lock table t in access exclusive mode")
+        ((written,),) = locker.execute("select pg_current_wal_insert_lsn()::text")
+        assert land_through.land_through(spark, job, Lsn.parse(written)).end >= Lsn.parse(written)
 
 
 def test_one_huge_transaction_is_one_bite(spark, database, lake):
