@@ -105,6 +105,11 @@ TAKEN = (
 )
 
 
+def about_filter(plan):
+    """Findings about a filter, but for the warning that it can raise, which it gets whether it is rejected or not."""
+    return [f for f in plan.findings if "filter" in f.text and "can raise" not in f.text]
+
+
 def test_a_filter_that_postgresql_rejects_is_shown_to_a_reader(database, lake, shop):
     """As to the tables' owner; with or without SELECT, and never one that PostgreSQL takes."""
     _, reader = shop
@@ -116,10 +121,8 @@ def test_a_filter_that_postgresql_rejects_is_shown_to_a_reader(database, lake, s
             for text, why in (REJECTED | dict.fromkeys(TAKEN)).items():
                 entry = {"name": "p", "publish": ["insert"], "tables": [{"name": "public.t", "where": text}]}
                 job = job_for(info, lake, entry)
-                found = [f for f in plan_setup(conn, job).findings if "filter" in f.text]
-                assert [f.severity for f in plan_setup(owner, job).findings if "filter" in f.text] == [
-                    "problem"
-                ] * bool(why)
+                found, seen_by_owner = (about_filter(plan_setup(each, job)) for each in (conn, owner))
+                assert [f.severity for f in seen_by_owner] == ["problem"] * bool(why)
                 assert [why in f.text for f in found] == [True] * bool(why), (text, found)
                 assert all(f.severity == "problem" and f.lacks is None for f in found)
 
