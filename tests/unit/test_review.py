@@ -211,6 +211,22 @@ def test_tables_say_up_to_when_they_are_complete(book):
     ]
 
 
+def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
+    """Spark couldn't be reached: its changes have landed, and are in no target."""
+    for name in "ab":
+        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+    stuck = json.dumps({"not_applied": ["public.b"]})
+    book.ledger.append(run("fine", minutes(2)))
+    book.ledger.append(run("no spark", minutes(7), "failed", applied=None))
+    book.ledger.append(run("stuck", minutes(12), "failed", result=stuck))
+    book.ledger.append(run("no spark again", minutes(17), "failed", applied=None))
+    lines = read_tables(book, read_runs(book), {}, {})
+    assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
+        ("public.b", "behind", minutes(0)),
+        ("public.a", "synced", minutes(10)),
+    ]
+
+
 def test_a_table_says_what_its_target_keeps(book):
     """Of a mirror there is nothing to say; a later state counts."""
     book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))

@@ -241,7 +241,8 @@ def read_tables(
     """
     states = list(latest_states(lake) if latest is None else latest)
     lacking = count_open(lake, held_generations(lake.ledger))
-    landing = [run for run in runs if run.verb in LANDING and run.as_of is not None]
+    # A run that failed before it applied anything says of no table that it is behind, nor that it is complete.
+    landing = [run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply]
     behind = _behind(lake, landing)
     upto = max((run.as_of for run in landing if run.as_of is not None and run.status != "running"), default=None)
     if not behind:

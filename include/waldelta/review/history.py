@@ -26,6 +26,7 @@ class RunLine:
 
     ``as_of``: all that the source had committed then is part of what the run landed. Of runs recorded before that was, it is
     reckoned from the run's first event. None of verbs, and runs, that landed nothing.
+    ``came_to_apply``: whether the run says which targets hold all that has landed. A run that failed before doesn't.
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class RunLine:
     retained_bytes: int | None
     wal_status: str | None
     applied: bool
+    came_to_apply: bool = True
 
     @property
     def brought_up_to(self) -> datetime | None:
@@ -98,9 +100,10 @@ def _line(row: dict[str, object]) -> RunLine:
     # One that landed nothing (stage apply by itself, or whose landing was marked as done) brings nobody further.
     if row["as_of"] is None and row["verb"] in LANDING and row["end_lsn"] is not None:
         row["as_of"] = began
+    came_to_apply = applied is not None or row["status"] == "succeeded"
     if applied is None:
         applied = row["status"] == "succeeded"
-    return RunLine(applied=bool(applied), **row)  # type: ignore[arg-type]
+    return RunLine(applied=bool(applied), came_to_apply=came_to_apply, **row)  # type: ignore[arg-type]
 
 
 def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:

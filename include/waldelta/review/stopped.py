@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from waldelta.change_log import ChangeLog
-from waldelta.errors import StateError
+from waldelta.errors import SlotMissing, StateError
 from waldelta.expectation_results import ExpectationResult
 from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
@@ -23,13 +23,12 @@ from waldelta.release import landed_upto
 from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import LANDING, RunLine, latest_run, read_runs
-from waldelta.review.results import results_of
+from waldelta.review.results import read_result
 from waldelta.row_messages import ROW_KINDS, of_batches
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks
 
-# Runs that are looked through for one that came as far as its apply stage.
-_MOST_RESULTS = 5
+# How far back is looked for a run that came as far as its apply stage.
 _REACH = timedelta(days=7)
 # Messages of all tables that are counted through; a page isn't the place to read more.
 _MOST_MESSAGES = 20_000_000
@@ -75,7 +74,10 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
     if not unmet:
         return []
     job = Job(pipeline, "", run.run_id if run is not None else "")
-    identity = job.slot_identity()
+    try:
+        identity = job.slot_identity()
+    except (SlotMissing, StateError):  # torn down, or dropped by a resync that was killed: no gate judges any more
+        return []
     upto, log = landed_upto(job, identity), job.change_log(identity)
     watermarks, last = Watermarks(job, identity), log.last_batch() or 0
     found = []
@@ -117,15 +119,15 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
 
 def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
     """The newest run that came as far as apply, and the tables that it couldn't bring up to date."""
-    results = results_of(lake)
     latest = [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
     if not latest or (latest[0].applied and latest[0].status != "running"):
         return None, []
-    ended = [run for run in read_runs(lake, latest[0].at - _REACH) if run.verb in LANDING and run.status != "running"]
-    for run in ended[:_MOST_RESULTS]:
-        if "apply" in ((result := results(run)).get("stages") or {}):
-            return run, [str(name) for name in result.get("not_applied") or ()]
-    return None, []
+    runs = [run for run in read_runs(lake, latest[0].at - _REACH) if run.verb in LANDING]
+    run = next((run for run in runs if run.came_to_apply and run.status != "running"), None)
+    if run is None:
+        return None, []
+    result = read_result(lake, run.verb, run.run_id, run.at) or {}
+    return run, [str(name) for name in result.get("not_applied") or ()]
 
 
 def _unmet(lake: Bookkeeping, run_id: str, tables: Collection[str]) -> Iterator[tuple[str, list[Unmet]]]:
@@ -137,14 +139,15 @@ def _unmet(lake: Bookkeeping, run_id: str, tables: Collection[str]) -> Iterator[
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():
-        unmet = [_unmet_since(rows) for rows in by_meaning.values() if _stops(rows[-1], run_id)]
+        unmet = [_unmet_since(rows) for rows in by_meaning.values() if _stops(rows, run_id)]
         # Rows that are set aside stop no table. Where nothing else does, they were too many, or couldn't be judged.
         if unmet := [one for one in unmet if one.may_pass] or unmet:
             yield name, unmet
 
 
-def _stops(row: dict[str, Any], run_id: str) -> bool:
-    return row["run_id"] == run_id and not row["success"]
+def _stops(rows: Sequence[dict[str, Any]], run_id: str) -> bool:
+    """Whether the run found it not to be met, and whoever judged since then (a retry, a repair) did too."""
+    return not rows[-1]["success"] and any(row["run_id"] == run_id for row in rows)
 
 
 def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:

@@ -1,0 +1,67 @@
+"""Tables that a gate stopped, as the pages know them from a lake's bookkeeping alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.bookkeeping import minutes, pipeline, result, run
+from waldelta.expectation_results import append_expectation_results
+from waldelta.gate_verdicts import STOP
+from waldelta.ledger_rows import SlotMove, TableState
+from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.review.glance import read_glance
+from waldelta.review.stopped import read_stopped
+
+STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
+DOWN = json.dumps({"stages": {"land": {}}, "error": {"class": "SourceUnreachable", "message": "no connection"}})
+
+
+@pytest.fixture
+def book(lake):
+    """A lake whose table ``public.a`` was stopped by the run of minute 2."""
+    book = Bookkeeping(lake)
+    book.ledger.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
+    book.ledger.append(TableState(minutes(-8), "sync", "public.a", 1, "synced", incarnation="1"))
+    book.ledger.append(run("stuck", minutes(2), "failed", result=STUCK))
+    found = result(minutes(2), "stuck", "public.a", False, meaning=f"{STOP}amount is positive", count=2)
+    append_expectation_results(lake, [replace(found, version=None)])
+    return book
+
+
+def stopped(book):
+    return [one.table_name for one in read_stopped(pipeline(book.root), book)]
+
+
+def told(book):
+    glance = read_glance(pipeline(book.root), book, minutes(120), 24, reach=timedelta(days=2))
+    return [item.text for item in glance.attention]
+
+
+@pytest.mark.parametrize("count", [1, 8, 30])
+def test_a_table_stays_stopped_while_no_run_comes_to_it(book, count):
+    """The source can't be reached for a while: the pages don't say meanwhile that no gate holds a table back."""
+    for n in range(count):
+        book.ledger.append(run(f"down{n}", minutes(3 + n), "failed", result=DOWN, applied=None))
+    assert stopped(book) == ["public.a"]
+    assert any(text.startswith("public.a: stopped by a gate (amount is positive)") for text in told(book))
+
+
+def test_a_retry_that_the_gate_stops_too_changes_nothing(book):
+    """It judges what waits, and enters what it found as its own; what it found to be met stops nothing any more."""
+    again = replace(result(minutes(3), "retry", "public.a", False, meaning=f"{STOP}amount is positive"), version=None)
+    append_expectation_results(book.root, [again])
+    (one,) = read_stopped(pipeline(book.root), book)
+    assert (one.table_name, one.since) == ("public.a", minutes(2))
+    append_expectation_results(book.root, [replace(again, at=minutes(4), success=True)])
+    assert stopped(book) == []
+
+
+def test_a_slot_that_was_torn_down_holds_nothing_back(book):
+    """The lake stays, and so do its pages."""
+    book.ledger.append(SlotMove(minutes(3), "teardown", "dropped", "s", "1", 1, "1", 16))
+    assert stopped(book) == []
+    told(book)
