@@ -159,7 +159,8 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/p/{name}/run/{verb}/{run_id:path}")
     def run(asked: AskedDep, name: str, verb: str, run_id: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
-            text, is_known = pages.run_page(asked.base, found, lake, verb, run_id)
+            shows_values = asked.reader.may_see_values(found)
+            text, is_known = pages.run_page(asked.base, found, lake, (verb, run_id), shows_values=shows_values)
             return _page(text, 200 if is_known else 404)
 
     @app.get("/p/{name}/expectations")

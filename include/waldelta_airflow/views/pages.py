@@ -31,7 +31,7 @@ from waldelta.review.table_details import read_table_details
 from waldelta.review.verdicts import expectations_map, missed_earlier, tables_map
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.dags import dag_of_verb, read_dag_run
-from waldelta_airflow.views.pipelines import Schedule, read_schedules
+from waldelta_airflow.views.pipelines import Schedule, cdc_dag, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
 from waldelta_airflow.views.reports import read_reports, reports_of
@@ -220,9 +220,14 @@ def _is_under_way(name: str) -> bool:
     return schedule is not None and bool(schedule.under_way)
 
 
-def run_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, verb: str, run_id: str) -> tuple[str, bool]:
-    """A run, and whether the ledger knows it; of the verb ANY, what the run did last."""
-    name = pipeline.pipeline
+def run_page(
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, asked: tuple[str, str], *, shows_values: bool
+) -> tuple[str, bool]:
+    """A run by its verb and id, and whether the ledger knows it; of the verb ANY, what the run did last.
+
+    Without ``shows_values`` it has no keys of rows.
+    """
+    name, (verb, run_id) = pipeline.pipeline, asked
     if verb == ANY:
         verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)
@@ -231,6 +236,7 @@ def run_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, verb: str, ru
     of_run: dict[str, Any] = {
         "name": name, "here": "runs", "dag_id": dag_id, "dag_run": dag_run,
         "is_under_way": dag_run is not None and dag_run.is_under_way,
+        "shows_values": shows_values, "permission": (pipeline.row_values, cdc_dag(name)),
     }  # fmt: skip
     if details is None:
         return render("run_unknown.html", base, verb=verb, run_id=run_id, **of_run), False
