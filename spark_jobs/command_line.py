@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from spark_jobs.arguments import check_decision, parse
 from spark_jobs.pipeline import Pipeline
+from spark_jobs.task_error import describe_error
 from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.pipeline_file import load_pipeline_file
+from waldelta.quantities import counted
 from waldelta.replay import REPLAY
+from waldelta.spark_settings import log_level
 
 if TYPE_CHECKING:
     import argparse
@@ -58,16 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for chatty in ("py4j", "great_expectations"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions are given back.
     signal.signal(signal.SIGTERM, _leave)
     try:
+        logging.getLogger("waldelta").setLevel(log_level())
+        logging.getLogger("spark_jobs").setLevel(log_level())
         check_decision(options)
         pipeline = Pipeline.load(options.file)
         _verb(options)(pipeline, options)
     except WaldeltaError as err:
-        log.error("%s: %s", type(err).__name__, err)
+        _log_last(err)
         _write_failure(options, err)
         return 1
+    except KeyboardInterrupt:
+        log.error("interrupted: what was committed stays, and the next run goes on from there")
+        return 130
     except SystemExit as leaving:
         if leaving.code != 1:
             raise
@@ -87,8 +96,7 @@ def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
         plan.require()
     except PreflightFailed as err:
         # The plan has just listed them.
-        count = len(err.problems)
-        log.error("PreflightFailed: %d problem%s, listed above", count, "" if count == 1 else "s")
+        log.error("PreflightFailed: %s, listed above", counted(len(err.problems), "problem"))
         _write_failure(options, err)
         raise SystemExit(1) from None
 
@@ -173,7 +181,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.result is not None:
         result.write(options.result)
     if cause is not None:
-        log.error("%s: %s", type(cause).__name__, cause)
+        _log_last(cause)
         raise SystemExit(1)
 
 
@@ -235,9 +243,16 @@ def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
 def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
     if options.result is None:
         return
-    from spark_jobs.result import RunResult, describe_error
+    from spark_jobs.result import RunResult
 
     RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(options.result)
+
+
+def _log_last(err: BaseException) -> None:
+    """The error that ended the process, as the last line; its stack trace before that where WALDELTA_LOG_LEVEL asks for it."""
+    log.debug("stack trace of the error:", exc_info=err)
+    described = describe_error(err)
+    log.error("%s: %s", described["class"], described["message"])
 
 
 def _leave(_: int, __: FrameType | None) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from waldelta.beside import beside
 from waldelta.catalog import TableId
 from waldelta.errors import WaldeltaError
+from waldelta.quantities import counted
 from waldelta.snapshot import Chunk, SnapshotHolder
 
 log = logging.getLogger(__name__)
@@ -40,5 +41,5 @@ def describe_progress(tasks: Sequence[Sequence[Chunk]], started: int, active: di
     """How much is read; Spark starts its tasks in order, so those before ``started`` that aren't active are done."""
     sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
     done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
-    reading = f", reading {len(active)} ({sum(active.values())} rows so far)" if active else ""
-    return f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of {len(tasks)} tasks done{reading}"
+    reading = f", reading {len(active)} ({counted(sum(active.values()), 'row')} so far)" if active else ""
+    return f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of {counted(len(tasks), 'task')} done{reading}"

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from waldelta.profiles import ColumnProfile, Profile
 from waldelta.quality_options import Drift
+from waldelta.quantities import counted
 
 # So that the MAD of a normal distribution is its standard deviation.
 _NORMAL = 1.4826
@@ -89,7 +90,7 @@ def find_departures(
     rows, columns = measured
     if part == "rows":
         low, high = bounds.get("rows", {}).get("rows", (float("-inf"), float("inf")))
-        return [] if low <= rows <= high else [f"{rows:,} rows, before {max(0.0, low):,.0f} to {high:,.0f}"]
+        return [] if low <= rows <= high else [f"{counted(rows, 'row')}, before {max(0.0, low):,.0f} to {high:,.0f}"]
     if rows < _FEWEST_ROWS:
         return []
     found = []

@@ -30,6 +30,7 @@ from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
 from waldelta.pipeline_file import Source
+from waldelta.quantities import counted
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition
 from waldelta.slot import check_received
@@ -258,7 +259,7 @@ def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None
     seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
     done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
     log.info(
-        "slot %s at %s: %d changes landed, %.0f changes/s, %.1f MB of WAL left, about %.0f s",
-        job.pipeline.source.slot, drained.end, drained.changes, drained.changes / seconds, left / 1e6,
+        "slot %s at %s: %s landed, %.0f/s, %.1f MB of WAL left, about %.0f s",
+        job.pipeline.source.slot, drained.end, counted(drained.changes, "change"), drained.changes / seconds, left / 1e6,
         left * seconds / max(done, 1),
     )  # fmt: skip

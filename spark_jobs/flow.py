@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
-from spark_jobs.task_error import unexpected_error
+from spark_jobs.task_error import describe_error, unexpected_error
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, LockHeld, SlotGap, SlotUnreadable, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
@@ -39,6 +39,7 @@ from waldelta.lsn import Lsn
 from waldelta.partition_access import read_unreadable
 from waldelta.peek import end_old_backends
 from waldelta.private import private_files
+from waldelta.quantities import counted
 from waldelta.quarantine import IncompleteRow
 from waldelta.quarantined import tell_anew
 from waldelta.recover import never_compared
@@ -122,11 +123,6 @@ def _land(
     )
 
 
-def counted(number: int, one: str, more: str | None = None) -> str:
-    """A number and what it counts, in the right grammatical number."""
-    return f"{number:,} {one if number == 1 else more or one + 's'}"
-
-
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done.
 
@@ -148,12 +144,12 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
             result.warnings.append(
-                f"{name}: {table.quarantined} rows came without values that the source no longer has, or fail an expectation with "
-                f"gate: quarantine; they are in the lake's table {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
+                f"{name}: {counted(table.quarantined, 'row')} came without values that the source no longer has, or fail an expectation with "
+                f"gate: quarantine; the lake's table {BOOKKEEPING}/{IncompleteRow.table} has what the target lacks"
             )
         if table.verbatim and not job.pipeline.target.metadata_columns:
             result.warnings.append(
-                f"{name}: {table.verbatim} rows have values that their types can't hold; metadata_columns is off, so they are null: "
+                f"{name}: {counted(table.verbatim, 'row has', 'rows have')} values that their types can't hold; metadata_columns is off, so these are null: "
                 "name such columns under types.text"
             )
     result.warnings += [f"{name} {_LEFT}" for name in applied.removed if name not in applied.unpublished]
@@ -306,7 +302,9 @@ def replay(
         result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
         result.not_applied = sorted(done.failures)
         rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
-        stage.detail = f"{span}: {done.keys} keys of {len(done.cuts)} tables, {rows} rows mended"
+        stage.detail = (
+            f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')}, {counted(rows, 'row')} mended"
+        )
         if done.failures:
             raise all_failures(done.failures)
 
@@ -395,9 +393,7 @@ def run_resync(
             result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)
-        stage.detail = (
-            f"{len(done)} tables, {written} rows written or removed; slot {'made anew' if gap else 'as it was'}"
-        )
+        stage.detail = f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot {'made anew' if gap else 'as it was'}"
         if failed is not None:
             raise failed
         with suppress(LockHeld):  # by a run, which reads it
@@ -451,7 +447,10 @@ def run_stages(
                 log.info("stage %s of %s", name, job.run_id)
                 stages[name](spark, job, result, progress)
         except Exception as err:
-            log.error("stage %s failed: %s", name, err)
+            # The process ends by the first one's message; it isn't logged twice.
+            log.error(
+                "stage %s failed%s", name, ": {class}: {message}".format(**describe_error(err)) if failures else ""
+            )
             failures[name] = err
     result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
     _report_unread(job, result)

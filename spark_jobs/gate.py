@@ -38,6 +38,7 @@ from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.own_suites import OwnExpectation, assign_suites, read_each
+from waldelta.quantities import counted
 from waldelta.quarantine import FAILS
 from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import lands_later, released_upto
@@ -314,7 +315,7 @@ def _set_aside(
         return Judged(staged)
     if count > MOST_SET_ASIDE:
         raise QualityFailed(
-            f"{gate.table}: not merged: {count:,} rows of its changes fail expectations with gate: quarantine, and no more than "
+            f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate: quarantine, and no more than "
             f"{MOST_SET_ASIDE:,} at once are set aside:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the "
             "expectation, which the next run then judges by, or make it warn until they are merged"
         )
@@ -322,8 +323,8 @@ def _set_aside(
     reasons = [_reason(verdicts, of_row) for of_row in of_rows]
     judged = set_aside(spark, plan, staged, as_net(found, plan), reasons)
     log.warning(
-        "table=%s gate: %d rows set aside, %d in all",
-        gate.table, len(judged.aside), judged.staged.counts.get(QUARANTINED_ROWS, 0),
+        "table=%s gate: set aside %s, %d in all",
+        gate.table, counted(len(judged.aside), "row"), judged.staged.counts.get(QUARANTINED_ROWS, 0),
     )  # fmt: skip
     return judged
 
@@ -471,7 +472,7 @@ def _listed(verdicts: Sequence[_Verdict]) -> str:
 
 
 def _found(verdict: _Verdict) -> str:
-    return verdict.why or (f"{verdict.unexpected:,} rows" if verdict.unexpected is not None else "not met")
+    return verdict.why or (counted(verdict.unexpected, "row") if verdict.unexpected is not None else "not met")
 
 
 def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:

@@ -24,6 +24,7 @@ from spark_jobs.duplicate_keys import DuplicateKeys, find_duplicate_keys
 from spark_jobs.row_conditions import is_met
 from spark_jobs.table_profile import Measured, profile_aggregate, read_profile
 from spark_jobs.target_columns import column_differences
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +127,7 @@ class ExpectTargetRowsToSatisfy(_TargetExpectation):
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         unexpected, rows = metrics["target_rows.unsatisfied_count"], metrics["table.row_count"]
-        details = {"observed_value": f"{unexpected} rows don't", "element_count": rows}
+        details = {"observed_value": counted(unexpected, "row doesn't", "rows don't"), "element_count": rows}
         return {
             "success": is_met(unexpected, rows, self.mostly),
             "result": {**details, "unexpected_count": unexpected},
@@ -169,7 +170,7 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
         return "key ($listed) is unique", {"listed": ", ".join(kwargs["columns"])}
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return _none_found(metrics, "share their key")
+        return _none_found(metrics, "row shares its key", "rows share their key")
 
 
 class _AskedAhead(_TargetExpectation):
@@ -195,7 +196,7 @@ class ExpectKeptRowsToHold(_AskedAhead):
         broken = metrics["target_rows.duplicate_keys"].rows
         return {
             "success": broken == 0,
-            "result": {"observed_value": f"{broken} rows don't", "unexpected_count": broken},
+            "result": {"observed_value": counted(broken, "row doesn't", "rows don't"), "unexpected_count": broken},
         }
 
 
@@ -205,16 +206,16 @@ class ExpectTargetRowsToReferToRows(_AskedAhead):
     metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return _none_found(metrics, "refer to none")
+        return _none_found(metrics, "row refers to none", "rows refer to none")
 
 
-def _none_found(metrics: dict[str, Any], what: str) -> dict[str, Any]:
+def _none_found(metrics: dict[str, Any], one: str, more: str) -> dict[str, Any]:
     """The result of an expectation that no rows are found, with examples where some are."""
     found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
     shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
     details = {
-        "observed_value": f"{found.rows} rows {what}{shown}",
-        WITHOUT_VALUES: f"{found.rows} rows {what}",
+        "observed_value": f"{counted(found.rows, one, more)}{shown}",
+        WITHOUT_VALUES: counted(found.rows, one, more),
         "element_count": metrics["table.row_count"],
     }
     return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
@@ -289,7 +290,7 @@ class ExpectTargetToBeAsBefore(_TargetExpectation):
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         rows, columns = measured = metrics["target_rows.profile"]
         found = find_departures(measured, self.part, self.bounds)
-        details = {"observed_value": "; ".join(found) or f"{rows:,} rows", "element_count": rows}
+        details = {"observed_value": "; ".join(found) or counted(rows, "row"), "element_count": rows}
         if self.part == "rows":
             details[PROFILE] = [rows, *(asdict(column) for column in columns)]
         return {"success": not found, "result": details}

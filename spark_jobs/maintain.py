@@ -28,6 +28,7 @@ from waldelta.ledger_rows import TableState, now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
+from waldelta.quantities import counted
 from waldelta.quarantine import Quarantine
 from waldelta.saved import saved_upto
 from waldelta.standing import copies_under_way
@@ -93,7 +94,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
     result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
     fault_point("maintain.cleaned")
     result.warnings += renew_cut(job)
-    stage.detail = f"{len(result.tables)} targets compacted, versions older than {hours} h vacuumed"
+    stage.detail = f"{counted(len(result.tables), 'target')} compacted, versions older than {hours} h vacuumed"
     if held:
         stage.detail += f"; in use by other runs and left: {', '.join(held)}"
         result.warnings.append(f"maintenance left out {', '.join(held)}: in use by another run")
@@ -178,7 +179,7 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
                 removed += remove_folder(leftover.uri)
         except LockHeld as err:
             log.info("%s left for the next time: %s", leftover.uri, err)
-    stage.detail = f"{removed} folders of staged changes removed"
+    stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
 
 
 def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
@@ -236,7 +237,7 @@ def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult
     change_log = job.change_log(job.slot_identity())
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
     expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
-    stage.detail = f"{removed} rows removed, {expired} cuts expired"
+    stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"
 
 
 def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -264,4 +265,4 @@ def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
     from spark_jobs.data_docs import prune_reports
 
     removed = prune_reports(job.pipeline, job.pipeline.quality.keep_reports)
-    stage.detail = f"{removed} reports removed"
+    stage.detail = f"{counted(removed, 'report')} removed"

@@ -40,6 +40,7 @@ from spark_jobs.verdict import Outcome
 from waldelta.column_names import LSN
 from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
 from waldelta.lake import SPARKS_TIMESTAMPS, files_of, row_count
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -138,7 +139,7 @@ def rest_outcomes(
         except Exception as err:  # Great Expectations tells what it is
             log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
             return None
-        found.append(Outcome(planned, not rows, f"{rows} rows refer to none", rows))
+        found.append(Outcome(planned, not rows, f"{counted(rows, 'row refers', 'rows refer')} to none", rows))
     return tuple(found)
 
 

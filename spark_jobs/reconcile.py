@@ -29,6 +29,7 @@ from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
 from waldelta.present import read_present
+from waldelta.quantities import counted
 from waldelta.quarantined import current_user, tell_anew
 from waldelta.reconcile.reconciliations import (
     DIFFERENT,
@@ -290,7 +291,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
     if (why := _obstacle(found)) is not None:
         work.found[name] = replace(row, reason=f"not repaired: {why}: sync --tables {name} copies it anew")
         return
-    reason = f"reconcile --repair by {order.by}: {row.differing} rows differed" + (
+    reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
         f": {order.reason}" if order.reason else ""
     )
     # Keys in flight and columns that were left out weren't compared: what others wrote there is still to be told.
@@ -356,13 +357,13 @@ def _tell(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]
             result.warnings.append(f"{row.table_name}: left out: columns {', '.join(row.left_out)}")
         if row.lacking:
             result.warnings.append(
-                f"{row.table_name}: {row.lacking} rows that it is known to lack were left out (quarantine)"
+                f"{row.table_name}: {counted(row.lacking, 'row')} that it is known to lack left out (quarantine)"
             )
     result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
     compared = [row for row in found if row.compared]
     rows, differing = (sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared)))
     stage.detail = (
-        f"{len(compared)} of {len(found)} tables compared, {rows:,} rows, {differing:,} differ, "
+        f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')}, {differing:,} with differences, "
         f"{sum(row.in_flight for row in compared):,} in flight, {sum(row.repaired for row in compared):,} repaired"
     )
 
@@ -374,4 +375,5 @@ def _told(different: Sequence[Reconciliation], *, repair: bool) -> str:
         for row in different
     )
     remedy = "" if repair else "; reconcile --repair (in Airflow: the param repair) reads these rows again"
-    return f"{len(different)} targets don't hold what the source does, which their pages in the report and _waldelta/reconciliations show{remedy}:{lines}"
+    failed = counted(len(different), "target doesn't", "targets don't")
+    return f"{failed} hold what the source does, which their pages in the report and _waldelta/reconciliations show{remedy}:{lines}"

@@ -10,6 +10,7 @@ from spark_jobs.result import RunResult
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.job import Job
 from waldelta.lsn import Lsn
+from waldelta.quantities import counted
 from waldelta.quarantined import tell_anew
 from waldelta.recopy import read_table_bytes
 from waldelta.repair import Repair
@@ -81,7 +82,7 @@ def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, dr
         result.end_lsn = str(done.drained.end)
     result.add_repair(done.cut)
     result.warnings.append(
-        f"{_told(copy)}: it was repaired as of {done.lsn}: {done.entered:,} rows entered, {done.left:,} left, "
+        f"{_told(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')} entered, {done.left:,} left, "
         f"{done.reread:,} that changed meanwhile were read again"
     )
     tell_anew(job, [copy.table_name])
@@ -110,9 +111,9 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
     (copied,) = done
     result.source.add(copied.bill)
     result.add_copy(copied)
-    how = f"copied again, {copied.rows:,} rows"
+    how = f"copied again, {counted(copied.rows, 'row')}"
     if copied.diff is not None:
-        how = f"compared with its source, {copied.diff.written:,} of {copied.rows:,} rows differed"
+        how = f"compared with its source, {copied.diff.written:,} of {counted(copied.rows, 'row')} differed"
     result.warnings.append(f"{_told(copy)}: it was {how}")
     tell_anew(job, [copy.table_name])
 

@@ -57,6 +57,7 @@ from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts, was_interrupted
+from waldelta.quantities import counted
 from waldelta.quarantine import (
     ACCEPTED,
     QUARANTINED,
@@ -138,7 +139,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
         _check_marked(job, drifted.state)
         done = _named_repair(spark, job, drifted, lock.check)
     log.info(
-        "table=%s repaired lsn=%s: %d rows entered, %d left, %d were read again, %.1f s",
+        "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
         name, done.lsn, done.entered, done.left, done.reread, time.monotonic() - began,
     )  # fmt: skip
     return done
@@ -265,7 +266,7 @@ def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
     """Rows that aren't as the source has them all come along: nobody knows later that a target lacks them."""
     if kept_out := sum(row.is_kept_out for row in watched):
         raise StateError(
-            f"{name}: {kept_out} rows are kept out of it on purpose, set aside by a gate or discarded, and would come along: decide "
+            f"{name}: {counted(kept_out, 'row is', 'rows are')} kept out of it on purpose, set aside by a gate or discarded, and would come along: decide "
             "on them first (quarantine --retry judges them again, --accept takes them as the source has them, --discard leaves out "
             "those that it lacks)"
         )

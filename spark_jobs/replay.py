@@ -49,6 +49,7 @@ from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
+from waldelta.quantities import counted
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine
 from waldelta.replay import Span
 from waldelta.standing import Due, Standing, read_published, read_standings
@@ -185,7 +186,7 @@ def _told_before(touched: Stretch, state: TableState) -> list[str]:
         return []
     remedy = f"initial sync with tables={state.table_name}, if its rows are damaged"
     return [
-        f"{state.table_name}: {older:,} changes of the range are older than its copy and aren't replayed ({remedy})"
+        f"{state.table_name}: {counted(older, 'change')} of the range, older than its copy, not replayed ({remedy})"
     ]
 
 
@@ -204,7 +205,7 @@ def _replay_locked(run: _Run, state: TableState, present: PresentTable, done: Re
     done.cuts.append(cut)
     done.keys += keys
     log.info(
-        "table=%s replayed: %d keys, %d restored, %d corrected, %d removed, %.1f s",
+        "table=%s replayed keys=%d restored=%d corrected=%d removed=%d seconds=%.1f",
         state.table_name, keys, cut.inserted, cut.updated, cut.deleted, time.monotonic() - began,
     )  # fmt: skip
 
@@ -314,5 +315,5 @@ def _commit(run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: A
 def _told_skipped(state: TableState, changes: Staged) -> list[str]:
     if not (skipped := changes.counts.get(ACTION_SKIP)):
         return []
-    why = "aren't in the target, and may rightly not be, since what is published changed"
-    return [f"{state.table_name}: {skipped:,} rows that the range changed {why}: they are left out"]
+    why = "not in the target, and rightly so where what is published changed"
+    return [f"{state.table_name}: {counted(skipped, 'row')} that the range changed {why}: left out"]

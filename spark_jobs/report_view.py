@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from waldelta.quantities import counted
 from waldelta.report_page import fact_table, mark, page
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def check_page(result: ExpectationSuiteValidationResult) -> str:
     """The page of one table's check, with what ``batch_parameters`` says about it."""
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
     counts = result.statistics
-    met = f"{counts['successful_expectations']} of {counts['evaluated_expectations']} expectations met"
+    met = f"{counts['successful_expectations']} of {counted(counts['evaluated_expectations'], 'expectation')} met"
     body = (
         f"<p>{mark('passed' if result.success else 'failed')} {html.escape(met)}</p>"
         + fact_table((str(name), str(value)) for name, value in about.items())

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from waldelta.errors import WaldeltaError
+from spark_jobs.task_error import describe_error
 from waldelta.job import Job
 from waldelta.ledger_rows import BatchCut, Run, TargetCut, now
 from waldelta.lsn import Lsn
+from waldelta.quantities import counted
 from waldelta.slot_health import SlotReading
 from waldelta.source_bill import SourceBill
 
@@ -252,7 +253,7 @@ class RunResult:
         console.print(f"stages: {stages or 'none'}")
         if self.end_lsn is not None:
             console.print(
-                f"WAL {self.start_lsn}..{self.end_lsn}, {self.changes:,} changes, lag {self.lag_bytes:,} bytes"
+                f"WAL {self.start_lsn}..{self.end_lsn}, {counted(self.changes, 'change')}, lag {self.lag_bytes:,} bytes"
             )
         if bill := self.source.describe():
             console.print(f"source: {bill}", soft_wrap=True)
@@ -285,18 +286,6 @@ class RunFailed(Exception):
     def __init__(self, result: RunResult) -> None:
         super().__init__((result.error or {}).get("message", "failed"))
         self.result = result
-
-
-def describe_error(err: BaseException) -> dict[str, Any]:
-    """An error as the result carries it: its class, its message, whether trying again can help, its causes' classes."""
-    described = {
-        "class": type(err).__name__,
-        "message": str(err) or type(err).__name__,
-        "retryable": err.retryable if isinstance(err, WaldeltaError) else True,
-    }
-    if isinstance(err, WaldeltaError) and err.causes:
-        described["causes"] = sorted({type(cause).__name__ for cause in err.causes})
-    return described
 
 
 def _lsn(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from spark_jobs.flow import Stage, all_failures, check_stage, continued, counted, run_stages
+from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult
@@ -22,6 +22,7 @@ from waldelta.job import Job
 from waldelta.leaves import of_partition
 from waldelta.ledger_rows import TableState
 from waldelta.present import PresentTable, read_present
+from waldelta.quantities import counted
 from waldelta.quarantine import Quarantine, watched_rows
 from waldelta.quarantined import current_user, rows_to_accept
 from waldelta.standing import Due, states
@@ -123,7 +124,7 @@ def _run(
         result.not_applied = sorted(failures)
         stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} put right"
         if kept:
-            still = f"{counted(kept, 'row')} still {'fails' if kept == 1 else 'fail'} a gate and {'stays' if kept == 1 else 'stay'} in quarantine"
+            still = f"{counted(kept, 'row still fails', 'rows still fail')} a gate and {'stays' if kept == 1 else 'stay'} in quarantine"
             stage.detail += f"; {still}"
             result.warnings.append(still)
         if failures:

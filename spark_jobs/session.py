@@ -13,10 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from spark_jobs.connect_server import check_reachable, named_refusal
-from waldelta.errors import ConfigError
+from spark_jobs.task_error import first_line
+from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.java import check_java
 from waldelta.locks import session_lock
 from waldelta.private import private_files
-from waldelta.spark_settings import LOCAL_MASTER, SETTINGS, driver_memory, driver_settings, jars, local_settings
+from waldelta.spark_settings import (
+    DRIVER_MEMORY_VARIABLE,
+    LOCAL_MASTER,
+    SETTINGS,
+    driver_memory,
+    driver_settings,
+    jars,
+    local_settings,
+    log_settings,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -270,17 +281,42 @@ def _classic_session(master: str, name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", ""):
-        return SparkSession.builder.appName(name).getOrCreate()
+        with _named_start("spark-submit's master"):
+            return SparkSession.builder.appName(name).getOrCreate()
+    check_java()
     own = {"spark.jars": ",".join(str(jar) for jar in jars()), "spark.driver.memory": driver_memory()}
-    settings = driver_settings() | local_settings() | own
+    settings = driver_settings() | local_settings() | log_settings() | own
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
+    if master.startswith("local"):  # else Spark warns of the host's name at each start
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Else spark-submit starts one more Python only to find it.
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    with private_files():  # the JVM starts the tasks' Python processes
+    with private_files(), _named_start(master):  # the JVM starts the tasks' Python processes
         context = SparkContext.getOrCreate(conf)
         if master.startswith("local"):
             _start_workers(context)
         return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+@contextmanager
+def _named_start(master: str) -> Iterator[None]:
+    """Raise a named error where the driver's JVM doesn't start, or Spark's master refuses the application."""
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        yield
+    except PySparkRuntimeError as err:
+        raise ConfigError(
+            "Spark's Java process ended before the job could use it; the lines above have its reason: check "
+            f"{DRIVER_MEMORY_VARIABLE} ({driver_memory()}) and JAVA_HOME"
+        ) from err
+    except Exception as err:
+        if not type(err).__module__.startswith("py4j."):
+            raise
+        raise SparkUnreachable(
+            f"Spark doesn't start on {master} ({first_line(err)}): check that the master is up and reachable from here, "
+            "and Spark's settings"
+        ) from err
 
 
 def _start_workers(context: SparkContext) -> None:

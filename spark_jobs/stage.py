@@ -26,6 +26,7 @@ from spark_jobs.stage_tasks import Counted, added_up, count, is_spelt_freely, st
 from waldelta.change_log import ChangeLog
 from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
+from waldelta.quantities import counted
 from waldelta.types.target import TargetType
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def check_whole(spark: SparkSession, staged: Staged) -> None:
 
 def _require(staged: Staged, rows: int) -> None:
     if rows != (expected := net_changes(staged.counts)):
-        raise StagedLost(f"staged net changes are gone: {staged.folder} has {rows} rows of {expected}: run again")
+        raise StagedLost(
+            f"staged net changes are gone: {staged.folder} has {counted(rows, 'row')} of {expected:,}: run again"
+        )
 
 
 def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:

@@ -30,6 +30,7 @@ from spark_jobs.task_error import first_line
 from spark_jobs.tasks import run_tasks, shares
 from waldelta.errors import StagedLost
 from waldelta.lake import rooted
+from waldelta.quantities import counted
 from waldelta.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.types.target import TargetType
 
@@ -173,7 +174,9 @@ def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.Recor
         except (OSError, pa.ArrowException) as err:
             raise StagedLost(f"staged events can't be read again: {path}: {first_line(err)}: run again") from None
         if (found := sum(map(len, read))) != rows:
-            raise StagedLost(f"staged events are gone: {path} has {found} rows of {rows} that were written: run again")
+            raise StagedLost(
+                f"staged events are gone: {path} has {counted(found, 'row')} of {rows:,} that were written: run again"
+            )
         parts += read
     return parts
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from waldelta.job import Job
+from waldelta.quantities import counted
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,6 @@ def told_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
         if number < len(ends):
             seconds = (time.monotonic() - began) * left / max(done, 1)
             log.info(
-                "step %d of %d applied, up to batch %d: %d messages left, about %.0f s",
-                number, len(ends), upto, left, seconds,
+                "step %d of %d applied, up to batch %d: %s left, about %.0f s",
+                number, len(ends), upto, counted(left, "message"), seconds,
             )  # fmt: skip

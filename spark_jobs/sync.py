@@ -53,6 +53,7 @@ from waldelta.ledger import next_generation
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import read_present_tables, stored
+from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
@@ -138,7 +139,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         check_writable(job.pipeline.target.root)
         settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
     allowed = [target for target in wanted if str(target.id) not in refused]
-    log.info("copying %d tables: %s", len(allowed), ", ".join(str(found.id) for found in allowed))
+    log.info("copying %s: %s", counted(len(allowed), "table"), ", ".join(str(found.id) for found in allowed))
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = dict(refused)
     ledger_lock = threading.Lock()

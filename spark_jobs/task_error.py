@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from waldelta import errors
 from waldelta.unwritable import as_told
@@ -86,6 +87,24 @@ def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
         return err
     named.retryable = err.retryable
     return named.with_traceback(err.__traceback__)
+
+
+def describe_error(err: BaseException) -> dict[str, Any]:
+    """An error as a run's result carries it: its class, its message, whether trying again can help, its causes' classes.
+
+    One that a task raised by name goes by that name; of any other the message is its first line, without a stack trace.
+    """
+    known = err if isinstance(err, errors.WaldeltaError) else named_error(err)
+    if known is None:
+        return {"class": type(err).__name__, "message": first_line(err), "retryable": True}
+    described = {
+        "class": type(known).__name__,
+        "message": str(known) or type(known).__name__,
+        "retryable": known.retryable,
+    }
+    if known.causes:
+        described["causes"] = sorted({type(cause).__name__ for cause in known.causes})
+    return described
 
 
 def first_line(err: BaseException) -> str:

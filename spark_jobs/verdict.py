@@ -9,6 +9,7 @@ from spark_jobs.expectation_suite import PlannedExpectation
 from spark_jobs.table_profile import Measured
 from waldelta.errors import QualityFailed, WaldeltaError
 from waldelta.expectation_results import CAN_BE_JUDGED
+from waldelta.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Outcome:
             return f"couldn't be checked: {self.error}"
         found = "could not be evaluated" if self.success is None else ""
         if self.unexpected_count:
-            found = f"{self.unexpected_count} rows"
+            found = counted(self.unexpected_count, "row")
         told = self.planned.meaning
         # One of the engineer's without notes is called by its type and columns already.
         if not told.startswith(self.planned.type):
@@ -101,8 +102,8 @@ class QualityReport:
     def summary(self) -> str:
         """One line for logs."""
         count = sum(len(verdict.outcomes) for verdict in self.tables)
-        missed = f"{len(self.failures)} critical and {len(self.warnings)} warnings not met"
-        return f"{count} expectations on {len(self.tables)} tables, {missed}"
+        missed = f"{len(self.failures)} critical and {counted(len(self.warnings), 'warning')} not met"
+        return f"{counted(count, 'expectation')} on {counted(len(self.tables), 'table')}, {missed}"
 
     def raise_if_critical(self) -> None:
         """Raise QualityFailed when a critical expectation wasn't met."""
@@ -110,7 +111,7 @@ class QualityReport:
             return
         listed = "\n".join(f"  - {failure}" for failure in self.failures)
         failed = QualityFailed(
-            f"{len(self.failures)} critical expectations failed (the changes are applied and safe):\n{listed}"
+            f"{counted(len(self.failures), 'critical expectation')} failed (the changes are applied and safe):\n{listed}"
             + (f"\nreport: {self.location}" if self.location is not None else "")
         )
         failed.causes = tuple(o.error for v in self.tables for o in v.outcomes if o.error is not None)

@@ -15,6 +15,7 @@ from demo.airflow_client import DagRun
 from demo.flights import Loaded
 from demo.replay import Operations
 from waldelta.ledger import Ledger
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from spark_jobs.compare import Difference
@@ -87,13 +88,13 @@ def show(outcome: Outcome, console: Console) -> None:
     for difference in outcome.differences:
         if difference.rows:
             console.print(
-                f"[red]✗[/] {difference.table}: {difference.missing:,} rows missing, {difference.extra:,} too many"
+                f"[red]✗[/] {difference.table}: {counted(difference.missing, 'row')} missing, {difference.extra:,} too many"
             )
             for key in difference.keys:
                 console.print(f"    {key}", markup=False)
     mark = "[green]✓[/]" if outcome.equal else "[red]✗[/]"
-    console.print(f"{mark} [bold]{outcome.difference_count:,} differences[/] between "
-                  f"{len(outcome.differences)} targets and their source")  # fmt: skip
+    console.print(f"{mark} [bold]{counted(outcome.difference_count, 'difference')}[/] between "
+                  f"{counted(len(outcome.differences), 'target')} and their source")  # fmt: skip
     console.print(f"report:  {outcome.report or '(none)'}", soft_wrap=True)
     console.print(f"tables:  {outcome.ledger.root}", soft_wrap=True)
 

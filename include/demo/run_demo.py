@@ -26,6 +26,7 @@ from demo.stack.airflow_entries import environment_of
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.ledger import Ledger
 from waldelta.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from spark_jobs.compare import Difference
@@ -68,7 +69,7 @@ class Demo:
         with self._stage("load the year as scheduled") as tell:
             loaded = load(self._conninfo, self.flights)
             prepare(self._conninfo)
-            tell(f"{sum(loaded.rows.values()):,} rows, {loaded.rows['flights']:,} of them flights")
+            tell(f"{counted(sum(loaded.rows.values()), 'row')}, {loaded.rows['flights']:,} of them flights")
         return loaded
 
     def compare(self) -> list[Difference]:
@@ -86,7 +87,7 @@ class Demo:
                 for name in names:
                     tell(name, final=False)
                     found.append(compare_target(spark, self._conninfo, self.pipeline, states[name]))
-            tell(f"{sum(d.rows for d in found):,} differences in {len(found)} tables")
+            tell(f"{counted(sum(d.rows for d in found), 'difference')} in {counted(len(found), 'table')}")
         return found
 
     @property
@@ -123,9 +124,9 @@ class Demo:
 
     def _replay(self, part: Slice) -> None:
         with self._stage(f"replay {part.name}") as tell:
-            done = replay(self._conninfo, part, lambda rows: tell(f"{rows:,} rows changed", final=False))
+            done = replay(self._conninfo, part, lambda rows: tell(f"{counted(rows, 'row')} changed", final=False))
             self.operations.update(done.operations)
-            tell(f"{done.changes:,} rows changed in {done.transactions:,} transactions")
+            tell(f"{counted(done.changes, 'row')} changed in {counted(done.transactions, 'transaction')}")
 
     def _run_dag(self, airflow: AirflowClient, dag_id: str, title: str) -> DagRun:
         with self._stage(f"{title} ({dag_id})") as tell:

@@ -39,6 +39,7 @@ from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread import MARK
 from waldelta.pgoutput.wire import unsigned
+from waldelta.quantities import counted
 from waldelta.quarantine import SKIPPED, Quarantine
 from waldelta.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.stream import Stream
@@ -129,9 +130,14 @@ class ChangeLog(RowMessages):
         }
         if holes := sorted(batch for batch, messages in expected.items() if held.get(batch, 0) != messages):
             named = [
-                f"batch {b} holds {held.get(b, 0)} messages, {expected[b]} had landed" for b in holes[:_MOST_NAMED]
+                f"batch {b} holds {counted(held.get(b, 0), 'message')}, {expected[b]:,} had landed"
+                for b in holes[:_MOST_NAMED]
             ]
-            more = f", and {len(holes) - _MOST_NAMED} more batches" if len(holes) > _MOST_NAMED else ""
+            more = (
+                f", and {counted(len(holes) - _MOST_NAMED, 'more batch', 'more batches')}"
+                if len(holes) > _MOST_NAMED
+                else ""
+            )
             before = [of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]]
             raise SlotGap(
                 f"the change log {self.uri} has lost messages that were consumed from the slot: {'; '.join(named)}{more}; nothing is "

@@ -42,7 +42,7 @@
      |    +-- StagedLost                 (retryable) what tasks staged for others isn't there as they wrote it
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
-     +-- SparkUnreachable            (retryable) the Spark Connect server doesn't answer, or refuses the token
+     +-- SparkUnreachable            (retryable) Spark's Connect server or master doesn't answer, or refuses the token
      +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
      +-- TargetDiffers               a reconciliation found rows that aren't the source's; they are as they were
@@ -57,6 +57,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from waldelta.pgoutput.unread import UnreadMessage
@@ -267,7 +269,7 @@ class SyncFailed(WaldeltaError):
         self.retryable = any(err.retryable for err in self.failures.values())
         lines = "\n".join(f"  - {name}: {type(err).__name__}: {err}" for name, err in sorted(self.failures.items()))
         super().__init__(
-            f"{len(self.failures)} of {len(self.failures) + len(self.results)} tables not synced:\n{lines}"
+            f"{len(self.failures)} of {counted(len(self.failures) + len(self.results), 'table')} not synced:\n{lines}"
         )
 
 
@@ -307,7 +309,7 @@ class NeedsSync(SchemaChanged):
 
 
 class SparkUnreachable(WaldeltaError):
-    """No connection to the Spark Connect server.
+    """No connection to Spark: to its Connect server, or its master.
 
     ``retryable`` is False on an error for a refused token, or for TLS on one side alone.
     """

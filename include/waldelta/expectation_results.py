@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_table import LedgerTable, Newest
+from waldelta.quantities import counted
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
 IS_FRESH = "expect_target_to_be_fresh"
@@ -68,7 +69,7 @@ class ExpectationResult:
 
 def told_unknown(rows: int) -> str:
     """What is observed of rows that wait for a value."""
-    return f"{rows:,} rows in quarantine lack values"
+    return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
 def append_expectation_results(

@@ -80,17 +80,3 @@ def gathered(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -
 
 def _listed(role: str, findings: Sequence[Finding]) -> str:
     return "\n".join(f"    {line}" for line in statements(role, (need for found in findings for need in found.needs)))
-
-
-def size(size_bytes: int) -> str:
-    """Bytes for a message.
-
-    >>> size(8 << 30)
-    '8 GB'
-    """
-    value = float(size_bytes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TB"

@@ -27,6 +27,7 @@ from waldelta.errors import (
 from waldelta.job import Job, life_of
 from waldelta.ledger_rows import Gap, now
 from waldelta.lsn import Lsn
+from waldelta.quantities import counted
 from waldelta.slot import read_slot
 from waldelta.standby import slot_position
 from waldelta.standing import Due, due, read_published, read_standings
@@ -108,7 +109,7 @@ def close_gaps(job: Job) -> list[Gap]:
     with job.connect("gap") as connection:
         standings = read_standings(job, read_published(connection, job))
     if left := due(standings, Due.FIRST, Due.COPY, Due.WAIT, Due.BROKEN):
-        log.info("slot=%s its gap stays open: %d tables are still to be copied", life.slot, len(left))
+        log.info("slot=%s its gap stays open: still to be copied: %s", life.slot, counted(len(left), "table"))
         return []
     return [_close(job, gap, life.lsn) for gap in earlier]
 

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from waldelta import quantities
 from waldelta.catalog import Leaf
 from waldelta.copy_where import Choice, of_leaf, of_leaves_through, whole_table
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
@@ -90,7 +91,7 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
     if not any(numbers):
         return None
     about = "" if counted else "about "
-    return f"to mend it, {about}{numbers[0]:,} rows would enter and {about}{numbers[1]:,} leave"
+    return f"to mend it, {about}{quantities.counted(numbers[0], 'row')} would enter and {about}{numbers[1]:,} leave"
 
 
 def _count(connection: psycopg.Connection[Any], wanted: list[tuple[tuple[str, str], ...]]) -> list[int] | None:

@@ -458,6 +458,8 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise ConfigError(f"pipeline file {path} can't be read ({err.strerror}): check the path") from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"pipeline file {path} is not text in UTF-8 (byte {err.start}): check the path") from err
     except yaml.YAMLError as err:
         raise ConfigError(f"pipeline file {path} is not valid YAML: {err}") from err
     if not isinstance(document, dict):

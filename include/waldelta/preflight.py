@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from waldelta.docs_folder import judge_docs
 from waldelta.effective_publication import find_clashes, members
 from waldelta.errors import ConfigError, SlotForeign
-from waldelta.finding import Finding, lacking, owning, problem, size, warning
+from waldelta.finding import Finding, lacking, owning, problem, warning
 from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.lake_preflight import judge_columns, judge_store
 from waldelta.pipeline_file import PipelineFile, Publication
 from waldelta.publication import Mark, PublicationState
+from waldelta.quantities import counted, size
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState, check_ours
 from waldelta.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
@@ -151,7 +152,7 @@ def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) 
         what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
         where = "" if pipeline.source.read_from is None else " of the standby of source.read_from"
         yield problem(
-            f"{server.used_slots} of {total} replication slots{where} are used, and slot {pipeline.source.slot!r} needs {needed} "
+            f"{server.used_slots} of {counted(total, 'replication slot')}{where} are used, and slot {pipeline.source.slot!r} needs {needed} "
             f"more ({what}): drop unused slots{' there' if where else ''}, or alter system set max_replication_slots = "
             f"{total + needed - free} and restart"
         )
@@ -303,7 +304,7 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
     if left_out := facts.unpublishable.get(entry.name):
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         yield warning(
-            f"publication {state.name!r}: {len(left_out)} relations of {whole} can't be published (unlogged, temporary, "
+            f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be published (unlogged, temporary, "
             f"foreign tables): {', '.join(left_out[:5])}{more}"
         )
 

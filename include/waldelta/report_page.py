@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from waldelta.quantities import counted
 from waldelta.report_list import CheckedRun, ReportEntry
 
 _STYLE = """\
@@ -74,7 +75,7 @@ def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) ->
 def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
     """The index beside a pipeline's pages; it opens from a disk without network."""
     failed = sum(run.verdict == "failed" for run in runs)
-    told = f"<p>{len(runs)} runs kept, newest first; {failed} of them failed.</p>"
+    told = f"<p>{counted(len(runs), 'run')} kept, newest first; {failed} of them failed.</p>"
     return page(f"Data Docs of {pipeline}", told + run_table(runs, lambda entry: quote(entry.page)))
 
 

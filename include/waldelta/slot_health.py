@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from waldelta.finding import size
 from waldelta.ledger_rows import SlotMove
 from waldelta.pipeline_file import SlotLimits
+from waldelta.quantities import counted, size
 from waldelta.slot import SlotState
 
 log = logging.getLogger(__name__)
@@ -165,5 +165,5 @@ def duration(hours: float) -> str:
     ('15 minutes', '3.6 hours', '4.2 days')
     """
     if hours < 1:
-        return f"{hours * 60:.0f} minutes"
+        return counted(round(hours * 60), "minute")
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

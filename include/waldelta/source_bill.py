@@ -17,9 +17,9 @@ import psycopg
 from psycopg.abc import Params
 
 from waldelta.connection import OneStatementCursor
-from waldelta.finding import size
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import Source
+from waldelta.quantities import counted, size
 
 Connection = psycopg.Connection[Any]
 
@@ -70,14 +70,14 @@ class SourceBill:
         parts = []
         if self.slot_calls:
             parts.append(
-                f"{size(self.wal_read_bytes)} of WAL read in {self.slot_calls} calls ({self.slot_seconds:.1f} s, the server "
+                f"{size(self.wal_read_bytes)} of WAL read in {counted(self.slot_calls, 'call')} ({self.slot_seconds:.1f} s, the server "
                 f"{self.server_seconds:.1f} s), {size(self.decoded_bytes)} decoded, {size(self.spilled_bytes)} spilled, at most "
                 f"{size(self.database_temp_bytes)} of temporary files"
             )
         if self.timeouts:
-            parts.append(f"{self.timeouts} calls ended by the statement timeout")
+            parts.append(f"{counted(self.timeouts, 'call')} ended by the statement timeout")
         if self.snapshot_seconds:
-            parts.append(f"a snapshot held for {self.snapshot_seconds:.1f} s, {self.xmin_age:,} transactions")
+            parts.append(f"a snapshot held for {self.snapshot_seconds:.1f} s, {counted(self.xmin_age, 'transaction')}")
         return "; ".join(parts)
 
 

@@ -13,7 +13,11 @@ from waldelta.private import hadoop_settings
 # The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
 JARS_VARIABLE = "WALDELTA_JARS"
 _DEFAULT_JARS = Path(__file__).resolve().parent.parent.parent / ".cache" / "jars"
-_DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
+DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
+# What jobs log: DEBUG adds the stack traces of named errors, Python's and Spark's.
+LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_LOG4J = Path(__file__).with_name("log4j2.properties")
 
 # A task whose Python process died is done again, as on a cluster; plain local[n] would end the job instead: a table's whole copy.
 TASK_ATTEMPTS = 4
@@ -72,6 +76,32 @@ def local_settings() -> dict[str, str]:
     } | WORKERS_HERE
 
 
+def log_settings() -> dict[str, str]:
+    """How a driver logs: one line a message. Its own stack traces, too, where WALDELTA_LOG_LEVEL is DEBUG.
+
+    A log4j2.properties in Spark's own folder of settings counts instead.
+    """
+    settings = {"spark.log.level": "WARN"}
+    if log_level() == "DEBUG" or has_conf_file("log4j2.*"):
+        return settings
+    return settings | {"spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}"}
+
+
+def log_level() -> str:
+    """WALDELTA_LOG_LEVEL, or INFO; raises ConfigError for a level that logging doesn't know."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "").upper() or "INFO"
+    if level not in _LEVELS:
+        raise ConfigError(f"{LOG_LEVEL_VARIABLE} is {level!r}: write one of {', '.join(_LEVELS)}")
+    return level
+
+
+def has_conf_file(pattern: str) -> bool:
+    """Whether Spark's own folder of settings (SPARK_CONF_DIR, or conf in SPARK_HOME) has such a file."""
+    home, conf = os.environ.get("SPARK_HOME"), os.environ.get("SPARK_CONF_DIR")
+    folder = Path(conf) if conf else Path(home) / "conf" if home else None
+    return folder is not None and any(folder.glob(pattern))
+
+
 def shuffle_partitions() -> int:
     """Partitions of a shuffle on this machine's cores."""
     return max(2, os.cpu_count() or 2)
@@ -79,7 +109,7 @@ def shuffle_partitions() -> int:
 
 def driver_memory() -> str:
     """Heap of a driver that lives for one job."""
-    return os.environ.get(_DRIVER_MEMORY_VARIABLE, "3g")
+    return os.environ.get(DRIVER_MEMORY_VARIABLE, "3g")
 
 
 def jars() -> list[Path]:

@@ -28,10 +28,10 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.finding import size
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import SlotLimits
+from waldelta.quantities import size
 from waldelta.server import READABLE_LSN, WRITTEN, ServerPosition, read_position, read_standby_position
 from waldelta.slot import SlotState, check_health, read_slot
 from waldelta.slot_health import SlotWarning

@@ -14,6 +14,7 @@ from waldelta.job import Job
 from waldelta.ledger_rows import Gap, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.partition_access import read_unreadable
+from waldelta.quantities import counted
 from waldelta.quarantine import Quarantine
 from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, read_slot
@@ -84,7 +85,7 @@ def _drift_told(state: TableState) -> list[str]:
     """Drift that is on record as told, and was not mended; that of today's catalogs is looked for by runs."""
     leaves, filters = len(state.unmended_leaves), state.later_filters
     return [
-        *([f"{leaves} partitions came, went or were emptied"] if leaves else []),
+        *([f"{counted(leaves, 'partition')} added, removed or truncated"] if leaves else []),
         *([f"published by other rules since its copy, at last by {filters[-1]}"] if filters else []),
     ]
 

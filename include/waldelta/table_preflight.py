@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from waldelta.catalog import Leaf, Relation
 from waldelta.effective_publication import is_overruled, own_leaves
-from waldelta.finding import Finding, lacking, problem, size, warning
+from waldelta.finding import Finding, lacking, problem, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
 from waldelta.partition_access import describe_unreadable
 from waldelta.publication import PublicationState, PublicationTable
+from waldelta.quantities import size
 from waldelta.row_filter.raising import raising_parts
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
 from waldelta.types.wire_format import has_wire_format

@@ -15,6 +15,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from waldelta.errors import StageTimeout
+from waldelta.java import check_java
+from waldelta.quantities import counted
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
 from waldelta_airflow.metrics import differing_rows, emit, gauges_of, metrics_of
@@ -105,9 +107,9 @@ class WaldeltaJobOperator(BaseOperator):
             if not self.has_one_chance:
                 raise
             self.on_kill()
-            minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0
+            minutes = round(self.execution_timeout.total_seconds() / 60) if self.execution_timeout else 0
             raise StageTimeout(
-                f"{self.stage} was ended after {minutes:g} minutes; what it committed stays, and the next run lands first and goes "
+                f"{self.stage} was ended after {counted(minutes, 'minute')}; what it committed stays, and the next run lands first and goes "
                 "on from there: look at the job's last lines above, and in Spark, for what it waits for; apply's limit is "
                 "batch.apply_timeout_minutes"
             ) from None
@@ -168,6 +170,8 @@ class WaldeltaJobOperator(BaseOperator):
             arguments = self.arguments(context, result, (self.stage,) if alone and self.stage else ())
             self._running = application = spark_submit(spark, context["ti"].dag_id, arguments, Path(folder))
             code = application.run(job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
+            if code and not result.exists():
+                check_java()
             return JobResult.read(result, code)
 
     def _outcome_so_far(self, context: Context) -> JobResult | None:

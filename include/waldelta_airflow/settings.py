@@ -31,9 +31,6 @@ TELL_CRITICAL_AGAIN = timedelta(hours=1)
 # Airflow kills a task 5 s after it asked it to end, so the job gets a little less to end by itself.
 KILL_AFTER_S = 4.0
 
-# Spark's own story of each start would bury the job's lines in the task's log.
-LOG_CONF: dict[str, str] = {"spark.log.level": "WARN"}
-
 
 def retry_delay() -> timedelta:
     """How long a task's first retry waits: WALDELTA_RETRY_DELAY, in seconds, or 20 of them. Raises ConfigError."""

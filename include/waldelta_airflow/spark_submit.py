@@ -15,7 +15,8 @@ from airflow.sdk.exceptions import AirflowException
 
 from waldelta.errors import ConfigError
 from waldelta.private import lake_umask
-from waldelta.spark_settings import driver_memory, driver_settings, jars, local_settings
+from waldelta.quantities import counted
+from waldelta.spark_settings import driver_memory, driver_settings, jars, local_settings, log_settings
 from waldelta_airflow import settings
 from waldelta_airflow.child_process import end_group, ended_with_us
 
@@ -77,7 +78,7 @@ def spark_submit(connection: Connection, name: str, arguments: Sequence[str], fo
     return SparkSubmit(
         conn_id=connection.conn_id,
         # A connection's own spark-defaults.conf can't switch Delta off, but everything else there counts.
-        conf=driver_settings() | settings.LOG_CONF | (local_settings() if local else {}),
+        conf=driver_settings() | log_settings() | (local_settings() if local else {}),
         jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages(folder)),
         driver_memory=driver_memory(),
@@ -99,5 +100,5 @@ def shipped_packages(folder: Path) -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files:
             archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), content)
-    log.info("packed %s files for the executors into %s", len(files), target)
+    log.info("packed %s for the executors into %s", counted(len(files), "file"), target)
     return target

@@ -330,7 +330,7 @@ def test_values_that_are_lost_are_told(spark, database, lake):
     sync(spark, job)
     database.execute("insert into t values (1, 'NaN'), (2, 1)")
     (warning,) = consume(spark, job).warnings
-    assert warning.startswith("public.t: 1 rows have values that their types can't hold; metadata_columns is off")
+    assert warning.startswith("public.t: 1 row has values that their types can't hold; metadata_columns is off")
 
 
 def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):

@@ -42,7 +42,7 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
     database.execute("insert into t values (4, 4, 4)")
     with pytest.raises(RunFailed) as failed:
         consume(spark, replace(job, run_id="wrong"))
-    assert failed.value.result.failed_expectations[0].startswith("public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds: (v > 0) (1 rows)")  # fmt: skip
+    assert failed.value.result.failed_expectations[0].startswith("public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds: (v > 0) (1 row)")  # fmt: skip
 
 
 def test_which_count(database, lake):

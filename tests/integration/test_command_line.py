@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -37,13 +38,26 @@ ENDINGS = {
     "wrong usage": (["dance"], "", 2, "invalid choice: 'dance'"),
     "success": (["status", "x"], "command_line.main = lambda: print('said', end='') or 0", 0, ""),
     "SIGTERM": (["status", "x"], "command_line.main = lambda: command_line._leave(15, None)", 143, ""),
+    "Ctrl-C": (
+        ["status", "x"],
+        "command_line.Pipeline.load = lambda _: __import__('os').kill(os.getpid(), 2)",
+        130,
+        "ERROR interrupted: what was committed stays, and the next run goes on from there\n",
+    ),
+    "a file that isn't text": (["check", sys.executable], "", 1, "is not text in UTF-8 (byte "),
+    "an unknown log level": (
+        ["status", "x"],
+        "os.environ['WALDELTA_LOG_LEVEL'] = 'loud'",
+        1,
+        "ERROR ConfigError: WALDELTA_LOG_LEVEL is 'LOUD'",
+    ),
     "a defect": (["status", "x"], "command_line.main = lambda: 1 / 0", 1, "ZeroDivisionError"),
 }
 
 
 def run(command, **environment):
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env=os.environ | environment
+        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment
     )
 
 
@@ -53,6 +67,7 @@ def test_the_exit_code_is_that_of_the_verb(arguments, before, code, told):
     assert done.returncode == code, done.stderr
     assert told in done.stderr
     assert "Aborted" not in done.stderr
+    assert ("Traceback" in done.stderr) == (told == "ZeroDivisionError")
     assert done.stdout == ("said" if code == 0 else "")
 
 
@@ -92,6 +107,35 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
         assert (told["status"], told["quarantined"]) == (status, 1)
     copy_again(job, "synced")
     assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == ([], 0)
+
+
+TRACE = re.compile(r"Traceback \(most recent|^\s+at [\w.$]+\(|^\s+File \"|log4j|Exception in thread", re.MULTILINE)
+
+
+@pytest.mark.pg
+@pytest.mark.spark
+def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_path):
+    """Of what a Spark task fails by, and where there is no Java to start Spark with; in DEBUG the traces are there."""
+    database.execute("create table t(id int primary key, n int)")
+    database.execute("insert into t values (1, 0)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    # The server raises for that row where a task reads it, as often as the task is tried.
+    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t where (10 / n > 0)")
+    path = tmp_path / "pipeline.yml"
+    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    sync = [sys.executable, "-m", "spark_jobs", "sync", str(path), "--stage", "sync"]
+    environment = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "WALDELTA_DRIVER_MEMORY": "1g"}
+    failed = run(sync, **environment)
+    assert failed.returncode == 1, failed.stderr
+    assert failed.stderr.rpartition(" ERROR ")[2].startswith("SyncFailed: 1 of 1 table not synced:"), failed.stderr
+    assert "division by zero" in failed.stderr.rpartition(" ERROR ")[2]
+    assert failed.stderr.count("SyncFailed") == 1, failed.stderr
+    assert TRACE.search(failed.stderr + failed.stdout) is None, failed.stderr
+    failed = run(sync, **environment, JAVA_HOME=str(tmp_path))
+    assert failed.returncode == 1, failed.stderr
+    assert f" ERROR ConfigError: JAVA_HOME is {tmp_path}, which has no bin/java" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+    assert "Traceback" in run(sync, **environment, JAVA_HOME=str(tmp_path), WALDELTA_LOG_LEVEL="DEBUG").stderr
 
 
 def copy_again(job, status):

@@ -218,7 +218,7 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
     database.execute("alter table t attach partition t_2 for values from (10) to (20); insert into t values (12)")
     others = [21, 22, 31, 32, 51]
     run(
-        "attach", told=["partition public.t_2 came"], counts="1 rows entered, 0 left, 1 that",
+        "attach", told=["partition public.t_2 came"], counts="1 row entered, 0 left, 1 that",
         report=[1, 12, *others], repair=[1, 11, 12, *others],
     )  # fmt: skip
     database.execute("alter table t detach partition t_1")

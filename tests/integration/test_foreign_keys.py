@@ -94,7 +94,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert {r.expectation for r in kept if r.table_name == "public.person"} == of_others | {KIND}
     assert len(result.warned_expectations) == 2
     shown = [r.observed for r in read_expectation_results(lake) if r.run_id == "all" and r.expectation == KIND]
-    assert "1 rows refer to none" in shown
+    assert "1 row refers to none" in shown
 
 
 def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database, lake):

@@ -105,7 +105,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     result = made.fails("first")
     assert result.error["class"] == "QualityFailed"
     assert "public.t" in result.error["message"]
-    assert "1 rows" in result.error["message"]
+    assert "1 row" in result.error["message"]
     assert "-2" not in result.error["message"].replace(str(made.folder), "")
     assert (made.rows(), made.rows(table="u")) == ([(1, 1)], [(1, 1)])
     assert made.told() == []
@@ -250,7 +250,7 @@ def test_a_retry_lets_nothing_else_pass(gated, database):
     database.execute("insert into t values (4, 99), (5, 5)")
     made.fails("second")
     database.execute("create table unpublished (id int)")  # WAL without changes, which lands as an empty batch
-    refused(made, lambda: retry(made, "held"), r"gate:\n.*1 rows\) at .*expectations\[1\]")
+    refused(made, lambda: retry(made, "held"), r"gate:\n.*1 row\) at .*expectations\[1\]")
     # What hasn't even landed is judged as well; nothing is released by a release of something else.
     database.execute("update t set v = -4 where id = 4")
     refused(made, lambda: retry(made, "aside"), r"expectations\[0\]")
@@ -381,11 +381,11 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
 
 WHOLE = [
     ("one of the table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}", "not met"),
-    ("one with lists in a list", "{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v, value_pairs_set: [[1, 1]]}, gate: stop}", "1 rows"),
+    ("one with lists in a list", "{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v, value_pairs_set: [[1, 1]]}, gate: stop}", "1 row"),
     ("one of quantiles", "{type: expect_column_quantile_values_to_be_between, kwargs: {column: v, quantile_ranges: {quantiles: [0.0, 1.0], value_ranges: [[0, null], [null, 9]]}}, gate: stop}", "not met"),
-    ("a share of rows", "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly: 0.9}, gate: stop}", "1 rows"),
+    ("a share of rows", "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly: 0.9}, gate: stop}", "1 row"),
     ("one that can't be evaluated", "{type: expect_column_values_to_match_regex, kwargs: {column: gone, regex: x}, gate: stop}", "can't be evaluated"),
-    ("a condition in Spark SQL", "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive}, gate: stop}", "1 rows"),
+    ("a condition in Spark SQL", "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive}, gate: stop}", "1 row"),
 ]  # fmt: skip
 
 
@@ -659,7 +659,7 @@ def test_a_table_without_a_key(gated, database):
     made.own(RULE.format("stop"))
     sync(made.spark, made.job)
     database.execute("insert into t values (1), (-1)")
-    assert "1 rows" in made.fails("first").error["message"]
+    assert "1 row" in made.fails("first").error["message"]
     made.own(RULE.format("quarantine"))
     assert "needs a key" in made.fails("second").error["message"]
     made.own(RULE.format("warn"))

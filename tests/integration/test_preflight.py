@@ -419,7 +419,7 @@ def test_warnings(database, conn, lake):
     assert "public.t: it has no primary key" not in warnings
     assert "generated column d isn't published" in warnings
     assert "inheritance children aren't published" in warnings
-    assert "1 relations of schema public can't be published" in warnings
+    assert "1 relation of schema public can't be published" in warnings
     assert "public.fast" in warnings
 
 

@@ -108,9 +108,9 @@ def test_a_good_target_passes(lake):
 
 VIOLATIONS = [
     ("duplicated key", [*GOOD, (3, "JFK", "1", None)], "key (id) is unique (2 rows)"),
-    ("null in a NOT NULL column", [*GOOD, (4, "JFK", None, None)], "NOT NULL column amount has no nulls (1 rows)"),
-    ("row outside the filter", [*GOOD, (4, "LGA", "1", None)], f"row filter holds: {FILTER} (1 rows)"),
-    ("null where the filter looks", [*GOOD, (4, None, "1", None)], f"row filter holds: {FILTER} (1 rows)"),
+    ("null in a NOT NULL column", [*GOOD, (4, "JFK", None, None)], "NOT NULL column amount has no nulls (1 row)"),
+    ("row outside the filter", [*GOOD, (4, "LGA", "1", None)], f"row filter holds: {FILTER} (1 row)"),
+    ("null where the filter looks", [*GOOD, (4, None, "1", None)], f"row filter holds: {FILTER} (1 row)"),
 ]
 
 
@@ -149,7 +149,7 @@ def test_own_expectations(lake):
     report = lake.check()
     report.raise_if_critical()
     assert len(report.warnings) == 2
-    assert "odd on id (1 rows)" in report.warnings[1]
+    assert "odd on id (1 row)" in report.warnings[1]
     assert report.location == str(report.tables[0].page)
     lake.own("expectations: [{type: expect_column_values_to_be_in_set, kwargs: {column: id, value_set: [1]}}]")
     report = lake.check()

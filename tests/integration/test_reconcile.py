@@ -171,7 +171,7 @@ def test_the_run_fails_while_a_target_differs(spark, pipeline):
     """The error names the table and what to do; the ledger has the run."""
     target(pipeline).delete("day = '2024-01-05'")
     with pytest.raises(
-        RunFailed, match=r"1 targets don't hold what the source does.*\n  - public.t: 1 missing, 0 extra"
+        RunFailed, match=r"1 target doesn't hold what the source does.*\n  - public.t: 1 missing, 0 extra"
     ) as failed:
         pipeline.reconcile(spark, run_id="r")
     assert failed.value.result.error["class"] == "TargetDiffers"
@@ -430,7 +430,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     write_deltalake(target(pipeline), foreign, mode="append")
     row = reconcile(spark, pipeline, "foreign", repair=True)["t"]
     assert (row.status, row.lacking, told(row)) == ("different", 1, [("extra", json.loads(keys[1]), [])])
-    assert "1 rows are kept out of it on purpose" in row.reason
+    assert "1 row is kept out of it on purpose" in row.reason
     target(pipeline).delete("day = '2024-01-06'")
     database.execute("delete from t where day = '2024-01-06'")
     database.execute("insert into t values ('south', '2024-01-06', 1)")

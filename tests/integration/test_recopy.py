@@ -156,7 +156,7 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     sync(spark, job)
     database.execute(f"{RETYPE}; insert into u values (2, 'b')")
     result = consume(spark, job)
-    assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 rows"])
+    assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 row"])
     assert rows(spark, job, "t") == source(database, "t")
     # Without a cut, the pages show what the run did to the other table.
     shown = read_changed(Bookkeeping(job.pipeline.target.root), None)

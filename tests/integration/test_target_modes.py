@@ -256,7 +256,7 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
     for name in modes:
         database.execute(f"alter table {name} rename column hidden to big")
     lacking = check(spark, job.pipeline, job.ledger, "check").warnings
-    assert [(text.split(":")[0], text.endswith("(1 rows)")) for text in lacking] == [
+    assert [(text.split(":")[0], text.endswith("(1 row)")) for text in lacking] == [
         ("public.w1", False), ("public.w2", False), ("public.w3", True),
     ]  # fmt: skip
     before = {name: held(job, name) for name in tables}

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from spark_jobs.result import RunResult, StageResult, describe_error
+from spark_jobs.result import RunResult, StageResult
+from spark_jobs.task_error import describe_error
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, expectations_table

@@ -113,7 +113,7 @@ _LOST = SlotLost(
     "max_slot_wal_keep_size or run more often"
 )
 _UNMET = QualityFailed(
-    "1 critical expectations failed (the changes are applied and safe):\n"
+    "1 critical expectation failed (the changes are applied and safe):\n"
     "  - public.refunds: status has labels of its enum only: 2 rows"
 )
 # Who wrote to the target of orders' invoices, an update and a delete, and which rows differ by it.

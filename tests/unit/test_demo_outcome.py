@@ -55,7 +55,7 @@ def test_equal_targets_are_a_success(ledger):
     assert made.equal
     assert made.applied()["public.flights"] == Counter(inserted=20, updated=40, deleted=10, skipped=0, truncated=1)
     assert "9,000 in 3.0 s of land and apply: 3,000 changes/s" in text
-    assert "0 differences between 1 targets and their source" in text
+    assert "0 differences between 1 target and their source" in text
     assert "/lake/report.html" in text
     assert ledger.root in text
 
@@ -65,7 +65,7 @@ def test_any_difference_is_a_failure(ledger):
     made = outcome(ledger, UNEQUAL)
     text = shown(made)
     assert not made.equal
-    assert "public.flights: 1 rows missing, 1 too many" in text
+    assert "public.flights: 1 row missing, 1 too many" in text
     assert "extra carrier=AA, flight=1" in text
     assert "2 differences" in text
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, copy_out, u1, u2, u4
+from waldelta.quantities import counted
 
 _I, _U, _D, _K, _O, _N = (ord(letter) for letter in "IUDKON")
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
@@ -266,7 +267,7 @@ def _read_tuples(reader: Reader, name: str, column_count: int) -> None:
 def _read_tuple(reader: Reader, which: str, column_count: int) -> None:
     count = reader.integer(2, f"{which}.column_count")
     if count != column_count:
-        detail = f"{count} columns, but its Relation message has {column_count}"
+        detail = f"{counted(count, 'column')}, but its Relation message has {column_count}"
         raise reader.error(f"{which}.column_count", reader.position - 2, detail)
     for k in range(column_count):
         kind = reader.integer(1, f"{which}[{k}].kind")

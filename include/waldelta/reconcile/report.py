@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from waldelta.lsn import Lsn
+from waldelta.quantities import counted
 from waldelta.reconcile.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
 from waldelta.reconcile.rows import RowDifference
 from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
@@ -68,7 +69,9 @@ def told(row: Reconciliation) -> str:
         if count
     )  # fmt: skip
     least = "" if row.is_complete else "at least "
-    return f"reconciliation of {row.source_rows:,} rows: {row.status}" + (f": {least}{counts}" if counts else "")
+    return f"reconciliation of {counted(row.source_rows, 'row')}: {row.status}" + (
+        f": {least}{counts}" if counts else ""
+    )
 
 
 def table_page(row: Reconciliation) -> str:
@@ -88,16 +91,19 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
     if row.by:
         yield "asked for by", row.by
     if row.position is not None:
-        yield "source", f"as of {Lsn(row.position)} (snapshot {row.snapshot}), {row.source_rows or 0:,} rows"
-        yield "target", f"Delta version {row.version}, which has batch {row.batch}, {row.target_rows or 0:,} rows"
-        yield "in flight", f"{row.in_flight:,} keys were changed between the two, and are left out on both sides"
-        yield "lacking", f"{row.lacking:,} rows that the target is known to lack (quarantine) are left out"
-        yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} differ"
+        yield "source", f"as of {Lsn(row.position)} (snapshot {row.snapshot}), {counted(row.source_rows or 0, 'row')}"
+        yield (
+            "target",
+            f"Delta version {row.version}, which has batch {row.batch}, {counted(row.target_rows or 0, 'row')}",
+        )
+        yield "in flight", f"{counted(row.in_flight, 'key')} changed between the two, left out on both sides"
+        yield "lacking", f"{counted(row.lacking, 'row')} that the target is known to lack (quarantine), left out"
+        yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
         yield "took", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
     if row.left_out:
         yield "columns left out", ", ".join(row.left_out)
     if row.repaired:
-        yield "repaired", f"{row.repaired:,} rows"
+        yield "repaired", counted(row.repaired, "row")
     if row.reason:
         yield "reason", row.reason
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from waldelta.errors import SlotUnreadable
-from waldelta.finding import size
 from waldelta.gap import open_gaps
 from waldelta.ledger_rows import Gap
 from waldelta.pipeline_file import PipelineFile
+from waldelta.quantities import counted, size
 from waldelta.reconcile.reconciliations import Reconciliation
 from waldelta.review.attention import Attention, names, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping
@@ -179,7 +179,7 @@ def _attention(
     if latest is not None and not any(item.severity == "failed" for item in of_slot):
         yield from _slot_began(results, latest, looked)
     if lacking := sum(line.in_quarantine for line in tables):
-        yield Attention("warning", f"{lacking:,} {'row' if lacking == 1 else 'rows'} in quarantine", ("quarantine",))
+        yield Attention("warning", f"{counted(lacking, 'row')} in quarantine", ("quarantine",))
 
 
 def _unread(lake: Bookkeeping, pipeline: PipelineFile) -> Iterator[Attention]:

@@ -19,6 +19,7 @@ from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
 from waldelta.ledger_rows import Release, TableState
 from waldelta.pipeline_file import PipelineFile
+from waldelta.quantities import counted
 from waldelta.release import landed_upto
 from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping
@@ -106,13 +107,7 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
     """A stopped table is released, or its expectation corrected, where the quarantine's page says."""
     for one in stopped:
         what = "; ".join(found.meaning for found in one.unmet)
-        waits = (
-            "changes wait"
-            if one.waiting is None
-            else "1 change waits"
-            if one.waiting == 1
-            else f"{one.waiting:,} changes wait"
-        )
+        waits = "changes wait" if one.waiting is None else counted(one.waiting, "change waits", "changes wait")
         end = ", and pass with the next run" if one.released else ""
         yield Attention("failed", f"{one.table_name}: stopped by a gate ({what}), {waits}{end}", ("quarantine",))
 
@@ -156,7 +151,7 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
     count = last["unexpected_count"]
     # What was observed may be a value of a row: a maximum is.
     otherwise = "can't be evaluated" if last["success"] is None else "not met"
-    told = f"{count:,} {'row' if count == 1 else 'rows'}" if count else otherwise
+    told = counted(count, "row") if count else otherwise
     return Unmet(meaning.removeprefix(STOP).removeprefix(QUARANTINE), first["at"], told, meaning.startswith(STOP))
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.expectation_results import CAN_BE_JUDGED, NO_CHECKS, ON_OTHERS, ExpectationResult
+from waldelta.quantities import counted
 from waldelta.review.bookkeeping import Bookkeeping
 
 R = TypeVar("R")
@@ -274,10 +275,10 @@ def _heat_map(checked: Iterable[tuple[datetime, str]], cells: dict[tuple[str, st
     return HeatMap(tuple(CheckedAt(latest[run_id], run_id) for run_id in runs), tuple(rows))
 
 
-def _cell(row: dict[str, object]) -> Cell:
+def _cell(row: dict[str, Any]) -> Cell:
     if row["success"] is None:
         return Cell("unknown", "couldn't be evaluated")
     if row["success"]:
         return Cell("passed", "met")
-    count = f", {row['unexpected_count']:,} rows" if row["unexpected_count"] else ""
+    count = f", {counted(row['unexpected_count'], 'row')}" if row["unexpected_count"] else ""
     return Cell("warning" if row["severity"] == "warning" else "failed", f"not met{count}")

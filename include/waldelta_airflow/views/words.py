@@ -7,8 +7,8 @@ from datetime import datetime
 
 from markupsafe import Markup
 
-from waldelta.finding import size
 from waldelta.lsn import Lsn
+from waldelta.quantities import counted, size
 from waldelta_airflow.settings import REPOSITORY, pipelines_folder
 
 MARKS = {
@@ -126,7 +126,7 @@ def without_folder(text: object) -> str:
 
 
 FILTERS = {
-    "duration": duration, "moment": moment, "size": bytes_of, "number": number, "lsn": lsn, "mark": mark,
+    "duration": duration, "moment": moment, "size": bytes_of, "number": number, "counted": counted, "lsn": lsn, "mark": mark,
     "slot_state": slot_state, "python_text": python_text, "sql_text": sql_text,
     "without_folder": without_folder,
 }  # fmt: skip

@@ -612,7 +612,7 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     assert links >= {of_table, of_reason, "/p/shop/quarantine?reason="}
     assert "131 rows" in page.text
     one = client.get(of_table).text
-    assert (one.count('name="row"'), "1 rows" in one) == (1, True)
+    assert (one.count('name="row"'), "1 row" in one) == (1, True)
     assert "Read all rows of public.b &amp; c again" in one
     assert "/p/shop/quarantine?reason=gone&amp;table=public.a" in client.get(of_reason).text
     assert client.get("/p/shop/quarantine?reason=").text.count('name="row"') == 1

@@ -1,0 +1,26 @@
+"""Quantities as messages and pages show them: a number and what it counts, bytes."""
+
+from __future__ import annotations
+
+
+def counted(number: float, one: str, more: str | None = None) -> str:
+    """A number and what it counts, in the right grammatical number.
+
+    >>> counted(1, "row"), counted(2500, "row"), counted(0, "batch", "batches")
+    ('1 row', '2,500 rows', '0 batches')
+    """
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
+def size(size_bytes: int) -> str:
+    """Bytes for a message.
+
+    >>> size(8 << 30)
+    '8 GB'
+    """
+    value = float(size_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"
