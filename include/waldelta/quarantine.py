@@ -33,7 +33,7 @@ REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", 
 UNREADABLE, SKIPPED = "unreadable", "skipped"
 # In place of a column's name, which is never empty: the key of a message's row.
 _MESSAGE_KEY = ""
-_MESSAGE_HEAD = '{"": "'
+MESSAGE_HEAD = '{"": "'
 ACCEPTED = "accepted"
 
 # How the reason begins of a row that a gate has set aside.
@@ -131,7 +131,7 @@ def message_key(message: str) -> str:
 
 def message_of(key: str) -> str | None:
     """The message whose row has this key; None of a table's row."""
-    return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(_MESSAGE_HEAD) else None
+    return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
 
 
 def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +20,22 @@ ArrowArray: TypeAlias = Any
 # PostgreSQL counts microseconds from 2000-01-01, Unix from 1970-01-01.
 EPOCH_SHIFT_US = 946_684_800_000_000
 _DUMP_BYTES = 64
+_DUMP = re.compile(r" \((?:row \d+, )?\d+ bytes: [0-9a-f ]*(?: …)?\)")
 
 
 def hex_dump(data: bytes) -> str:
     """The first bytes of a message, for an error's text."""
     shown = data[:_DUMP_BYTES].hex(" ")
     return f"{len(data)} bytes: {shown}{' …' if len(data) > _DUMP_BYTES else ''}"
+
+
+def without_dump(text: str) -> str:
+    """An error's text without a message's bytes, which may be values of rows.
+
+    >>> without_dump(f"unknown kind 'z' (row 3, {hex_dump(b'zoe@example.org')}), message 4 of this call")
+    "unknown kind 'z', message 4 of this call"
+    """
+    return _DUMP.sub("", text)
 
 
 class Messages:

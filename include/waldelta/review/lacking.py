@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.quarantine import QUARANTINED, IncompleteRow, as_row, row_id_of
+from waldelta.quarantine import MESSAGE_HEAD, QUARANTINED, IncompleteRow, as_row, row_id_of
 from waldelta.review.bookkeeping import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
@@ -68,8 +68,8 @@ def read_since(lake: Bookkeeping, row: IncompleteRow) -> IncompleteRow | None:
 
 
 def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
-    """The first rows that a run found to lack values, oldest first, and how many there are."""
-    chosen = pc.field("run_id") == run_id
+    """The first rows that a run found to lack values, oldest first, and how many there are; messages that can't be read are none."""
+    chosen = (pc.field("run_id") == run_id) & ~pc.starts_with(pc.field("key"), MESSAGE_HEAD)
     moments = lake.scan(IncompleteRow, ("at",), None, chosen)["at"]
     return _rows(lake, chosen & pc.field("at").isin(moments.slice(0, most).unique()))[:most], len(moments)
 

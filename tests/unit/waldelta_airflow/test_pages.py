@@ -823,3 +823,15 @@ def test_values_of_rows_can_need_more_than_reading(write_pipeline, schedules, op
             assert ("row_values" in answer.text) is not shown
         assert row.id in answers[0].text
         assert client.get("/docs/shop/validations/a%20b.html").status_code == (200 if shown else 403)
+
+
+def test_a_message_that_cant_be_read_is_no_row_of_its_run(write_pipeline, schedules, open_pages):
+    """It stands on the quarantine's page, with its bytes for those who may see values."""
+    pipeline = fill(load_pipeline_file(write_pipeline("shop")))
+    message = replace(
+        quarantined(5, reason="can't be read"), run_id=RUN_ID, status="unreadable", key=message_key("ab" * 8)
+    )
+    Quarantine(pipeline.target.root).add([message])
+    text = open_pages("op").get(f"/p/shop/run/consume/{RUN_ID}").text
+    assert "Rows that came without all of their values" in text
+    assert "ab" * 8 not in text
