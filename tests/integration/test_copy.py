@@ -328,6 +328,24 @@ class TestThroughTheRoot:
             (own,) = read_published_tables(conn, ["p"])
         assert [leaf.through for leaf in own.leaves] == [None]
 
+    def test_the_tables_owner_runs_nothing_as_the_reader(self, database, reading):
+        """Bounds of a key with an expression call the functions in it, in the session of a role that may read other tables."""
+        table = reading(
+            "create table ran (by name)",
+            "create function note() returns void language sql as 'insert into public.ran values (current_user)'",
+            "create function key_of(int) returns int language plpgsql immutable as 'begin perform public.note(); return $1; end'",
+            "create table e (id int) partition by list (key_of(id))",
+            "create table e1 partition of e for values in (1)",
+            "create table e2 partition of e for values in (2) partition by range (id)",
+            "create table e22 partition of e2 default",
+            "insert into e values (1), (2)",
+            "create publication p for table e22",
+            "grant select on e to {role}",
+        )
+        assert [(chunk.id.name, len(chunk.leaves)) for chunk in table.chunks] == [("e", 1)]
+        # It would write, which a copy's transaction refuses.
+        assert table.rows() == [(2,)]
+
     def test_the_lock_is_the_readers_own(self, database, reading):
         """From the look at the files on nobody may take them away, though the role may not lock a partition."""
         table = reading(self.ROOT, "grant select on t to {role}")
