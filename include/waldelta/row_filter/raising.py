@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.row_filter.parse import parse_analysed, walk
-from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified
+from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, TypeName
 
 _DIVISIONS = frozenset({"/", "%", "div", "mod"})
 _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floor"})
@@ -19,7 +19,7 @@ _SAFE_FUNCTIONS = frozenset(
     {
         "AND", "OR", "NOT", "COALESCE", "NULLIF", "GREATEST", "LEAST", "IS DISTINCT FROM",
         "lower", "upper", "initcap", "length", "char_length", "octet_length", "btrim", "ltrim", "rtrim", "strpos",
-        "starts_with", "left", "right", "reverse", "replace", "md5", "concat", "concat_ws", "sign", "timezone",
+        "starts_with", "left", "right", "reverse", "replace", "md5", "concat", "concat_ws", "sign",
         "cardinality", "array_length", "jsonb_typeof", "isfinite", "num_nulls", "num_nonnulls", "text",
     }
 )  # fmt: skip
@@ -48,7 +48,7 @@ def raising_parts(text: str, types: Mapping[str, str]) -> list[str]:
 
 def _raising(node: Node, types: Mapping[str, str]) -> Iterator[str]:
     match node:
-        case Cast(operand, kind) if not _is_constant(operand) and not _is_safe_cast(operand, kind.name, types):
+        case Cast(operand, kind) if not _is_constant(operand) and not _is_safe_cast(operand, kind, types):
             yield f"a cast to {kind.name}"
         case Call(name, (_, divisor)) if name in _DIVISIONS:
             if not _is_other_than_zero(divisor):
@@ -59,10 +59,16 @@ def _raising(node: Node, types: Mapping[str, str]) -> Iterator[str]:
         case Call(name, (_, pattern)) if name in _PATTERNS:
             if not _is_constant(pattern):
                 yield "a pattern that isn't a constant"
-        case Call(name) if name not in _SAFE_OPERATORS and name not in _SAFE_FUNCTIONS:
+        case Call(name) if not _is_safe_call(node):
             yield name
         case Quantified(operator, _, _, array) if operator in _PATTERNS and not _is_constant(array):
             yield "a pattern that isn't a constant"
+
+
+def _is_safe_call(call: Call) -> bool:
+    if call.name == "timezone":
+        return _is_constant(call.arguments[0])
+    return call.name in _SAFE_OPERATORS or call.name in _SAFE_FUNCTIONS
 
 
 def _is_constant(node: Node) -> bool:
@@ -78,9 +84,12 @@ def _is_constant(node: Node) -> bool:
             return False
 
 
-def _is_safe_cast(operand: Node, wanted: str, types: Mapping[str, str]) -> bool:
+def _is_safe_cast(operand: Node, kind: TypeName, types: Mapping[str, str]) -> bool:
+    wanted = kind.name
     if wanted in _TEXTS:
         return True
+    if wanted == "numeric" and kind.modifiers:  # of so many digits
+        return False
     found = _type_of(operand, types)
     if found == wanted:
         return True
