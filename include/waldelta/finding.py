@@ -16,7 +16,8 @@ class Finding:
     """One thing preflight found; a ``problem`` refuses set-up.
 
     ``lacks``: the role that asks lacks a privilege, for its own work, or what only the publications' change needs
-    (``ownership``), which a DBA who runs the plan's SQL has. ``needs`` are the statements that give it to the role.
+    (``ownership``), which a DBA who runs the plan's SQL has. ``needs`` are the statements that give it to the role; none where
+    only a superuser has it.
     """
 
     severity: Literal["problem", "warning"]
@@ -56,7 +57,7 @@ def gathered(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -
     rest: list[Finding] = []
     lacks: dict[Lack, list[Finding]] = {"privilege": [], "ownership": []}
     for found in findings:
-        if found.lacks is None or not found.needs:
+        if found.lacks is None:
             rest.append(found)
         else:
             lacks[found.lacks].append(found)

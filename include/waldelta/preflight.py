@@ -80,7 +80,10 @@ def privileges_needed(
             f"publication {state.name!r} is to be made", Grant("create on database", sql_name(server.database))
         )
     if before is not None and not before.owned:
-        yield owning(f"publication {state.name!r} belongs to {before.owner}", Grant("", sql_name(before.owner)))
+        yield owning(
+            f"publication {state.name!r} belongs to {before.owner}",
+            *_membership(before.owner, is_superuser=before.owned_by_superuser),
+        )
     new_schemas = set(state.schemas) - set(before.schemas if before else ())
     if state.all_tables or new_schemas:
         yield owning(f"publication {state.name!r}: only a superuser may publish all tables or whole schemas")
@@ -92,9 +95,13 @@ def privileges_needed(
             of = (found.relation.owner, found.relation.owned_by_superuser)
             foreign.setdefault(of, []).append(str(table.id))
     for (owner, is_superuser), tables in foreign.items():
-        # Membership in a superuser's role would be all of it.
-        member = [] if is_superuser else [Grant("", sql_name(owner))]
+        member = _membership(owner, is_superuser=is_superuser)
         yield owning(f"publication {state.name!r}: it doesn't own {', '.join(tables)} ({owner} does)", *member)
+
+
+def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
+    """What lets a role do what the owner may; nothing where that would be everything."""
+    return [] if is_superuser else [Grant("", sql_name(owner))]
 
 
 # --- the server ---------------------------------------------------------------------------------------------------

@@ -85,6 +85,33 @@ def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
         assert plan_setup(conn, job).problems == ()
 
 
+@pytest.mark.parametrize("theirs", ["the publication", "the table"])
+def test_what_belongs_to_a_superuser_is_the_dbas(database, lake, shop, theirs):
+    """Membership in that role would be everything: the SQL for the DBA is the way, and it is told with all else that lacks."""
+    owner, reader = shop
+    role = sql_name(reader)
+    info = make_conninfo(database.conninfo, user=reader, password="p")
+    tables = [{"name": "public.t"}, {"name": "public.u"}]
+    job = job_for(info, lake, {"name": "p", "tables": tables})
+    if theirs == "the publication":  # as setup --sql has made it before the file listed another table
+        mark = f"waldelta pipeline flights, definition 0123456789ab, slot {job.pipeline.source.slot}"
+        database.execute(f"create publication p for table t; comment on publication p is '{mark}'")
+    else:
+        database.execute(f"alter table t owner to current_user; grant create on database {database.name} to {role}")
+    ((dba,),) = database.execute("select current_user")
+    with connect(info, "test") as conn:
+        plan = plan_setup(conn, job)
+        (found,) = plan.problems
+        grants, _, owners = found.partition("\nrole ")
+        assert [line.split("  --")[0] for line in listed(grants)] == [
+            f"alter role {role} replication;",
+            f"grant select on public.t, public.u to {role};",
+        ]
+        assert (dba in owners, "setup --sql" in owners) == (True, True)
+        assert listed(owners) == [f"grant {owner} to {role};"]  # who owns the other table is no superuser
+        assert [f.text for f in plan.reported(for_dba=True) if f.severity == "problem"] == [grants]
+
+
 REJECTED = {
     "nope > 1": 'column "nope" does not exist',
     "id": "must be type boolean",
