@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from waldelta.decisions import DECISIONS
 from waldelta.errors import ConfigError
 from waldelta.replay import REPLAY
 
@@ -86,8 +87,6 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     }
 )  # fmt: skip
 
-# What an operator can decide on rows in quarantine and stopped tables.
-DECISIONS: Final = ("retry", "accept", "discard", "release", "skip")
 # For the tests that hold each verb against Airflow's options and against the documentation.
 VERBS: Final = tuple(_OWN)
 
@@ -116,7 +115,8 @@ def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespa
         parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
     for name in ("row", "reason", "by"):
         if getattr(options, name) and not asked:
-            parser.error(f"--{name} needs --retry, --accept, --discard, --release or --skip")
+            *most, last = (f"--{decision}" for decision in DECISIONS)
+            parser.error(f"--{name} needs {', '.join(most)} or {last}")
 
 
 def check_decision(options: argparse.Namespace) -> None:

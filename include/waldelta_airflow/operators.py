@@ -14,6 +14,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
+from waldelta.decisions import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.java import check_java
 from waldelta.quantities import counted
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
-_FLAGS = ("dry-run", "sql", "hand-over", "again", "retry", "accept", "discard", "release", "repair", "due")
+_FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 

@@ -13,6 +13,7 @@ from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
+from waldelta.decisions import DECISIONS
 from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow import settings
 from waldelta_airflow.job_result import named_failures
@@ -50,7 +51,7 @@ _HAND_OVER = {"hand-over": "True"}
 _ACTION = Param(
     "retry",
     type="string",
-    enum=["retry", "accept", "discard", "release", "skip"],
+    enum=list(DECISIONS),
     description="retry: read the rows from the source again and judge them again; accept: write them whatever their gates say; "
     "discard: leave them as they are; release: let what a gate stopped pass; skip: go on without messages that can't be read",
 )
@@ -149,9 +150,7 @@ def _resync(job: _Job) -> DAG:
 
 def _quarantine(job: _Job) -> DAG:
     params = {"action": _ACTION, "tables": _QUARANTINED, "rows": _ROWS, "reason": _WHY}
-    options = {
-        action: f"{{{{ params.action == '{action}' }}}}" for action in ("retry", "accept", "discard", "release", "skip")
-    }
+    options = {action: f"{{{{ params.action == '{action}' }}}}" for action in DECISIONS}
     options |= {
         "tables": "{{ (params.tables or []) | join(',') }}",
         "row": "{{ (params.rows or []) | join(',') }}",

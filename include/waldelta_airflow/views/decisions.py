@@ -9,13 +9,14 @@ from urllib.parse import parse_qs
 
 from fastapi import HTTPException, Request
 
+from waldelta.decisions import DECISIONS
+
 # What a form has to name for a decision that isn't one on whole tables.
 _OF_ROWS = {"accept": "the rows that are to be accepted", "discard": "the rows that are to be discarded",
             "skip": "the messages that are to be skipped"}  # fmt: skip
 _GATE = "what passes a gate by decision is recorded with its reason"
 # Why a decision that has to have a reason has to.
 _WHY = {"accept": _GATE, "release": _GATE, "skip": "the tables of messages that are skipped lack what these said"}
-ACTIONS = ("retry", "release", *_OF_ROWS)
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")
 _LONGEST_REASON = 200
@@ -47,7 +48,7 @@ def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What a form asks for, as the DAG's params; raises 400 for what no form of ours asks for."""
     action, rows, tables = (form.get("action") or [""])[0], list(form.get("row", ())), list(form.get("table", ()))
     reason = (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
-    if action not in ACTIONS or not all(map(_ROW.fullmatch, rows)):
+    if action not in DECISIONS or not all(map(_ROW.fullmatch, rows)):
         raise HTTPException(400, "This is nothing that can be decided on.")
     if action in _OF_ROWS and not rows:
         raise HTTPException(400, f"Choose {_OF_ROWS[action]}.")

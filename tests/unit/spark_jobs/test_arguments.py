@@ -8,6 +8,7 @@ import pytest
 
 from spark_jobs.arguments import VERBS, parse
 from spark_jobs.command_line import main
+from waldelta.decisions import DECISIONS
 
 # What Airflow's operator adds to every verb.
 OF_A_RUN = [
@@ -29,6 +30,13 @@ REFUSED = {
     "no file": ["consume"],
     "no verb": [],
 }
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_each_decision_is_an_option(decision):
+    """Those that the DAG's param and the pages' forms have."""
+    options = parse(["quarantine", "f.yml", f"--{decision}", "--by=me"])
+    assert [name for name in DECISIONS if getattr(options, name)] == [decision]
 
 
 @pytest.mark.parametrize("verb", VERBS)
