@@ -78,8 +78,11 @@ def _content(content: Any) -> str:
         return "".join(f"<div>{_content(part)}</div>" for part in content)
     if not isinstance(content, dict):
         return _text(content)
-    render = _BLOCKS.get(_kind(content))
-    return _json(content) if render is None else _headings(content) + render(content)
+    try:
+        render = _BLOCKS[_kind(content)]
+        return _headings(content) + render(content)
+    except (AttributeError, KeyError, TypeError, ValueError):  # of no known kind, or a value that looks like a block
+        return _json(content)
 
 
 def _headings(block: Mapping[str, Any]) -> str:

@@ -59,6 +59,15 @@ BLOCKS = {
     "a chart of another form": ({"content_block_type": "graph", "graph": {BAD: BAD}}, None),
     "a chart that is none": ({"content_block_type": "graph", "graph": BAD}, None),
     "a kind that isn't known": ({"content_block_type": BAD, BAD: BAD}, None),
+    "an hstore value that looks like a table": (
+        {"content_block_type": "table", "table": [["fine"], [{"content_block_type": "table", BAD: BAD}]]},
+        None,
+    ),
+    "one that looks like a sentence": (
+        {"content_block_type": "string_template", BAD: BAD},
+        None,
+    ),
+    "one whose kind is a list": ({"content_block_type": [], BAD: BAD}, None),
 }
 
 
