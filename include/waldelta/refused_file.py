@@ -12,7 +12,14 @@ from pydantic import BaseModel, ValidationError
 
 def problems(err: ValidationError, model: type[BaseModel]) -> str:
     """A line for each problem that validation by the model found."""
-    return "\n".join(f"  - {_place(e['loc'])}: {_remedy(dict(e), model)}" for e in err.errors())
+    found: list[dict[str, Any]] = [dict(error) for error in err.errors()]
+    # Of a list whose only entry is refused pydantic says too that it is empty.
+    found = [e for e in found if e["type"] != "too_short" or not any(_lies_below(o["loc"], e["loc"]) for o in found)]
+    return "\n".join(f"  - {_place(e['loc'])}: {_remedy(e, model)}" for e in found)
+
+
+def _lies_below(loc: Sequence[int | str], above: Sequence[int | str]) -> bool:
+    return len(loc) > len(above) and tuple(loc[: len(above)]) == tuple(above)
 
 
 def _place(loc: Sequence[int | str]) -> str:
@@ -31,12 +38,12 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
 
 
 def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:
-    """What to do about an unknown key: the nearest key of its place, else where a key of that name belongs."""
+    """What to do about an unknown key: where a key of that name belongs, else the nearest key of its place."""
     key, known = str(loc[-1]), _keys(model, loc[:-1])
-    if near := get_close_matches(key, known, 1):
-        return f"unknown key: did you mean {near[0]}?"
     if places := [place for place in _places(model, key) if place != key]:
         return f"unknown key here: write it as {' or '.join(places)}"
+    if near := get_close_matches(key, known, 1):
+        return f"unknown key: did you mean {near[0]}?"
     return f"unknown key: remove it; {', '.join(known)} are known here"
 
 

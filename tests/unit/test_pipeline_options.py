@@ -230,6 +230,8 @@ UNKNOWN = {
     "notify: [{errors: [any], notifyer: a.b}]": ("notify[0].notifyer", "unknown key: did you mean notifier?"),
     "slot: s": ("slot", "unknown key here: write it as source.slot"),
     "max_changes: 5": ("max_changes", "unknown key here: write it as batch.max_changes"),
+    "where: id > 1": ("where", "unknown key here: write it as source.publications[].tables[].where or target.tables.<name>.where"),
+    "tables: {}": ("tables", "unknown key here: write it as source.publications[].tables or "),
     "xyzzy: 5": ("xyzzy", "unknown key: remove it; pipeline, source, target, "),
 }  # fmt: skip
 
@@ -239,3 +241,13 @@ def test_an_unknown_key_is_told_with_the_one_that_was_meant(tmp_path, more, told
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(write_file(tmp_path, more=more))
     assert f"- {told[0]}: {told[1]}" in str(caught.value)
+
+
+def test_what_follows_from_another_problem_is_none_of_its_own(tmp_path):
+    """An entry that is refused isn't missing, too."""
+    path = write_file(tmp_path)
+    path.write_text(path.read_text().replace("all_tables: true", "tables: [{name: public.a, wher: x}]"))
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(path)
+    _, *problems = str(caught.value).splitlines()
+    assert problems == ["  - source.publications[0].tables[0].wher: unknown key: did you mean where?"]
