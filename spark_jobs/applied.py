@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from spark_jobs.task_error import of_table, unexpected_error
-from waldelta.errors import NeedsSync, WaldeltaError
+from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.job import Job
 from waldelta.ledger_rows import BatchCut, TableState, TargetCut
 from waldelta.repair import Repair
+from waldelta.skipped_copy import stopped
 from waldelta.targets import Feed
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,11 @@ def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
 
 
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
-    if isinstance(err, NeedsSync) and job.pipeline.target.policy_of(state.table_name) == "evolve":
+    if isinstance(err, NeedsSync) and job.pipeline.target.recopies(state.table_name):
         log.warning("table=%s has to be copied again: %s", state.table_name, err)
         applied.outdated[state.table_name] = str(err)
     else:
+        if isinstance(err, NeedsSync) and not job.pipeline.target.copies(state.table_name):
+            err = SchemaChanged(stopped(state.table_name, str(err)))
         log.error("table=%s not applied: %s", state.table_name, err)
         applied.failures[state.table_name] = of_table(err, state.table_name)

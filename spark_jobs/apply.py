@@ -44,6 +44,7 @@ from waldelta.present import PresentTable
 from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
 from waldelta.shared_connection import SharedConnection
+from waldelta.skipped_copy import is_empty
 from waldelta.standing import record_removed
 from waldelta.stream import Stream
 from waldelta.target_mode import CHANGELOG
@@ -249,7 +250,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
             cut = _apply_target(run, present, (after, batches[1]), check)
         except NeedsSync as err:
             named = of_table(err, state.table_name)
-            if run.job.pipeline.target.policy_of(state.table_name) == "evolve":
+            if run.job.pipeline.target.recopies(state.table_name):
                 # Read once more: its columns may have been recorded meanwhile.
                 mark(run.job, check_same_copy(run.job, present), str(named))
             raise named from err
@@ -270,7 +271,10 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
     plan = None
     try:
-        plan = plan_target(run.types, stretch, state, run.present[state.table_name], policy, options)
+        # What a table with copy: false had as columns before its sync is no matter while its target has no rows.
+        begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
+        present = run.present[state.table_name]
+        plan = plan_target(run.types, stretch, state, present, policy, options, is_empty=begins)
         if not plan.volume.rows and not plan.truncated:
             return read_untouched(job, state)
         return _apply_plan(run, plan, check)

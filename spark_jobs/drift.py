@@ -19,6 +19,7 @@ from waldelta.moving_rows import describe_moving
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.repair import Repair
+from waldelta.target_filter import filter_of
 from waldelta.target_mode import MIRROR
 from waldelta.targets import Feed, Target, read_targets
 from waldelta.visibility import Snapshot
@@ -56,6 +57,8 @@ def check_drift(
         present = replace(present, emptied=present.emptied_alone)
     if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
         return []
+    if not job.pipeline.target.copies(state.table_name):
+        return _continue_without_copy(job, state, drift)
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"
     if drift.mends and evolves:
@@ -70,12 +73,33 @@ def check_drift(
         _record(job, state, drift)
     if drift.mends:
         raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
-    if not reasons:
-        return []
+    return _describe(job, name, drift) if reasons else []
+
+
+def _describe(job: Job, name: str, drift: Drift) -> list[str]:
+    """What drifted where the target stays as it is, with the way to mend it."""
+    reasons = "; ".join(drift.reasons)
     with job.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
     told = f"{name} drifted from its source: {reasons}; the target stays as a subscriber of PostgreSQL's would have it"
     return [f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE --tables {name}"]
+
+
+def _continue_without_copy(job: Job, state: TableState, drift: Drift) -> list[str]:
+    """Record a drift of a target that lacks rows on purpose: from here on its changes come by the new rules.
+
+    Raises ConfigError when its own filter changed: apply routes rows by the filter that the target was taken with.
+    """
+    own = filter_of(state)
+    if (own.text if own else None) != drift.repair.where:
+        name = state.table_name
+        raise ConfigError(
+            f"{name} has copy: false and can't follow a change of target.tables.{name}.where: take the change back, or remove its "
+            f"target's folder and sync --tables {name}, to begin with an empty one"
+        )
+    if drift.is_new:
+        _record(job, state, drift)
+    return []
 
 
 def _is_truncated(job: Job, state: TableState) -> bool:

@@ -335,6 +335,7 @@ def run_sync(
             verbatim = count_verbatim(spark, job, name, done.version) if done.verbatim is None else done.verbatim
             result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
             result.source.add(done.bill)
+            result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
         stage.detail = f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
         if failed is not None:
@@ -391,6 +392,7 @@ def run_resync(
             result.source.add(table.bill)
             result.add_copy(table)
             result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
+            result.warnings += [f"{name} was {table.skipped}"] if table.skipped else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)
         stage.detail = f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot {'made anew' if gap else 'as it was'}"

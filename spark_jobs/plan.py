@@ -19,7 +19,15 @@ from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
 from waldelta.column_names import RELID
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.evolution import Evolution, check_key, other_type, plan_evolution, plan_ignoring, unchanged
+from waldelta.evolution import (
+    Evolution,
+    check_key,
+    other_type,
+    plan_evolution,
+    plan_evolution_of_empty,
+    plan_ignoring,
+    unchanged,
+)
 from waldelta.ledger_rows import TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
@@ -73,19 +81,21 @@ class TargetPlan:
         return tuple(sorted(self.decode.truncated_at)) if self.decode.gathers else ()
 
 
-def plan_target(
+def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsewhere
     read_types: ReadTypes,
     stretch: Stretch,
     state: TableState,
     present: PresentTable,
     policy: SchemaPolicy,
     options: TypeOptions,
+    *,
+    is_empty: bool = False,
 ) -> TargetPlan:
     """Read the relation's versions and truncations in the range, and what becomes of the target's columns.
 
     ``present`` is the source's table as the catalogs had it after the range was landed. Raises SchemaChanged when the
     columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new copy would be exact; so for
-    columns that have other types in the lake by ``options`` now than the copy gave them.
+    columns that have other types in the lake by ``options`` now than the copy gave them. ``is_empty``: the target has no rows.
     """
     stream = stretch.stream
     snapshot = Snapshot.parse(state.snapshot)
@@ -95,7 +105,7 @@ def plan_target(
         _check_not_recreated(stream, state, present)
     versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
     relations = [as_fed(version.relation, state) for version in versions]
-    evolution = _evolution(read_types, state, relations, present, (policy, options))
+    evolution = _evolution(read_types, state, relations, present, (policy, options), is_empty=is_empty)
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(read_types, stretch, state, (versions, evolution), policy, options)
     if state.kept_as == MIRROR:
@@ -183,6 +193,8 @@ def _evolution(
     relations: Sequence[Relation],
     present: PresentTable,
     rules: tuple[SchemaPolicy, TypeOptions],
+    *,
+    is_empty: bool = False,
 ) -> Evolution:
     policy, options = rules
     if not relations:
@@ -195,7 +207,8 @@ def _evolution(
     types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
         check_key(state, present)
-        evolution = plan_evolution(state, relations, present, types, options)
+        plan = plan_evolution_of_empty if is_empty else plan_evolution
+        evolution = plan(state, relations, present, types, options)
     except NeedsSync as err:
         if policy == "fail":
             raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None

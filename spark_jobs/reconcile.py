@@ -152,8 +152,9 @@ def _compare_all(work: _Work) -> None:
         if standing.due != Due.FEED:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
     fed = {found.table_name: found.state for found in chosen if found.due == Due.FEED and found.state is not None}
-    for name in [name for name, state in fed.items() if state.kept_as != MIRROR]:
-        work.put(name, NOT_COMPARED, f"its target keeps more than the source has (mode {fed.pop(name).kept_as})")
+    for name, why in {name: why for name, state in fed.items() if (why := _why_other_rows(state))}.items():
+        del fed[name]
+        work.put(name, NOT_COMPARED, why)
     keys: dict[str, tuple[Feeding, Found]] = {}
     with _batches(work.spark):
         for names in in_groups({name: sizes.get(name, 0) for name in fed}):
@@ -161,6 +162,13 @@ def _compare_all(work: _Work) -> None:
     if work.order.repair:
         for name, (feeding, found) in sorted(keys.items()):
             _repair(work, name, feeding, found)
+
+
+def _why_other_rows(state: TableState) -> str | None:
+    """Why a target holds other rows than its source on purpose; None when it doesn't."""
+    if state.copy_skipped:
+        return "it was taken without a copy (copy: false), so that it lacks rows on purpose"
+    return None if state.kept_as == MIRROR else f"its target keeps more than the source has (mode {state.kept_as})"
 
 
 @contextmanager

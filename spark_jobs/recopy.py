@@ -112,6 +112,8 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
     result.source.add(copied.bill)
     result.add_copy(copied)
     how = f"copied again, {counted(copied.rows, 'row')}"
+    if copied.skipped is not None:
+        how = str(copied.skipped)
     if copied.diff is not None:
         how = f"compared with its source, {copied.diff.written:,} of {counted(copied.rows, 'row')} differed"
     result.warnings.append(f"{_told(copy)}: it was {how}")

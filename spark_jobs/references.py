@@ -183,6 +183,8 @@ def _referenced(states: Mapping[str, TableState], key: ForeignKey) -> tuple[list
 
 
 def _why_partial(state: TableState, key: ForeignKey) -> str | None:
+    if state.copy_skipped:
+        return "it was taken without a copy"
     if state.row_filter not in (None, EVERYTHING) or any(f != EVERYTHING for f in state.later_filters):
         return "its publication has a row filter"
     if state.target_filter is not None:

@@ -152,7 +152,13 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
 
 
 def _keeps(state: TableState, done: Replayed) -> bool:
-    """Whether the target keeps more than a mirror, which a replay would overwrite; that is told."""
+    """Whether the target holds other rows than its source on purpose, which a replay would overwrite; a warning says so."""
+    if state.copy_skipped:
+        done.warnings.append(
+            f"{state.table_name} isn't replayed: it was taken without a copy (copy: false), so that the change log doesn't say "
+            "which of the changed rows it had"
+        )
+        return True
     if state.kept_as == MIRROR:
         return False
     told = f"{state.table_name} isn't replayed: it is kept as {state.kept_as}, which stays as it is; to mend it, sync it again"

@@ -22,16 +22,31 @@ RENEW_AFTER = timedelta(hours=1)
 
 
 def check_mode(job: Job, state: TableState) -> None:
-    """Raises NeedsSync (and marks the target) when the pipeline file gives a mirror another mode; ModeRefused for any other change."""
-    wanted = job.pipeline.target.mode_of(state.table_name)
-    if state.kept_as == wanted:
+    """Raises NeedsSync (and marks the target) when the pipeline file gives a mirror another mode; ModeRefused for any other change.
+
+    So, too, when the file says ``copy: true`` of a table that was taken without a copy; the other way round is recorded.
+    """
+    name, target = state.table_name, job.pipeline.target
+    wanted, copies = target.mode_of(name), target.copies(name)
+    if state.kept_as == wanted and copies == (not state.copy_skipped):
         return
-    check_change(state.table_name, state.mode, wanted)
-    reason = f"{state.table_name}: the pipeline file says mode {wanted} now"
-    if job.pipeline.target.policy_of(state.table_name) == "evolve":
-        with target_lock(job, state.table_name):
+    check_change(name, state.mode, wanted)
+    if state.kept_as == wanted and not copies:
+        _record_skipped_copy(job, state)
+        return
+    reason = f"{name}: the pipeline file says {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
+    if target.recopies(name):
+        with target_lock(job, name):
             mark(job, check_same_copy(job, state), reason)
     raise NeedsSync(f"{reason}: sync it again")
+
+
+def _record_skipped_copy(job: Job, state: TableState) -> None:
+    """Record that a copied target isn't copied again, so that it may lack rows from here on."""
+    why = "the pipeline file says copy: false now: rows that only a copy could bring are missing from here on"
+    with target_lock(job, state.table_name):
+        latest = check_same_copy(job, state)
+        job.ledger.append_state(replace(latest, at=now(), run_id=job.run_id, copy_skipped=True, reason=why), latest)
 
 
 def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:
@@ -44,7 +59,8 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
     renew = _is_stale(state, present.storage)
     if not what and to_record(state, present.storage, renew=renew) is None:
         return []
-    policy = job.pipeline.target.policy_of(state.table_name)
+    copies = job.pipeline.target.copies(state.table_name)
+    policy = job.pipeline.target.policy_of(state.table_name) if copies else "ignore"
     if what and policy == "fail":
         raise refusal(state, what)
     with target_lock(job, state.table_name):
@@ -56,7 +72,8 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
         if known is not None:
             job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
             fault_point("rewrite.recorded")
-    return [f"{state.table_name}: {what}; schema_changes: ignore leaves the target as it is"] if what else []
+    why = "schema_changes: ignore" if copies else "copy: false"
+    return [f"{state.table_name}: {what}; {why} leaves the target as it is"] if what else []
 
 
 def _is_stale(state: TableState, storage: StorageState | None) -> bool:

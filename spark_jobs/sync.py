@@ -29,7 +29,7 @@ from spark_jobs.snapshot_diff import Former, RowDiff
 from spark_jobs.sync_result import SyncResult, synced_state
 from spark_jobs.target import target_columns
 from spark_jobs.task_error import first_line
-from spark_jobs.write_copy import CopyRows, write_copy
+from spark_jobs.write_copy import CopyRows, keep_target, write_copy
 from waldelta.catalog import TableId
 from waldelta.connection import describe, named_loss
 from waldelta.consume import SlotIdentity
@@ -56,6 +56,7 @@ from waldelta.present import read_present_tables, stored
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
+from waldelta.skipped_copy import check_skipped_copy, skip_copy
 from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
 from waldelta.target_filter import column_states, read_target_filter, to_text
@@ -183,12 +184,13 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
 
 
 def _refused(job: Job, wanted: Sequence[Target]) -> dict[str, WaldeltaError]:
-    """Why the modes of these targets don't allow a copy, by name, for those where it is so."""
+    """Why these targets can't be synced as the pipeline file says, by name, for those where it is so."""
     found: dict[str, WaldeltaError] = {}
     for target in wanted:
         try:
             keeps_rows(job, str(target.id), target.table.key_columns)
-        except ModeRefused as err:
+            check_skipped_copy(job, target)
+        except (ConfigError, ModeRefused) as err:
             found[str(target.id)] = err
     return found
 
@@ -203,7 +205,8 @@ def sync_table(
 ) -> tuple[SyncResult, Target]:
     """Copy what feeds one target from one snapshot of its own and replace the target with it, in one commit.
 
-    With its ``former`` copy, only the rows that differ are written, where that is exact.
+    With its ``former`` copy, only the rows that differ are written, where that is exact. With ``copy: false`` no row is
+    read: the target begins empty, or keeps what it holds.
     Raises SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is committed
     then. Published columns, filter and leaves are those that the snapshot sees. SnapshotLost too when it sees
     publications that were altered after they had ``settled``.
@@ -227,7 +230,8 @@ def sync_table(
         lsn = holder.lsn.value if target.metadata_columns else None
         copy = plan_copy(table, holder.snapshot_id, files, lsn, options, where)
         size = bytes_per_task(table.size_bytes)
-        tasks = plan_tasks(plan_chunks(leaves, size), size)
+        skipped = None if target.copies(str(table_id)) else skip_copy(job, fed, holder)
+        tasks = plan_tasks(plan_chunks(leaves, size), size) if skipped is None else []
         log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, attempt.generation,
                  holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
         reader = _reader(job.conninfo, copy, tasks, holder.pid)
@@ -245,17 +249,22 @@ def sync_table(
                 table_id, copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at),
                 held.end, keeps,
             )  # fmt: skip
-            written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, former)
+            if skipped is None or skipped.former is None:
+                compared = former if skipped is None else None
+                written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, compared)
+            else:
+                written, verbatim, diff = keep_target(spark, job, str(table_id), attempt.generation), None, None
             held.end()
         check_unaltered(job, fed, membership)
+        begins = holder if skipped is None else skipped
         seconds = time.monotonic() - began
         log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
         return (
             SyncResult(
-                table_id, attempt.generation, written.version, holder.snapshot, holder.lsn, written.rows, written.bytes,
+                table_id, attempt.generation, written.version, begins.snapshot, begins.lsn, written.rows, written.bytes,
                 seconds, attempt.number, table.relation_ids, storage, to_text(where),
                 held.bill,
-                diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None, verbatim,
+                diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None, verbatim, skipped,
             ),
             fed,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from waldelta.ledger_rows import StorageState, TableState
 from waldelta.lsn import Lsn
 from waldelta.membership import to_texts
 from waldelta.pipeline_file import PipelineFile
+from waldelta.skipped_copy import SkippedCopy
 from waldelta.source_bill import SourceBill
 from waldelta.standing import SYNCED
 from waldelta.target_filter import column_states
@@ -40,13 +41,15 @@ class SyncResult:
     whole: str | None = None  # why it was, though a diff was asked for
     # Rows with a value that its column's type can't hold, where the copy has counted them.
     verbatim: int | None = None
+    # Of a table with ``copy: false``, of which nothing was read.
+    skipped: SkippedCopy | None = None
 
 
 def synced_state(begun: TableState, copied: SyncResult, fed: Target, pipeline: PipelineFile) -> TableState:
     """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as the snapshot saw that."""
     table, name = fed.table, begun.table_name
     mode = pipeline.target.mode_of(name)
-    return replace(
+    state = replace(
         begun,
         status=SYNCED,
         snapshot=copied.snapshot,
@@ -68,3 +71,10 @@ def synced_state(begun: TableState, copied: SyncResult, fed: Target, pipeline: P
         root_id=fed.feed.root_id,
         mode=None if mode == MIRROR else mode,
     )
+    if copied.skipped is None:
+        return state
+    state = replace(state, copy_skipped=True, reason=str(copied.skipped))
+    if (former := copied.skipped.former) is None:
+        return state
+    # The target keeps its columns: Relation messages tell what changed since.
+    return replace(state, columns=former.columns, key_columns=former.key_columns)

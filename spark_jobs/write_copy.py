@@ -31,6 +31,7 @@ from waldelta.lake import target_uri
 from waldelta.ledger_rows import TableState, now
 from waldelta.standing import COPYING
 from waldelta.target_mode import MIRROR
+from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,6 +101,13 @@ def write_copy(
     if marked and not marks:  # only now: there are none left
         set_deletion_vectors(spark, uri, wanted=False)
     return written, None, diff
+
+
+def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Written:
+    """Leave the target's rows as they are, as a new generation that late writers of earlier ones can't commit to."""
+    take_over_for_copy(spark, job, name, generation)
+    version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
+    return Written(version, 0, 0)
 
 
 def _in_frames(reader: Reader) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -99,6 +99,24 @@ def plan_evolution(
     return Evolution(columns, key, dropped, places)
 
 
+def plan_evolution_of_empty(
+    state: TableState,
+    relations: Sequence[Relation],
+    present: PresentTable,
+    types: dict[tuple[int, int], PgType],
+    options: TypeOptions = DEFAULT_TYPES,
+) -> Evolution:
+    """The same for a target without rows, which may have columns that came after its first rows were sent.
+
+    As far as these rows are concerned, such columns are added; the target is written anew where it has others at the end.
+    """
+    first = set(_Attnums(state, present.columns).of(relations[0]))
+    later = [column.name for column in state.columns if column.attnum not in first]
+    known = replace(state, columns=[column for column in state.columns if column.name not in later])
+    evolution = plan_evolution(known, relations, present, types, options)
+    return replace(evolution, dropped=(*evolution.dropped, *later))
+
+
 def unchanged(state: TableState) -> Evolution:
     """The target keeps its columns; no rows come."""
     return Evolution(tuple(NewColumn(c, c.name) for c in state.columns), tuple(state.key_columns), (), ())

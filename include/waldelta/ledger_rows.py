@@ -210,6 +210,8 @@ class TableState:
     foreign_commits: list[ForeignCommit] = field(default_factory=list)
     # What the target keeps (see waldelta.target_mode), when it isn't a mirror.
     mode: str | None = None
+    # Whether the target lacks rows on purpose (see waldelta.skipped_copy); None: it doesn't.
+    copy_skipped: bool | None = None
 
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
@@ -223,7 +225,7 @@ class TableState:
             ("later_filters", pa.list_(pa.string())), ("publishes", pa.list_(pa.string())),
             ("unpublished", pa.list_(pa.int64())), ("fed_by", pa.string()), ("root_id", pa.int64()),
             ("unmended_leaves", pa.list_(pa.int64())), ("entries", pa.list_(pa.string())), ("version", pa.int64()),
-            ("foreign_commits", pa.list_(_FOREIGN)), ("mode", pa.string()),
+            ("foreign_commits", pa.list_(_FOREIGN)), ("mode", pa.string()), ("copy_skipped", pa.bool_()),
         ]
     )  # fmt: skip
 

@@ -199,6 +199,12 @@ class TargetTable(_Model):
         description="mirror: the source's rows; soft_delete: deleted rows stay, marked; history: every version of a row with "
         "the time that it was valid; changelog: every change is appended",
     )
+    copied: bool = Field(
+        True,
+        alias="copy",
+        description="false: existing rows aren't copied, as with PostgreSQL's copy_data = false: the target begins empty and "
+        "gets changes only",
+    )
     schema_changes: SchemaPolicy | None = Field(
         None, description="what to do when the source's columns change, for this table"
     )
@@ -228,6 +234,8 @@ class TargetTable(_Model):
                 f"mode {self.mode} and partition_root exclude each other: publish the table via its root "
                 "(publish_via_partition_root: true), and leave partition_root out"
             )
+        if self.mode != "mirror" and not self.copied:
+            raise ValueError(f"mode {self.mode} and copy: false exclude each other: leave one of them out")
         return self
 
 
@@ -333,6 +341,15 @@ class Target(_Model):
         """The filter of this table's target, as it is written."""
         own = self.tables.get(table)
         return own.where if own else None
+
+    def copies(self, table: str) -> bool:
+        """Whether syncs copy this table's rows."""
+        own = self.tables.get(table)
+        return own is None or own.copied
+
+    def recopies(self, table: str) -> bool:
+        """Whether runs copy this table again without being asked where only a copy is exact."""
+        return self.policy_of(table) == "evolve" and self.copies(table)
 
     def policy_of(self, table: str) -> SchemaPolicy:
         """What to do when this table's columns change."""

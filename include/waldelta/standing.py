@@ -305,7 +305,10 @@ def states(standings: Iterable[Standing], *kinds: Due) -> list[TableState]:
 
 def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None) -> Standing:
     running = life is not None and life.state.status == COPYING and name in published and _is_locked(job, name)
-    return standing(name, published, life, running=running, policy=job.pipeline.target.policy_of(name))
+    policy = job.pipeline.target.policy_of(name)
+    if not job.pipeline.target.copies(name):
+        policy = "fail"  # where only a copy would be exact, the operator decides
+    return standing(name, published, life, running=running, policy=policy)
 
 
 def copies_under_way(job: Job) -> list[str]:

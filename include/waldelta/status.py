@@ -63,6 +63,7 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
         "due": str(standing.due),
         "status": state.status if state is not None else None,
         "mode": state.kept_as if state is not None else None,
+        "copy_skipped": state is not None and bool(state.copy_skipped),
         "generation": state.generation if state is not None else 0,
         "rows_copied": state.rows if state is not None else 0,
         "reason": standing.why or (state.reason if state is not None else None),

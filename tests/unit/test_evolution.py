@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.evolution import check_key, keeps_values, plan_evolution, plan_ignoring, unchanged
+from waldelta.evolution import (
+    check_key,
+    keeps_values,
+    plan_evolution,
+    plan_evolution_of_empty,
+    plan_ignoring,
+    unchanged,
+)
 from waldelta.ledger_rows import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.present import PresentColumn, PresentTable
@@ -80,6 +87,30 @@ def test_what_needs_a_new_copy(case):
     held, relations, now_there, reason = NOT_FOLLOWED[case]
     with pytest.raises(NeedsSync, match=reason):
         plan_evolution(state(*held), [relation(*names) for names in relations], present(**now_there), TYPES)
+
+
+# The target's columns, the relations that came, the catalog now; the columns at the end, what is added with which value.
+BEGUN_EMPTY = {
+    "the same columns": (("id", "a"), [("id", "a")], {"id": 1, "a": 2}, ["id", "a"], {}),
+    "a column later": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2}, ["id", "a"], {"a": None}),
+    "a column later, with a default": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": (2, "5")}, ["id", "a"], {"a": "5"}),
+    "two columns later, one by one": (
+        ("id", "a", "b"), [("id",), ("id", "a"), ("id", "a", "b")], {"id": 1, "a": 2, "b": 3}, ["id", "a", "b"], {"a": None, "b": None}),
+    "a column that hasn't come yet": (("id", "a", "b"), [("id",), ("id", "a")], {"id": 1, "a": 2, "b": 3}, ["id", "a"], {"a": None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BEGUN_EMPTY)
+def test_a_target_without_rows_may_have_columns_too_early(case):
+    """Its sync read them from the catalog, behind rows that were sent before they came."""
+    held, relations, now_there, columns, added = BEGUN_EMPTY[case]
+    before = state(*held)
+    came = [relation(*names) for names in relations]
+    evolution = plan_evolution_of_empty(before, came, present(**now_there), TYPES)
+    assert [c.state.name for c in evolution.columns] == columns
+    assert {c.state.name: c.fill for c in evolution.columns if c.source is None} == added
+    assert evolution.changes(before) is (list(held) != columns)
+    assert evolution.only_adds is not bool(added)
 
 
 def test_another_identity_is_another_key():

@@ -232,8 +232,13 @@ def test_a_table_says_what_its_target_keeps(book):
     book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
     book.ledger.append(TableState(minutes(-8), "sync", "public.b", 1, "synced"))
     book.ledger.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
+    book.ledger.append(TableState(minutes(-6), "sync", "public.c", 1, "synced", copy_skipped=True))
     lines = read_tables(book, [], {}, {})
-    assert [(line.table_name, line.mode) for line in lines] == [("public.a", None), ("public.b", "history")]
+    assert [(line.table_name, line.kind) for line in lines] == [
+        ("public.a", ""),
+        ("public.b", "history"),
+        ("public.c", "without a copy"),
+    ]
 
 
 def test_a_run_that_read_nothing_brings_no_table_further(book):

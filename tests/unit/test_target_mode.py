@@ -32,6 +32,7 @@ def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, fou
 REFUSED = {
     "no such mode": ({"tables": {"public.t": {"mode": "scd2"}}}, "'mirror', 'soft_delete', 'history' or 'changelog'"),
     "gathered leaves": ({"tables": {"public.t": {"mode": "history", "partition_root": True}}}, "publish the table via its root"),
+    "no copy": ({"tables": {"public.t": {"mode": "history", "copy": False}}}, "mode history and copy: false exclude each other"),
     "no columns of ours": ({"metadata_columns": False, "tables": {"public.t": {"mode": "changelog"}}}, "metadata_columns: true for public.t"),
 }  # fmt: skip
 

@@ -77,7 +77,7 @@ class TableLine:
     changed: Changed | None = None
     in_quarantine: int = 0
     check: Check | None = None
-    mode: str | None = None  # what the target keeps, when it isn't a mirror
+    kind: str = ""  # what a target is that doesn't mirror its source: its mode, or that it has no copy
 
 
 def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, Changed]:
@@ -162,6 +162,7 @@ class CopyState:
     reason: str | None
     rows: int
     mode: str | None = None
+    copy_skipped: bool | None = None
     foreign: ForeignCommit | None = None
 
 
@@ -254,7 +255,8 @@ def read_tables(
         lines.append(
             TableLine(
                 state.table_name, status, state.reason, state.generation, state.rows, state.at, complete,
-                changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name), state.mode,
+                changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name),
+                "without a copy" if state.copy_skipped else state.mode or "",
             )
         )  # fmt: skip
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))

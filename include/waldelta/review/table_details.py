@@ -35,7 +35,7 @@ class ColumnLine:
 class TableDetails:
     """A target as readers of the lake find it; ``rows``, ``bytes``, ``files`` and ``version`` are None where it can't be read.
 
-    ``has_deleted_rows``: its files may hold rows that were deleted, which ``rows`` counts.
+    ``has_deleted_rows``: its files may hold rows that were deleted, which ``rows`` counts. ``copy_skipped``: it lacks rows on purpose.
     """
 
     uri: str
@@ -47,6 +47,7 @@ class TableDetails:
     files: int | None = None
     version: int | None = None
     has_deleted_rows: bool = False
+    copy_skipped: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -70,11 +71,11 @@ def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | Non
         schema, files = table.schema(), files_of(table)
     except (DeltaError, OSError, pa.ArrowException):  # not copied yet, or gone: what the ledger knows is shown
         known = tuple(_line(column.name, column.spark_type, column, state) for column in state.columns)
-        return TableDetails(uri, known, state.mode, filters)
+        return TableDetails(uri, known, state.mode, filters, copy_skipped=bool(state.copy_skipped))
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
     return TableDetails(
         uri, _columns(schema, state), state.mode, filters, row_count(files), size, files.num_rows, table.version(),
-        has_deletion_vectors(table),
+        has_deletion_vectors(table), bool(state.copy_skipped),
     )  # fmt: skip
 
 

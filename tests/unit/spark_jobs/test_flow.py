@@ -138,7 +138,7 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     copied = iter(["public.a", "public.b"])
 
     def sync(*_, **__):
-        done = SimpleNamespace(table=next(copied), rows=1, version=3, verbatim=None, bill=SourceBill())
+        done = SimpleNamespace(table=next(copied), rows=1, version=3, verbatim=None, skipped=None, bill=SourceBill())
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 
     monkeypatch.setattr("spark_jobs.sync.sync", sync)

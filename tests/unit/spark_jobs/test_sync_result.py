@@ -9,9 +9,10 @@ import pytest
 
 from spark_jobs.sync_result import SyncResult, synced_state
 from waldelta.catalog import Column, Leaf, PublishedTable, TableId
-from waldelta.ledger_rows import AttributeState, StorageState, TableState
+from waldelta.ledger_rows import AttributeState, ColumnState, StorageState, TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline_file import PipelineFile
+from waldelta.skipped_copy import SkippedCopy
 from waldelta.standing import COPYING, SYNCED
 from waldelta.targets import Feed, Target
 from waldelta.type_catalog import PgType
@@ -25,6 +26,13 @@ TABLE = PublishedTable(
     ("id",), "(n > 1)", (Leaf(ID, 7, 7, 0, 0),), (7,), frozenset({"update", "insert"}),
 )  # fmt: skip
 COPIED = SyncResult(ID, 3, 3001, "700:700:", Lsn(0x16B374D848), 12, 345, 1.5, 1, (7,))
+BEGINS = SkippedCopy("3:3:", Lsn(0x10))
+FORMER = replace(
+    BEGUN,
+    status=SYNCED,
+    key_columns=["a"],
+    columns=[ColumnState("a", 23, -1, "integer", "int", not_null=True, attnum=1)],
+)
 PLAIN = Target(ID, Feed(ID, frozenset({7})), TABLE)
 ATTRIBUTES = StorageState(attributes=[AttributeState(n, 1, False, 0) for n in (1, 2, 3)])
 
@@ -44,6 +52,13 @@ CASES = [
         "what it gathers is", replace(PLAIN, feed=Feed(TableId("public", "parts"), frozenset({7}), root_id=6)), COPIED, pipeline(),
         {"fed_by": "public.parts", "root_id": 6},
     ),
+    ("rows were copied", PLAIN, COPIED, pipeline(), {"copy_skipped": None}),
+    ("no row was copied", PLAIN, replace(COPIED, skipped=BEGINS), pipeline(copy=False), {
+        "copy_skipped": True, "reason": "taken without a copy: it gets the changes since 0/10, and lacks all other rows",
+        "key_columns": ["id"]}),
+    ("columns of a target that is continued", PLAIN, replace(COPIED, skipped=replace(BEGINS, former=FORMER)), pipeline(copy=False), {
+        "copy_skipped": True, "key_columns": ["a"], "columns": FORMER.columns,
+        "reason": "taken without a copy: it is continued at 0/10, and lacks earlier changes that weren't applied"}),
     ("columns that aren't known", PLAIN, COPIED, pipeline(), {"unpublished": [], "storage": None}),
     ("columns not published", PLAIN, replace(COPIED, storage=ATTRIBUTES), pipeline(), {"unpublished": [2], "storage": ATTRIBUTES}),
 ]  # fmt: skip

@@ -179,6 +179,13 @@ def test_a_tables_page_says_how_to_read_it(shop, open_pages):
         assert f'<pre class="copyable">{way}</pre>' in text
 
 
+def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
+    Ledger(shop.target.root).append(TableState(now(), "s", "public.orders", 9, "synced", copy_skipped=True))
+    client = open_pages("viewer")
+    assert "taken without a copy: it lacks rows of the source" in client.get("/p/shop/table/public.orders").text
+    assert re.search(r"public\.orders</a> <span class=\"dim\">without a copy</span>", client.get("/p/shop").text)
+
+
 def test_no_page_names_the_servers_folders(shop, open_pages):
     """A refused file, a run's warning and its error name files as the repository does."""
     folder = pipelines_folder()

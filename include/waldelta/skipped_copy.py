@@ -1,0 +1,118 @@
+"""Skipped copy: tables whose rows the initial sync doesn't copy (``copy: false``). A part of sync.
+
+As with PostgreSQL's ``copy_data = false``, the target begins empty and gets the changes that the slot sends. An UPDATE or
+DELETE of a row that the target lacks is skipped. Later syncs neither fill nor empty nor replace such a target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltalake import DeltaTable
+
+from waldelta.errors import ConfigError
+from waldelta.job import Job, life_of
+from waldelta.lake import files_of, row_count
+from waldelta.ledger_rows import TableState
+from waldelta.lsn import Lsn
+from waldelta.snapshot import SnapshotHolder
+from waldelta.standing import SYNCED
+from waldelta.targets import Target
+from waldelta.watermark import uri_of
+
+# Transaction ids begin at 3, so this snapshot sees none, and apply takes every landed change.
+_SEES_NOTHING = "3:3:"
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedCopy:
+    """From where on a target gets changes that has no copy of its source.
+
+    ``former`` is the state whose target is continued; None: the target begins empty.
+    """
+
+    snapshot: str
+    lsn: Lsn
+    former: TableState | None = None
+
+    def __str__(self) -> str:
+        if self.former is None:
+            return f"taken without a copy: it gets the changes since {self.lsn}, and lacks all other rows"
+        return f"taken without a copy: it is continued at {self.lsn}, and lacks earlier changes that weren't applied"
+
+
+def skip_copy(job: Job, target: Target, holder: SnapshotHolder) -> SkippedCopy:
+    """Where a target without a copy begins: where the slot does, or, if it was synced in the slot's present life, now."""
+    name = str(target.id)
+    former = _former(job, name)
+    if any(row.status == SYNCED for row in job.table_rows(name)):
+        return SkippedCopy(holder.snapshot, holder.lsn, former)
+    life = life_of(job.pipeline.source.slot, job.ledger.slot_lives())
+    reach = job.change_log(job.slot_identity()).reach(job.first_batch())
+    # What maintenance has dropped from the change log can't be applied any more.
+    since = (reach.begins_at or holder.lsn.value) if reach.is_cut else life.lsn
+    return SkippedCopy(_SEES_NOTHING, Lsn(since), former)
+
+
+def check_skipped_copy(job: Job, target: Target) -> None:
+    """Raises ConfigError where a sync can't leave the target of a table with ``copy: false`` as it is."""
+    name = str(target.id)
+    if job.pipeline.target.copies(name):
+        return
+    former, present = _former(job, name), job.table_state(name)
+    if former is None:
+        if job.ledger.table_rows(name) or not _has_rows(job, name):
+            return
+        raise ConfigError(
+            f"{name} has copy: false, but its target {uri_of(job, name)} holds rows that no sync of this lake brought: "
+            "move the folder away, or write copy: true, which replaces them"
+        )
+    if not _is_same_table(former, target):
+        raise ConfigError(
+            f"{name} has copy: false, but the source's table is another one than its target was filled from: {_remedy(name)}"
+        )
+    if present is not None and present.status == SYNCED:
+        raise ConfigError(
+            f"{name} has copy: false and gets its changes, so that there is nothing to sync: {_remedy(name)}"
+        )
+
+
+def stopped(name: str, reason: str) -> str:
+    """Why a table with ``copy: false`` gets no changes any more where only a copy would be exact.
+
+    >>> stopped("public.t", "public.t: its replica identity changed").partition(": remove")[0]
+    'public.t: its replica identity changed; it has copy: false, so it waits for the operator'
+    """
+    return f"{reason}; it has copy: false, so it waits for the operator: {_remedy(name)}"
+
+
+def is_empty(job: Job, name: str) -> bool:
+    """Whether a target holds no row."""
+    return not _has_rows(job, name)
+
+
+def _remedy(name: str) -> str:
+    return f"remove its target's folder and sync --tables {name}, to begin with an empty one, or write copy: true"
+
+
+def _former(job: Job, name: str) -> TableState | None:
+    """The last state in which the target was complete, of whatever life of the slot, while the target is there."""
+    complete = [row for row in job.ledger.table_rows(name) if row.status == SYNCED]
+    return complete[-1] if complete and _is_there(job, name) else None
+
+
+def _is_same_table(former: TableState, target: Target) -> bool:
+    root = target.feed.root_id
+    if former.root_id is not None or root is not None:
+        return former.root_id == root  # leaves may come and go
+    return not set(former.relation_ids).isdisjoint(target.table.relation_ids)
+
+
+def _is_there(job: Job, name: str) -> bool:
+    return DeltaTable.is_deltatable(uri_of(job, name), job.storage_options)
+
+
+def _has_rows(job: Job, name: str) -> bool:
+    if not _is_there(job, name):
+        return False
+    return row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) != 0
