@@ -159,7 +159,7 @@ def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) 
         what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
         where = "" if pipeline.source.read_from is None else " of the standby of source.read_from"
         yield problem(
-            f"{server.used_slots} of {counted(total, 'replication slot')}{where} are used, and slot {pipeline.source.slot!r} needs {needed} "
+            f"replication slots{where}: {server.used_slots} of {total} are used, and slot {pipeline.source.slot!r} needs {needed} "
             f"more ({what}): drop unused slots{' there' if where else ''}, or alter system set max_replication_slots = "
             f"{total + needed - free} and restart"
         )

@@ -108,9 +108,10 @@ class WaldeltaJobOperator(BaseOperator):
             if not self.has_one_chance:
                 raise
             self.on_kill()
-            minutes = round(self.execution_timeout.total_seconds() / 60) if self.execution_timeout else 0
+            minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0.0
+            shown = int(minutes) if minutes.is_integer() else round(minutes, 1)
             raise StageTimeout(
-                f"{self.stage} was ended after {counted(minutes, 'minute')}; what it committed stays, and the next run lands first and goes "
+                f"{self.stage} was ended after {counted(shown, 'minute')}; what it committed stays, and the next run lands first and goes "
                 "on from there: look at the job's last lines above, and in Spark, for what it waits for; apply's limit is "
                 "batch.apply_timeout_minutes"
             ) from None

@@ -329,7 +329,7 @@ def test_server_not_fit(poor_server, lake):
             apply_setup(conn, job)
         problems, warnings = "\n".join(caught.value.problems), "\n".join(plan_setup(conn, job).warnings)
         assert "wal_level is 'replica': alter system set wal_level = 'logical'" in problems
-        assert "0 of 1 replication slots are used" in problems
+        assert "replication slots: 0 of 1 are used" in problems
         assert "max_replication_slots = 3" in problems
         assert "max_slot_wal_keep_size is -1" in warnings
         assert "max_slot_wal_keep_size = '50000MB'" in warnings

@@ -286,4 +286,4 @@ def test_each_setting_is_judged_where_it_counts():
     assert told(server(), server(**timeouts)) == []
     assert told(server(), server(idle_replication_slot_timeout="7")) == ["idle_replication_slot_timeout"]
     (found,) = _free_slots(file(read_from="d"), server(), slot_exists=False)
-    assert "1 of 1 replication slots of the standby of source.read_from are used" in found.text
+    assert "replication slots of the standby of source.read_from: 1 of 1 are used" in found.text
