@@ -24,7 +24,6 @@ from waldelta.evolution import (
     check_key,
     other_type,
     plan_evolution,
-    plan_evolution_of_empty,
     plan_ignoring,
     unchanged,
 )
@@ -207,8 +206,7 @@ def _evolution(
     types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
         check_key(state, present)
-        plan = plan_evolution_of_empty if is_empty else plan_evolution
-        evolution = plan(state, relations, present, types, options)
+        evolution = plan_evolution(state, relations, present, types, options, is_empty=is_empty)
     except NeedsSync as err:
         if policy == "fail":
             raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None

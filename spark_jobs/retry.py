@@ -124,7 +124,9 @@ def _run(
         result.not_applied = sorted(failures)
         stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} put right"
         if kept:
-            still = f"{counted(kept, 'row still fails', 'rows still fail')} a gate and {'stays' if kept == 1 else 'stay'} in quarantine"
+            still = counted(
+                kept, "row still fails a gate and stays in quarantine", "rows still fail a gate and stay in quarantine"
+            )
             stage.detail += f"; {still}"
             result.warnings.append(still)
         if failures:

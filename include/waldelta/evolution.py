@@ -73,12 +73,21 @@ def plan_evolution(
     present: PresentTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
+    *,
+    is_empty: bool = False,
 ) -> Evolution:
     """What it takes to apply rows that these relations describe, in their order.
 
-    ``types`` describes the types of the last one's columns, ``options`` chooses theirs in the lake. Raises NeedsSync when
-    only a new copy is exact.
+    ``types`` describes the types of the last one's columns, ``options`` chooses theirs in the lake. A target that
+    ``is_empty`` may have columns that the source got after its first rows were sent: these are dropped, and added again
+    when rows bring them. Raises NeedsSync when only a new copy is exact.
     """
+    if is_empty:
+        first = set(_Attnums(state, present.columns).of(relations[0]))
+        later = [column.name for column in state.columns if column.attnum not in first]
+        known = replace(state, columns=[column for column in state.columns if column.name not in later])
+        evolution = plan_evolution(known, relations, present, types, options)
+        return replace(evolution, dropped=(*evolution.dropped, *later))
     last = relations[-1]
     attnums = _Attnums(state, present.columns)
     numbers = [attnums.of(relation) for relation in relations]
@@ -97,24 +106,6 @@ def plan_evolution(
         tuple(there.index(number) if number in there else None for number in numbers[-1]) for there in numbers
     )
     return Evolution(columns, key, dropped, places)
-
-
-def plan_evolution_of_empty(
-    state: TableState,
-    relations: Sequence[Relation],
-    present: PresentTable,
-    types: dict[tuple[int, int], PgType],
-    options: TypeOptions = DEFAULT_TYPES,
-) -> Evolution:
-    """The same for a target without rows, which may have columns that came after its first rows were sent.
-
-    As far as these rows are concerned, such columns are added; the target is written anew where it has others at the end.
-    """
-    first = set(_Attnums(state, present.columns).of(relations[0]))
-    later = [column.name for column in state.columns if column.attnum not in first]
-    known = replace(state, columns=[column for column in state.columns if column.name not in later])
-    evolution = plan_evolution(known, relations, present, types, options)
-    return replace(evolution, dropped=(*evolution.dropped, *later))
 
 
 def unchanged(state: TableState) -> Evolution:

@@ -61,7 +61,7 @@ def check_skipped_copy(job: Job, target: Target) -> None:
         return
     former, present = _former(job, name), job.table_state(name)
     if former is None:
-        if job.ledger.table_rows(name) or not _has_rows(job, name):
+        if job.ledger.table_rows(name) or is_empty(job, name):
             return
         raise ConfigError(
             f"{name} has copy: false, but its target {uri_of(job, name)} holds rows that no sync of this lake brought: "
@@ -87,8 +87,10 @@ def stopped(name: str, reason: str) -> str:
 
 
 def is_empty(job: Job, name: str) -> bool:
-    """Whether a target holds no row."""
-    return not _has_rows(job, name)
+    """Whether a target holds no row, or isn't there."""
+    if not _is_there(job, name):
+        return True
+    return row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) == 0
 
 
 def _remedy(name: str) -> str:
@@ -110,9 +112,3 @@ def _is_same_table(former: TableState, target: Target) -> bool:
 
 def _is_there(job: Job, name: str) -> bool:
     return DeltaTable.is_deltatable(uri_of(job, name), job.storage_options)
-
-
-def _has_rows(job: Job, name: str) -> bool:
-    if not _is_there(job, name):
-        return False
-    return row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) != 0

@@ -87,7 +87,7 @@ def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
 
 @pytest.mark.parametrize("theirs", ["the publication", "the table"])
 def test_what_belongs_to_a_superuser_is_the_dbas(database, lake, shop, theirs):
-    """Membership in that role would be everything: the SQL for the DBA is the way, and it is told with all else that lacks."""
+    """Membership in that role would be everything: the SQL for the DBA is the way, and the one finding names it too."""
     owner, reader = shop
     role = sql_name(reader)
     info = make_conninfo(database.conninfo, user=reader, password="p")

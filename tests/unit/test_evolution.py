@@ -11,7 +11,6 @@ from waldelta.evolution import (
     check_key,
     keeps_values,
     plan_evolution,
-    plan_evolution_of_empty,
     plan_ignoring,
     unchanged,
 )
@@ -106,7 +105,7 @@ def test_a_target_without_rows_may_have_columns_too_early(case):
     held, relations, now_there, columns, added = BEGUN_EMPTY[case]
     before = state(*held)
     came = [relation(*names) for names in relations]
-    evolution = plan_evolution_of_empty(before, came, present(**now_there), TYPES)
+    evolution = plan_evolution(before, came, present(**now_there), TYPES, is_empty=True)
     assert [c.state.name for c in evolution.columns] == columns
     assert {c.state.name: c.fill for c in evolution.columns if c.source is None} == added
     assert evolution.changes(before) is (list(held) != columns)

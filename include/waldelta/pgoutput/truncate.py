@@ -30,11 +30,8 @@ def read_truncate(data: bytes, *, streamed: bool = False) -> Truncate:
         raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
     # Checked before the loop: a flipped byte may claim four billion relations.
     if count * 4 != len(data) - reader.position:
-        raise reader.error(
-            "relation_count",
-            1,
-            f"{counted(count, 'relation')} {'does' if count == 1 else 'do'}n't fit the message's length",
-        )
+        claimed = counted(count, "relation doesn't", "relations don't")
+        raise reader.error("relation_count", 1, f"{claimed} fit the message's length")
     relation_ids = tuple(reader.integer(4, f"relation_ids[{k}]") for k in range(count))
     reader.finish()
     return Truncate(relation_ids, bool(flags & _CASCADE), bool(flags & _RESTART_IDENTITY))

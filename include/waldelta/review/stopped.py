@@ -141,7 +141,7 @@ def _unmet(lake: Bookkeeping, run_id: str, tables: Collection[str]) -> Iterator[
 
 
 def _stops(rows: Sequence[dict[str, Any]], run_id: str) -> bool:
-    """Whether the run found it not to be met, and whoever judged since then (a retry, a repair) did too."""
+    """Whether the run found it not to be met, and the latest judgement since (a retry's, a repair's) agrees."""
     return not rows[-1]["success"] and any(row["run_id"] == run_id for row in rows)
 
 
