@@ -176,10 +176,10 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
         drain(spark, job)
         real = getattr(module, where)
 
-        def broken(*given, real=real):
+        def broken(*given, real=real, **named):
             if any(getattr(value, "table_name", None) == "public.t" for value in given):
                 raise KeyError("c1")
-            return real(*given)
+            return real(*given, **named)
 
         monkeypatch.setattr(module, where, broken)
         opened.clear()
