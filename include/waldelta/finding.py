@@ -57,7 +57,8 @@ def gathered(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -
     rest: list[Finding] = []
     lacks: dict[Lack, list[Finding]] = {"privilege": [], "ownership": []}
     for found in findings:
-        if found.lacks is None:
+        # A lake that can't be written is a lacking right, too, but none that statements give.
+        if found.lacks is None or (found.lacks == "privilege" and not found.needs):
             rest.append(found)
         else:
             lacks[found.lacks].append(found)
