@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CHANGES = {
     "unknown kind": "set_byte(data, 0, 122)",
+    "kind of a Stream Stop": "set_byte(data, 0, 69)",
+    "empty": "substr(data, 1, 0)",
     "cut to 6 bytes": "substr(data, 1, 6)",
     "cut to 3 bytes": "substr(data, 1, 3)",
     "without its last byte": "substr(data, 1, length(data) - 1)",

@@ -87,7 +87,8 @@ def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
     kind = part["kind"]
     if not pc.any(pc.starts_with(kind, MARK)).as_py():
         return part
-    return part.set_column(part.schema.get_field_index("kind"), "kind", pc.utf8_ltrim(kind, MARK))
+    letters = pc.if_else(pc.starts_with(kind, MARK), pc.utf8_slice_codeunits(kind, 1, 2), kind)
+    return part.set_column(part.schema.get_field_index("kind"), "kind", letters)
 
 
 class Tally:

@@ -76,6 +76,8 @@ def _table(letters: str) -> NDArray[np.bool_]:
 _OPENS, _CLOSES = _table("BbS"), _table("CPE")
 _CLOSED_BY = np.zeros(256, np.uint8)
 _CLOSED_BY[list(b"BbS")] = list(b"CPE")
+_CLOSES_SCOPE_OF = np.zeros(256, np.uint8)
+_CLOSES_SCOPE_OF[list(b"CPE")] = list(b"BbS")
 _IS_EXACT = _table(_EXACT)
 _DESCRIBES = _table("RYO")
 _INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
@@ -99,6 +101,11 @@ class _Scope:
     kind: int
     commit_lsn: int
     commit_ts_us: int
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing has read its opening message: any message that closes a scope closes it."""
+        return self.commit_lsn == _UNTOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +137,9 @@ class Envelope:
         # 32-bit xids of the transactions of which this call has sent chunks.
         self._streamed: set[int] = set()
         self._open: _Scope | None = None
-        # Whether the last message was of an unknown kind, and may have begun or ended a transaction.
-        self._may_differ = False
+        # The first of the messages that were just skipped: it, or one behind it, may have begun or ended a transaction.
+        self._unsettled: UnreadMessage | None = None
+        self._last: UnreadMessage | None = None
         self._needed = np.zeros(256, np.int64)
         for letter in "".join(kinds for v, kinds in KINDS.items() if v <= version):
             self._needed[ord(letter)] = _SIZES[letter]
@@ -171,72 +179,99 @@ class Envelope:
     def _unread(self, message: UnreadMessage) -> pa.RecordBatch:
         """One message that isn't read: what it holds is not known, what its letter and the slot function say of it is.
 
-        It begins or ends a transaction as its letter says. One of an unknown kind may stand for a message that does, which the
-        next message tells.
+        It begins or ends a transaction as its letter says, unless the messages behind it show otherwise.
         """
         letter, scope, raw = message.kind or _EMPTY, self._open, message.raw
         code = ord(letter)
         chunked = scope is not None and scope.kind == _STREAM_START
         in_front = chunked and bool(_WITH_XID[code])
         alone = letter == "M" and not chunked and raw[1:2] == b"\0"
-        known = scope if scope is not None and scope.kind == _BEGIN and scope.commit_lsn != _UNTOLD else None
-        role = self._role(letter, scope)
+        known = scope if scope is not None and scope.kind == _BEGIN and not scope.is_guess else None
+        role = self._role(message)
+        # It may be the transaction's end, whatever its letter: whatever ends a transaction stands where its WAL ends.
+        may_end = not _END_AT.keys().isdisjoint((role, letter)) or (scope is not None and not chunked and letter != "M")
+        # The server counts the rows of a Prepare's transaction as prepared ones, wherever that message stands.
+        in_place = role == letter or (letter == "P" and self._needed[code] > 0)
         values = {
             "seq": self._next_seq,
-            "kind": MARK + letter + (role if letter not in _SIZES else ""),
+            "kind": MARK + letter + ("" if in_place else role),
             "relation_id": unsigned(raw, 5 if in_front else 1) if letter in _ROW_HEAD else None,
             "xid8": self._xid8(np.array([0 if alone else message.xid], np.int64))[0].as_py(),
             "streamed_xid": unsigned(raw, 1) if in_front else None,
             "lsn": message.lsn,
             "commit_lsn": known.commit_lsn if known is not None else None,
-            # Whatever ends a transaction stands where its WAL ends.
-            "end_lsn": message.lsn if alone or role in _END_AT else None,
+            "end_lsn": message.lsn if alone or may_end else None,
             "commit_ts": known.commit_ts_us if known is not None else None,
             "data": raw,
         }
-        if scope is None and _OPENS[code]:
-            self._open = _Scope(code, _UNTOLD, 0)
-            if code == _STREAM_START:
-                self._streamed.add(message.xid)
-        elif scope is not None and _CLOSED_BY[scope.kind] == code:
+        if in_place and _OPENS[code]:
+            self._guess(code, message)
+        elif in_place and _CLOSES[code]:
             self._open = None
-        self._may_differ = letter not in _SIZES
+        self._unsettled = self._unsettled or message
+        self._last = message
         self._next_seq += 1
         self.given += 1
         return pa.RecordBatch.from_pylist([values], schema=ENVELOPE_SCHEMA)
 
-    @staticmethod
-    def _role(letter: str, scope: _Scope | None) -> str:
-        """The letter of the message that one of an unknown kind may stand for where it is: one that begins or ends a transaction."""
-        if letter in _SIZES:
-            return letter
-        return "B" if scope is None else chr(_CLOSED_BY[scope.kind])
+    def _role(self, message: UnreadMessage) -> str:
+        """The letter of what a message may stand for: its own, or where that can't be, one that begins or ends a transaction."""
+        letter, scope = message.kind or _EMPTY, self._open
+        code = ord(letter)
+        known = self._needed[code] > 0
+        if scope is None:
+            # A second end of the transaction before it begins none.
+            is_twice = letter in "CP" and self._last is not None and self._last.xid == message.xid
+            return letter if known and (is_twice or not _INSIDE_ONLY[code]) else "B"
+        closer = int(_CLOSED_BY[scope.kind])
+        misplaced = _OPENS[code] or _OUTSIDE_ONLY[code] or (_CLOSES[code] and code != closer and not scope.is_guess)
+        return letter if known and not misplaced else chr(closer)
 
-    def _settle(self, first: int) -> None:
-        """Whether a message of an unknown kind has begun or ended a transaction, by the first message behind it."""
-        if self._may_differ:
-            if self._open is None and (_INSIDE_ONLY[first] or _DESCRIBES[first]):
-                self._open = _Scope(_BEGIN, _UNTOLD, 0)
-            elif self._open is not None and (_OPENS[first] or _OUTSIDE_ONLY[first]):
-                self._open = None
-        self._may_differ = False
+    def _guess(self, kind: int, message: UnreadMessage) -> None:
+        """Open the scope that a message seems to begin which nothing has read."""
+        self._open = _Scope(kind, _UNTOLD, 0)
+        if kind == _STREAM_START:
+            self._streamed.add(message.xid)
+
+    def _settle(self, kind: Bytes) -> None:
+        """Whether messages that weren't read have begun or ended a transaction, by the messages behind them."""
+        message, self._unsettled = self._unsettled, None
+        if message is None:
+            return
+        closer, opener = _first(_CLOSES[kind]), _first(_OPENS[kind] | _OUTSIDE_ONLY[kind])
+        if self._open is not None and opener == 0:
+            self._open = None
+        elif closer < opener:
+            if self._open is None or self._open.is_guess:
+                self._guess(int(_CLOSES_SCOPE_OF[kind[closer]]), message)
+        elif self._open is None and (_INSIDE_ONLY[kind[0]] or _DESCRIBES[kind[0]]):
+            # A chunk is larger than what is in view more often than any other transaction.
+            is_chunk = self.version > 1 and len(message.raw) <= _SIZES["S"]
+            self._guess(_STREAM_START if is_chunk else _BEGIN, message)
 
     def end(self) -> None:
-        """The call has ended; raises DecodeError when that was within a transaction: it would come once more."""
-        if self._open is not None and not self._may_differ:
-            opener = NAMES[chr(self._open.kind)]
-            raise DecodeError(
-                opener,
-                "transaction",
-                0,
-                f"message {self.given - 1} of this call is the last, and no message closes it; the slot keeps it",
-            )
+        """The call has ended; raises DecodeError when that was within a transaction: it would come once more.
+
+        The error names the last message, which was to close the transaction. Skipped, it does.
+        """
+        if self._open is None or self._unsettled is not None:
+            return
+        opener = NAMES[chr(self._open.kind)]
+        error = DecodeError(
+            opener,
+            "transaction",
+            0,
+            f"message {self.given - 1} of this call is the last, and no message closes it; the slot keeps it",
+        )
+        error.unread = self._last
+        raise error
 
     def _read(self, lsn: Positions, xid: Positions, data: ArrowArray) -> pa.RecordBatch:
         part = _part(Messages(data, "slot"), lsn, xid, self._next_seq, is_plain=self.version == 1)
         kind = self._kinds(part)
         if len(kind):
-            self._settle(int(kind[0]))
+            self._settle(kind)
+            self._last = part.message(len(kind) - 1)
         scopes = self._scopes(part, kind)
         chunked = scopes.inside & (scopes.kind == _STREAM_START)
         if self.version > 1:
@@ -346,11 +381,15 @@ class _Part:
     # For each byte whether some message begins with it.
     has: Mask
 
+    def message(self, row: int) -> UnreadMessage:
+        """One message as it came."""
+        streamed = False if self.is_plain else None
+        return UnreadMessage.of(int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed)
+
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
         """The error for one message, which says where in the stream it stands."""
         found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
-        streamed = False if self.is_plain else None
-        unread = UnreadMessage.of(int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed)
+        unread = self.message(row)
         place = f"message {self.first_seq + row} of this call, at {Lsn(unread.lsn)}; the slot keeps it"
         error = DecodeError(NAMES.get(unread.kind, "slot"), found.field, found.offset, f"{found.detail}, {place}")
         error.unread = unread
@@ -374,7 +413,7 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
     nested = (_OPENS[kind] & before) | (inside & _OUTSIDE_ONLY[kind])
     if nested.any():
         raise part.error(int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message")
-    crossed = closes & (_CLOSED_BY[scopes.kind] != kind)
+    crossed = closes & (_CLOSED_BY[scopes.kind] != kind) & (scopes.commit_lsn != _UNTOLD)
     if crossed.any():
         row = int(np.argmax(crossed))
         opener = NAMES.get(chr(scopes.kind[row]), "")
@@ -451,6 +490,11 @@ def _streamed_xids(messages: Messages, in_front: Mask) -> ArrowArray:
     if not in_front.any():
         return pa.nulls(len(in_front), pa.int64())
     return pa.array(u4(messages.bytes, messages.start + 1), mask=~in_front)
+
+
+def _first(mask: Mask) -> int:
+    """The first row where ``mask`` holds; their number when there is none."""
+    return int(np.argmax(mask)) if mask.any() else len(mask)
 
 
 def _last(rows: Positions, mask: NDArray[np.bool_]) -> Positions:

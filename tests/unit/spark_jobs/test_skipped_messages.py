@@ -66,13 +66,14 @@ def unread(messages, number):
     return UnreadMessage.of(positions(messages)[number], xid, message)
 
 
-def write(folder, batches, skipped=()):
-    """A change log; ``skipped`` are messages that landed unread."""
+def write(folder, batches, skipped=(), whole=None):
+    """A change log; ``skipped`` are messages that landed unread, ``whole`` the first batch before a message was altered."""
     parts = []
     for number, messages in enumerate(batches, 1):
         xids, data = zip(*messages, strict=True)
         envelope = Envelope(1000, 4, {(message.lsn, message.id) for message in skipped})
-        found = envelope.add(np.array(positions(messages)), np.array(xids), enc.messages(*data))
+        found = envelope.add(np.array(positions(whole or messages)), np.array(xids), enc.messages(*data))
+        whole = None
         timeline = pc.or_(pc.is_in(found["kind"], pa.array(TIMELINE_KINDS)), pc.starts_with(found["kind"], MARK))
         table = pa.Table.from_batches([found]).append_column("batch", pa.repeat(pa.scalar(number), len(found)))
         parts.append(table.append_column("timeline", timeline).append_column("moves", pa.repeat(False, len(found))))
@@ -144,6 +145,53 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, number):
     assert {11, 12} <= set(left)
     if chr(FIRST[number][1][0]) in ROW_KINDS:
         assert len(left) >= len(ALL_KEYS) - 1
+
+
+def skips(messages, whole, version):
+    """What landing asks an operator to skip, one after the other, until it reads all of one call."""
+    xids, data = zip(*messages, strict=True)
+    asked = []
+    while len(asked) == len(set(asked)):
+        envelope = Envelope(1000, version, {(message.lsn, message.id) for message in asked})
+        try:
+            envelope.add(np.array(positions(whole)), np.array(xids), enc.messages(*data))
+            envelope.end()
+        except DecodeError as err:
+            asked.append(err.unread)
+        else:
+            return asked
+    raise AssertionError(f"skipped already: {asked[-1]}")
+
+
+def altered(messages, number, letter):
+    """With another first byte of one message, or with an empty message in its place."""
+    xid, message = messages[number]
+    return [*messages[:number], (xid, letter.encode() + message[1:] if letter else b""), *messages[number + 1 :]]
+
+
+@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("letter", ["", *"zBCORYIUDTMSEcAbPKrp"])
+def test_one_skip_is_enough_whatever_a_message_came_as(version, letter):
+    """Two where landing stops by the message behind it."""
+    whole = FIRST + SECOND if version == 4 else plain(6, described(), row(1)) + SECOND + plain(15, row(2), lsn=950)
+    for number in range(len(whole)):
+        messages = altered(whole, number, letter)
+        asked = skips(messages, whole, version)
+        named = bool(asked) and (asked[0].xid, asked[0].raw) == messages[number]
+        assert len(asked) <= (1 if named else 2), (number, asked)
+
+
+@pytest.mark.parametrize("number", [n for n, (_, message) in enumerate(FIRST) if chr(message[0]) not in "RITA"])
+@pytest.mark.parametrize("letter", ["", "z", "E", "P"])
+def test_others_count_whatever_a_skipped_message_came_as(tmp_path, number, letter):
+    """What follows it in other transactions lands and is applied."""
+    messages = altered(FIRST, number, letter)
+    log = write(tmp_path, [messages, SECOND], skips(messages, FIRST, 4), FIRST)
+    left = keys(log)
+    assert left == [key for key in ALL_KEYS if key in left]
+    assert {11, 12} <= set(left)
+    if chr(FIRST[number][1][0]) == "S":
+        assert {1, 2, 5, 7, 9, 8, 10} <= set(left)
 
 
 def test_rows_behind_a_relation_that_is_skipped_are_described_by_no_other(tmp_path):
