@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from spark_jobs.connect_server import check_reachable, named_refusal
 from spark_jobs.task_error import first_line
-from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.errors import ConfigError, SparkUnreachable, WaldeltaError
 from waldelta.java import check_java
 from waldelta.locks import session_lock
 from waldelta.private import private_files
@@ -100,7 +100,7 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
 def read_log_store(spark: SparkSession | None, scheme: str) -> str:
     """The class by which Spark commits to Delta tables of a scheme, as configured; empty where Delta's default is.
 
-    Of a session that a job would have, where none is given; one that can't be had has none.
+    Of a session that a job would have, where none is given; raises the named error of one that can't be had.
     """
     if (spark := spark or _active_session()) is not None:
         configured = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
@@ -108,6 +108,8 @@ def read_log_store(spark: SparkSession | None, scheme: str) -> str:
     try:
         with open_session("waldelta check") as opened:
             return read_log_store(opened, scheme)
+    except WaldeltaError:
+        raise
     except Exception as err:  # setup needs no Spark, but for this
         log.warning("Spark can't be asked for its log store: %s", err)
         return ""

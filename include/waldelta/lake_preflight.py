@@ -28,11 +28,20 @@ _DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 
 def judge_store(target: Target) -> Iterator[Finding]:
     """A warning where commits may be lost, and the pipeline file takes that."""
-    if target.accept_unsafe_store and urlsplit(target.root).scheme in _OVERWRITTEN:
+    if target.accept_unsafe_store and _is_on_s3(target):
         yield warning(
             f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits conditionally, its commits may "
             "overwrite others, whose changes are lost then (docs/scaling.md#object-stores)"
         )
+
+
+def is_judged(target: Target) -> bool:
+    """Whether setup and ``check`` need to know Spark's log store: on S3, unless the pipeline file takes any."""
+    return _is_on_s3(target) and not target.accept_unsafe_store
+
+
+def _is_on_s3(target: Target) -> bool:
+    return urlsplit(target.root).scheme in _OVERWRITTEN
 
 
 def check_store(
@@ -43,9 +52,9 @@ def check_store(
     ``read_log_store`` gives the class of Spark's log store for a scheme, empty where none is configured; it is called only where
     that matters.
     """
-    scheme = urlsplit(target.root).scheme
-    if target.accept_unsafe_store or scheme not in _OVERWRITTEN:
+    if not is_judged(target):
         return
+    scheme = urlsplit(target.root).scheme
     store = read_log_store(scheme)
     if is_conditional(store, storage_options or {}):
         return

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from waldelta_airflow.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
+_JUDGING_STORE = frozenset({"check", "setup"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
@@ -52,7 +53,8 @@ class WaldeltaJobOperator(BaseOperator):
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content
-    :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark
+    :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but the first two ask it for
+        its log store where the lake is on S3
     :param stage: the stage of the verb that this task stands for
     :param first: whether this is the verb's first stage
     :param options: further command line options by name; empty values are left out, ``True`` makes a flag
@@ -128,13 +130,19 @@ class WaldeltaJobOperator(BaseOperator):
         from waldelta_airflow import connections
 
         source = connections.source_environment(*self.pipeline.source.conn_ids)
-        if self.verb in WITHOUT_SPARK:
+        if self.verb in WITHOUT_SPARK and not self._judges_store():
             return self._run_child(context, source)
         spark = connections.spark_connection(self.pipeline.spark_conn_id)
         if spark.conn_type == "spark_connect":
             remote = connections.connect_environment(self.pipeline.spark_conn_id)
             return self._run_child(context, source | remote)
         return self._outcome_so_far(context) or self._run_application(context, spark, source)
+
+    def _judges_store(self) -> bool:
+        """Whether preflight asks Spark for its log store, which is set where the Spark connection leads."""
+        from waldelta.lake_preflight import is_judged
+
+        return self.verb in _JUDGING_STORE and is_judged(self.pipeline.target)
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
         from waldelta_airflow.connections import job_environment

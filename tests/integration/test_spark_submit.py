@@ -9,6 +9,7 @@ import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from tests.fix_airflow import PIPELINE
 from tests.waiting import wait_until
 from waldelta.pipeline_file import load_pipeline_file
 from waldelta_airflow.operators import WaldeltaJobOperator
@@ -33,6 +34,22 @@ def test_the_applications_error_is_the_tasks(land, make_context):
     with pytest.raises(AirflowFailException) as failure:
         land.execute(make_context())
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
+
+
+def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
+    write_pipeline, database, make_context, land, monkeypatch, tmp_path
+):
+    """``check`` is refused by Delta's default store, and not by one that the application's settings name."""
+    path = write_pipeline("shop", text=PIPELINE.replace("{root}", "s3a://nowhere/lake"))
+    pipeline = load_pipeline_file(path)
+    check = WaldeltaJobOperator(task_id="preflight", pipeline_path=path, pipeline=pipeline, verb="check")
+    with pytest.raises(AirflowFailException, match=r"target\.accept_unsafe_store"):
+        check.execute(make_context())
+    (tmp_path / "spark-defaults.conf").write_text("spark.delta.logStore.s3a.impl org.example.S3ConditionalLogStore\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with pytest.raises(AirflowException) as failure:
+        check.execute(make_context())
+    assert "accept_unsafe_store" not in str(failure.value)
 
 
 def test_kill_ends_the_jvm_and_its_driver(land, make_context):

@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.timeout import TimeoutPosix
 
+from tests.fix_airflow import PIPELINE
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from tests.waiting import wait_until
 from waldelta.errors import ConfigError
@@ -182,6 +183,30 @@ def test_verbs_without_spark_need_no_spark_connection(make_task, make_context, j
     monkeypatch.delenv("AIRFLOW_CONN_WALDELTA_SPARK")
     make_task("check").execute(make_context())
     assert "SPARK_REMOTE" not in job.seen["environment"]
+
+
+@pytest.mark.parametrize("verb", ["check", "setup"])
+@pytest.mark.parametrize("accepts", [False, True])
+def test_a_lake_on_s3_is_judged_by_the_session_that_jobs_get(write_pipeline, make_context, job, verb, accepts):
+    """Spark's log store is configured where the connection leads; a file that accepts any store needs no Spark."""
+    on_s3(write_pipeline, verb, accepts=accepts).execute(make_context())
+    assert ("SPARK_REMOTE" in job.seen["environment"]) != accepts
+
+
+def test_a_lake_on_s3_is_judged_by_the_application_that_jobs_are(
+    write_pipeline, make_context, job, spark_submit_program, monkeypatch
+):
+    """spark-submit's settings are known in its application only."""
+    use_spark_submit(monkeypatch)
+    on_s3(write_pipeline, "check").execute(make_context())
+    assert job.seen["environment"]["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
+    assert "check" in spark_submit_program.read_text().splitlines()
+
+
+def on_s3(write_pipeline, verb: str, *, accepts: bool = False) -> WaldeltaJobOperator:
+    text = PIPELINE.replace("{root}", "s3a://lake/shop")
+    path = write_pipeline("shop", "  accept_unsafe_store: true" if accepts else "", text)
+    return WaldeltaJobOperator(task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb)
 
 
 def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog):
