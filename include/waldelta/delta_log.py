@@ -129,5 +129,8 @@ def _paths(action: Mapping[str, Any]) -> Iterator[str]:
 
 def _named(action: Mapping[str, Any]) -> Iterator[str]:
     yield unquote(action["path"])
-    if (marks := deletion_vector_path(action.get("deletionVector"))) is not None:
+    vector = action.get("deletionVector")
+    if (marks := deletion_vector_path(vector)) is not None:
         yield marks
+    elif vector is not None and vector["storageType"] == "p":
+        yield unquote(vector["pathOrInlineDv"])

@@ -174,14 +174,13 @@ def look(table: DeltaLog, after: int, upto: int) -> Seen:
 
 
 def _check_files(table: DeltaLog, commit: Commit) -> None:
-    """Refuse what every reader of the table would follow out of its folder, or wait for without end (a FIFO)."""
+    """Refuse what a reader of the table would follow out of its folder (a shallow clone's files, too), or wait for without end (a FIFO)."""
     folder = local_path(table.uri)
     for path in commit.named:
-        is_clones = not is_within(path) and ":" in path.partition("/")[0]
-        wrong = None if is_within(path) or is_clones else "that isn't in its folder"
+        wrong = None if is_within(path) else "that isn't in its folder"
         if folder is not None and wrong is None:
-            file = local_path(path) if is_clones else folder / path
-            wrong = None if file is None or file.is_file() or not file.exists() else "that is no regular file"
+            file = folder / path
+            wrong = None if file.is_file() or not file.exists() else "that is no regular file"
         if wrong is not None:
             raise StateError(
                 f"{table.uri}: {describe(_foreign(commit))} adds a file {wrong}: find out who wrote it, and run the initial "

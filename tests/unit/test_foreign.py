@@ -77,8 +77,10 @@ def test_our_own_commits_say_how_far_was_looked(uri):
 
 
 def commit_of(uri, folder, path):
-    """An external writer's commit of one file."""
-    add = {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    """An external writer's commit of one file, or of one whose rows are marked as gone in another one."""
+    of_marks = {"deletionVector": path | {"sizeInBytes": 1, "cardinality": 1}} if isinstance(path, dict) else {}
+    path = "gone.parquet" if of_marks else path.format(folder=folder)
+    add = of_marks | {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
     lines = [{"commitInfo": {"operation": "WRITE", "engineInfo": "x", "timestamp": 1}}, {"add": add}]
     entry = folder / "_delta_log" / f"{DeltaTable(uri).version() + 1:020d}.json"
     entry.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -91,8 +93,11 @@ STRAYS = {
     "by a detour": ("a/../../secret", "isn't in its folder"),
     "by percents": ("%2e%2e/secret", "isn't in its folder"),
     "an absolute path": ("/etc/passwd", "isn't in its folder"),
-    "a FIFO of a clone's": ("file:{folder}/fifo", "no regular file"),
-    "a file of a clone's": ("file:{folder}/../secret", None),
+    "a shallow clone's file": ("file:{folder}/../secret", "isn't in its folder"),
+    "a URI with a host": ("file://localhost/etc/passwd", "isn't in its folder"),
+    "another bucket's file": ("s3a://elsewhere/secret.parquet", "isn't in its folder"),
+    "a URI in percents": ("file%3A/etc/passwd", "isn't in its folder"),
+    "marks elsewhere": ({"storageType": "p", "pathOrInlineDv": "file:/etc/secret"}, "isn't in its folder"),
     "a file that is gone": ("gone.parquet", None),
     "a file": ("day=a:b/here.parquet", None),
 }
@@ -107,7 +112,7 @@ def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong)
     (tmp_path / "lake/secret").write_text("x")
     (folder / "day=a:b").mkdir()
     (folder / "day=a:b/here.parquet").touch()
-    commit_of(uri, folder, path.format(folder=folder))
+    commit_of(uri, folder, path)
     done = []
     syncing = threading.Thread(target=lambda: done.append(sync_commits(uri, [2])), daemon=True)
     syncing.start()
