@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from waldelta.errors import ConfigError
 from waldelta.pipeline_file import split_table_name
+from waldelta.refused_file import read_yaml
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
@@ -165,7 +166,7 @@ def assign_suites(
 
 def _read_suite(path: Path) -> OwnSuite:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path}: can't be read ({err}): check the file") from err
     except yaml.YAMLError as err:

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from waldelta.errors import ConfigError
 from waldelta.failure import ANY, ERRORS
-from waldelta.quality_options import Quality, check_file_uri
-from waldelta.refused_file import problems
+from waldelta.quality_options import Quality, check_folder_uri
+from waldelta.refused_file import problems, read_yaml
 from waldelta.schedule import Schedule
 from waldelta.target_mode import TargetMode
 from waldelta.type_options import TableTypeOptions, TypeOptions
@@ -288,7 +288,7 @@ class Target(_Model):
     @classmethod
     def _uri(cls, value: str) -> str:
         value = expand(value)
-        check_file_uri(value)
+        check_folder_uri(value)
         if "://" not in value:
             raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
         if unfit := sorted(char for char in set(value) if char in _UNFIT_IN_ROOT or not char.isprintable()):
@@ -472,7 +472,7 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     """
     path = Path(path)
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise ConfigError(f"pipeline file {path} can't be read ({err.strerror}): check the path") from err
     except UnicodeDecodeError as err:

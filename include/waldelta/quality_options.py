@@ -18,12 +18,20 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def check_file_uri(value: str) -> None:
-    """Raises ValueError for a file: URI that doesn't name an absolute path below the file system's root.
+# Stores whose URIs begin with a bucket or container, perhaps of an account.
+_IN_BUCKETS = frozenset({"s3", "s3a", "s3n", "gs", "abfs", "abfss"})
+_BUCKET = re.compile(r"//[^/@:]+(@[^/@:]+)?(:\d+)?(/|$)")
+
+
+def check_folder_uri(value: str) -> None:
+    """Raises ValueError for a URI that names no folder: one without a bucket, a file: URI without an absolute path.
 
     In file://tmp/x the folder tmp is a host, so that /x would be written. Other values pass.
     """
     scheme, _, rest = value.partition(":")
+    if scheme.lower() in _IN_BUCKETS and not _BUCKET.match(rest):
+        of_account = "@account.dfs.core.windows.net" if scheme.lower().startswith("abfs") else ""
+        raise ValueError(f"it names no bucket: write {scheme}://bucket{of_account}/folder")
     if scheme.lower() != "file":
         return
     # What begins no absolute path: a host, this folder, a home that only a shell knows.
@@ -111,7 +119,7 @@ class Quality(_Model):
     @field_validator("data_docs")
     @classmethod
     def _on_this_machine(cls, place: str | None) -> str | None:
-        check_file_uri(place or "")
+        check_folder_uri(place or "")
         if place is not None and "://" in place and not place.startswith("file://"):
             raise ValueError(
                 "reports are HTML files, which can't be written there: name a local folder, or remove the key"

@@ -7,7 +7,43 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
+
+
+def read_yaml(text: str) -> Any:
+    """The document of a YAML file; raises yaml.YAMLError, also for keys that are written twice, of which YAML takes the last."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if twice := list(_written_twice(node, (), set())):
+            raise yaml.YAMLError(f"each key is written once: {', '.join(twice)}")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) -> Iterator[str]:
+    """The place and the lines of each key that its mapping has twice; ``seen`` are nodes that aliases name again."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        names: set[str] = set()
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            place, before = (*loc, name), first.setdefault(name, line)
+            if name in names:
+                where = f"lines {before} and {line}" if before != line else f"line {line} twice"
+                yield f"{_place(place)} is on {where}"
+            names.add(name)
+            yield from _written_twice(value, place, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _written_twice(value, (*loc, number), seen)
 
 
 def problems(err: ValidationError, model: type[BaseModel]) -> str:

@@ -222,6 +222,25 @@ def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
             load_pipeline_file(write_file(tmp_path, more=f"quality: {{data_docs: '{root}'}}"))
 
 
+@pytest.mark.parametrize(
+    "root", ["s3a://", "s3a:///lake", "s3://@/lake", "s3a://:9000/lake", "gs:///lake", "abfss://c@/lake"]
+)
+def test_a_root_in_an_object_store_names_its_bucket(tmp_path, root):
+    with pytest.raises(ConfigError, match=rf"- target.root: it names no bucket: write {root.partition(':')[0]}://"):
+        load_pipeline_file(write_file(tmp_path, root))
+
+
+def test_keys_that_are_written_twice_are_refused_with_their_lines(tmp_path):
+    """YAML's readers take the last one, and say nothing."""
+    path = write_file(tmp_path, more="batch: {max_changes: 1}\nquality:\n  notify: &n {a: 1, a: 2}\n  b: *n\nbatch: {}")
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(path)
+    assert str(caught.value) == (
+        f"pipeline file {path} is not valid YAML: each key is written once: quality.notify.a is on line 6 twice, "
+        "batch is on lines 4 and 8"
+    )
+
+
 UNKNOWN = {
     "shcedule: null": ("shcedule", "unknown key: did you mean schedule?"),
     "quality: {reconcile: {schedul: null}}": ("quality.reconcile.schedul", "unknown key: did you mean schedule?"),
