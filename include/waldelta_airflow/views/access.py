@@ -38,7 +38,11 @@ class Reader:
 
     def may_read(self, pipeline: str) -> bool:
         """Whether Airflow shows them the pipeline's CDC DAG."""
-        return self._may("GET", cdc_dag(pipeline))
+        return self.may_read_dag(cdc_dag(pipeline))
+
+    def may_read_dag(self, dag_id: str) -> bool:
+        """Whether Airflow shows them a DAG."""
+        return self._may("GET", dag_id)
 
     def may_trigger(self, dag_id: str) -> bool:
         """Whether Airflow lets them trigger a DAG."""
@@ -60,9 +64,12 @@ class Reader:
         """Those of a pipeline's DAGs that Airflow shows them, with what they may do to each."""
         return [
             DagLine(state, state.kind in RUN_NOW and self.may_trigger(state.dag_id), self.may_unpause(state.dag_id))
-            for state in states
-            if self._may("GET", state.dag_id)
+            for state in self.shown(states)
         ]
+
+    def shown(self, states: Iterable[DagState]) -> tuple[DagState, ...]:
+        """Those of a pipeline's DAGs that Airflow shows them."""
+        return tuple(state for state in states if self.may_read_dag(state.dag_id))
 
     def _may(self, method: ResourceMethod, dag_id: str, entity: DagAccessEntity | None = None) -> bool:
         teams = conf.getboolean("core", "multi_team", fallback=False)

@@ -143,7 +143,7 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/")
     def overview(asked: AskedDep) -> HTMLResponse:
-        return _page(pages.overview_page(asked.base, asked.pipelines()))
+        return _page(pages.overview_page(asked.base, asked.pipelines(), asked.reader))
 
     @app.get("/p/{name}")
     def pipeline(asked: AskedDep, name: str, hours: int = 24) -> HTMLResponse:
@@ -159,8 +159,7 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/p/{name}/run/{verb}/{run_id:path}")
     def run(asked: AskedDep, name: str, verb: str, run_id: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
-            shows_values = asked.reader.may_see_values(found)
-            text, is_known = pages.run_page(asked.base, found, lake, (verb, run_id), shows_values=shows_values)
+            text, is_known = pages.run_page(asked.base, found, lake, (verb, run_id), asked.reader)
             return _page(text, 200 if is_known else 404)
 
     @app.get("/p/{name}/expectations")
@@ -332,7 +331,7 @@ def _lake(asked: Asked, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]
         yield found, bookkeeping_of(found)
     except pages.UNREADABLE as err:
         raise HTTPException(
-            502, f"The lake of {name} can't be read from Airflow's API server: {pages.reason(err)}"
+            502, f"The lake of {name} can't be read from Airflow's API server: {pages.reason(err, found)}"
         ) from err
 
 

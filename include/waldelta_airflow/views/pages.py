@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from waldelta.docs_folder import docs_folder
 from waldelta.errors import WaldeltaError
+from waldelta.lake import local_path
 from waldelta.ledger_rows import now
 from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
@@ -82,16 +83,22 @@ class Card:
         return "failed" if "failed" in worst else "warning" if worst else "ok"
 
 
-def reason(err: BaseException) -> str:
-    """An error in a line; of one that isn't named here, without what a store may add to it."""
+def reason(err: BaseException, pipeline: PipelineFile) -> str:
+    """An error in a line, with files as the lake has them; of one that isn't named here, without what a store may add to it."""
     message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
+    message = message.replace(f"{local_path(pipeline.target.root) or pipeline.target.root}/", "")
     return f"{type(err).__name__}: {shortened(message)}"
 
 
-def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str]) -> str:
-    """All pipelines, those that need attention first."""
+def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader) -> str:
+    """All pipelines, those that need attention first, with runs of the DAGs that the reader may read."""
     at = now()
-    schedules = read_schedules([name for name, found in pipelines.items() if isinstance(found, PipelineFile)])
+    schedules = {
+        name: replace(found, dags=reader.shown(found.dags))
+        for name, found in read_schedules(
+            [n for n, found in pipelines.items() if isinstance(found, PipelineFile)]
+        ).items()
+    }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = [pool.submit(_card, name, found, schedules.get(name), at) for name, found in pipelines.items()]
     cards = [card.result() for card in asked]
@@ -109,7 +116,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     except Exception as err:  # whatever is wrong with one lake, the others' lines are still worth showing
         if not isinstance(err, UNREADABLE):
             log.exception("the overview can't show pipeline %s", name)
-        return Card(name, problem=f"its lake can't be read from here: {reason(err)}", schedule=schedule)
+        return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}", schedule=schedule)
     values = [point.seconds for point in glance.lag]
     if glance.upto is not None:
         values.append((at - glance.upto).total_seconds())
@@ -221,22 +228,22 @@ def _is_under_way(name: str) -> bool:
 
 
 def run_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, asked: tuple[str, str], *, shows_values: bool
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, asked: tuple[str, str], reader: Reader
 ) -> tuple[str, bool]:
     """A run by its verb and id, and whether the ledger knows it; of the verb ANY, what the run did last.
 
-    Without ``shows_values`` it has no keys of rows.
+    It has keys of rows for readers who may see values.
     """
     name, (verb, run_id) = pipeline.pipeline, asked
     if verb == ANY:
         verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)
     dag_id = dag_of_verb(name, verb)
-    dag_run = read_dag_run(dag_id, run_id) if dag_id is not None else None
+    dag_run = read_dag_run(dag_id, run_id) if dag_id is not None and reader.may_read_dag(dag_id) else None
     of_run: dict[str, Any] = {
         "name": name, "here": "runs", "dag_id": dag_id, "dag_run": dag_run,
         "is_under_way": dag_run is not None and dag_run.is_under_way,
-        "shows_values": shows_values, "permission": (pipeline.row_values, cdc_dag(name)),
+        "shows_values": reader.may_see_values(pipeline), "permission": (pipeline.row_values, cdc_dag(name)),
     }  # fmt: skip
     if details is None:
         return render("run_unknown.html", base, verb=verb, run_id=run_id, **of_run), False

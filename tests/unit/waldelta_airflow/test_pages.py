@@ -9,11 +9,14 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
 
 from tests.bookkeeping import run
+from tests.fix_airflow import PIPELINE
 from tests.plugin_app import plugin_app
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
@@ -27,7 +30,7 @@ from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
 from waldelta.review.stopped import Stopped, Unmet
 from waldelta_airflow.settings import pipelines_folder
-from waldelta_airflow.views.dags import ActionDag, UnderWay
+from waldelta_airflow.views.dags import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views.trigger import DagPaused
 
@@ -335,6 +338,27 @@ def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pa
     assert pages[0] == pages[1]
 
 
+def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(shop, schedules, open_pages, monkeypatch):
+    """On the overview and on the page of a run: another DAG's id and run are none of theirs."""
+    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+    states = [DagState(kind, f"shop_{kind}", run_id="r", run_state="running") for kind in ("cdc", "resync")]
+    schedules["shop"] = Schedule(dags=tuple(states))
+    monkeypatch.setattr(
+        "waldelta_airflow.views.pages.read_dag_run", lambda *_: DagRunState("success", frozenset({"land"}))
+    )
+    pages = ("/", f"/p/shop/run/consume/{RUN_ID}", "/p/shop/run/resync/r")
+    for reads_all in (True, False):
+        monkeypatch.setattr(
+            SimpleAuthManager,
+            "is_authorized_dag",
+            lambda _, *, method, details, user, access_entity=None, reads=reads_all: reads or details.id == "shop_cdc",
+        )
+        text = "".join(open_pages("viewer").get(page).text for page in pages)
+        assert "dags/shop_cdc/runs" in text
+        assert ("dags/shop_resync/runs" in text) is reads_all
+
+
 @pytest.mark.parametrize("role, shown", [("admin", True), ("viewer", True), (None, False)])
 def test_a_refused_file_is_shown_to_those_who_see_import_errors(pipelines, schedules, open_pages, role, shown):
     (pipelines / "broken.yml").write_text("pipeline: <b>")
@@ -376,6 +400,21 @@ def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedu
     assert [client.get(f"/p/{name}").status_code for name in ("shop", "fresh", "broken")] == [200, 200, 502]
     for page in PAGES[1:]:
         assert client.get(f"/{page.replace('shop', 'fresh')}").status_code == 200
+
+
+def test_an_error_page_names_no_folder_of_this_server(write_pipeline, schedules, open_pages, tmp_path_factory):
+    """A store's error may have the path of the file that can't be read."""
+    root = tmp_path_factory.mktemp("elsewhere")
+    shop = fill(load_pipeline_file(write_pipeline("shop", text=PIPELINE.replace("{root}", f"file://{root}"))))
+    folder = Path(urlsplit(shop.target.root).path) / "_waldelta/runs"
+    for file in folder.rglob("*.parquet"):
+        file.unlink()
+    client = open_pages("viewer")
+    for page in ("/", "/p/shop/runs"):
+        answer = client.get(page)
+        assert answer.status_code == (200 if page == "/" else 502)
+        assert "_waldelta/runs" in answer.text
+        assert str(root) not in answer.text
 
 
 def test_from_airflows_own_pages(shop, open_pages):
