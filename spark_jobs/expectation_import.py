@@ -62,8 +62,8 @@ def import_great_expectations(kinds: Collection[str] = ()) -> None:
 def import_everything() -> None:
     """Import Great Expectations for any suite, with our own expectations and what makes reports."""
     import_great_expectations(_NEEDS_ALL)
-    for name in ("build_expectations", "validate", "data_docs"):
-        importlib.import_module(f"spark_jobs.{name}")
+    for name in ("spark_jobs.build_expectations", "spark_jobs.validate", "spark_jobs.data_docs"):
+        importlib.import_module(name)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from spark_jobs.identifier import quote, string
 from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
@@ -25,12 +26,14 @@ from spark_jobs.row_filter_value import (
 from spark_jobs.row_filter_verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
 from waldelta.column_names import RAW
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter.analysed import RowFilter
 from waldelta.row_filter.moments import PERIODIC
 from waldelta.row_filter.place import place
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed import FLOATS, MOMENTS, Type, Typed, column_type
+
+if TYPE_CHECKING:
+    from waldelta.ledger_rows import ColumnState
 
 # Longer conditions cost Spark more to compile than to evaluate.
 _MAX_LENGTH = 100_000

@@ -12,7 +12,7 @@ from waldelta.private import hadoop_settings
 
 # The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
 JARS_VARIABLE = "WALDELTA_JARS"
-_DEFAULT_JARS = Path(__file__).resolve().parent.parent.parent / ".cache" / "jars"
+_DEFAULT_JARS = Path(__file__).resolve().parents[2] / ".cache" / "jars"
 DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 # What jobs log: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"

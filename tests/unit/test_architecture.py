@@ -13,26 +13,13 @@ ROOT = Path(__file__).parents[2]
 
 # folder -> packages of this project that may be imported from there
 MAY_IMPORT = {
-    "include/waldelta": {"waldelta"},
+    "include/waldelta": {"waldelta", "spark_jobs"},
     "spark_jobs": {"waldelta", "spark_jobs"},
     "include/waldelta_airflow": {"waldelta", "waldelta_airflow"},
     "dags": {"waldelta_airflow"},
     "plugins": {"waldelta_airflow"},
 }
 OURS = {"waldelta", "spark_jobs", "waldelta_airflow", "demo", "tests"}
-# What the library may use besides the standard library (tests/unit/test_requirements.py pins all of it).
-LIBRARY = {
-    "psycopg",
-    "adbc_driver_postgresql",
-    "pyarrow",
-    "numpy",
-    "pydantic",
-    "sqlglot",
-    "yaml",
-    "croniter",
-    "tenacity",
-    "deltalake",
-}
 # What doesn't exist, or isn't the same, over Spark Connect.
 CLASSIC_ONLY = {
     "sparkContext",
@@ -74,11 +61,15 @@ def test_imports_point_inwards(folder):
     assert wrong == {}
 
 
-def test_the_library_needs_neither_spark_nor_airflow():
-    """waldelta imports the standard library and a short list of libraries."""
-    allowed = LIBRARY | set(sys.stdlib_module_names) | {"waldelta"}
-    wrong = {path.name: sorted(bad) for path in modules("include/waldelta") if (bad := imported(path) - allowed)}
-    assert wrong == {}
+@pytest.mark.parametrize("module", ["waldelta_airflow.factory", "waldelta_airflow.operators", "waldelta_airflow.web"])
+def test_airflow_loads_no_pyspark(module):
+    """Airflow parses DAGs every few seconds and serves pages: neither pays for what only a job needs."""
+    program = (
+        f"import sys, {module}\n"
+        "sys.exit(str(sorted({'pyspark', 'great_expectations'} & set(sys.modules))) if {'pyspark', 'great_expectations'} & set(sys.modules) else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_relative_imports():
@@ -91,7 +82,8 @@ def test_job_code_is_connect_clean():
     """Nothing outside session.py touches what only a classic session has."""
     found = {
         f"{path.name}:{node.lineno} {node.attr if isinstance(node, ast.Attribute) else node.id}"
-        for path in modules("spark_jobs")
+        for folder in ("include/waldelta", "spark_jobs")
+        for path in modules(folder)
         if path.name != "session.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Attribute) and node.attr in CLASSIC_ONLY and not _is_deltalake(path, node.attr))

@@ -16,7 +16,7 @@ from waldelta.ledger_rows import Run, now
 from waldelta.peek import most_messages, plugin_options, protocol_version, whole
 from waldelta.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[2]
 
 
 def source(**options):
