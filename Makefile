@@ -113,7 +113,7 @@ bench-check: setup ## what of the last make bench failed or is worse than the st
 ##@ Odds and ends
 .PHONY: schema
 schema: setup ## write the pipeline file's JSON Schema for editors
-	@$(PYTHON) -c 'import json, waldelta.pipeline_file as f; print(json.dumps(f.json_schema(), indent=2))' > include/pipelines/pipeline.schema.json
+	@$(PYTHON) -c 'import json, waldelta.config.pipeline_file as f; print(json.dumps(f.json_schema(), indent=2))' > include/pipelines/pipeline.schema.json
 	@echo include/pipelines/pipeline.schema.json
 
 .PHONY: clean

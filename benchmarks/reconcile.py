@@ -23,7 +23,7 @@ from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from spark_jobs.session import spark_session
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 
 _CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"
 

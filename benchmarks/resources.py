@@ -12,7 +12,7 @@ from threading import Event
 
 import psutil
 
-from waldelta.beside import beside
+from waldelta.background import beside
 
 INTERVAL_S = 0.1
 # Backends of the source that work for whoever is measured; the subscriber's; Spark; what the job, or a baseline, runs itself;

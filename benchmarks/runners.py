@@ -157,7 +157,7 @@ LOOK = """
 import sys
 from waldelta.idle import look
 from waldelta.job import load_job
-from waldelta.pipeline_file import load_pipeline_file
+from waldelta.config.pipeline_file import load_pipeline_file
 assert not look(load_job(load_pipeline_file(sys.argv[1]))).has_work
 """
 

@@ -30,16 +30,17 @@ from spark_jobs.target_commit import read_commit, read_untouched, take_over_targ
 from spark_jobs.task_error import of_table, writing_error
 from spark_jobs.untold import left_untold, unreported
 from waldelta.change_log import ChangeLog
-from waldelta.column_names import clashes
+from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.evolution import Evolution
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.foreign import Watch
 from waldelta.gate_verdicts import tell_passed
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.locks import LockSessions, target_lock
+from waldelta.metadata_columns import clashes
 from waldelta.present import PresentTable
 from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
@@ -47,7 +48,6 @@ from waldelta.shared_connection import SharedConnection
 from waldelta.skipped_copy import is_empty
 from waldelta.standing import record_removed
 from waldelta.stream import Stream
-from waldelta.target_mode import CHANGELOG
 from waldelta.type_catalog import KnownTypes
 from waldelta.unreadable_messages import record_unreadable
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of

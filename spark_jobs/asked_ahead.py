@@ -22,9 +22,9 @@ from spark_jobs.orphans import ask_reference
 from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE
 from spark_jobs.table_profile import Measured, profile_by_values
-from waldelta.column_names import UNCHANGED
+from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.ledger_rows import TableState
-from waldelta.target_mode import CHANGELOG, MIRROR
+from waldelta.metadata_columns import UNCHANGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

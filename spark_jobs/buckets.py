@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_jobs.collapse import Ints
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
 
 Hashes = npt.NDArray[np.uint64]
 

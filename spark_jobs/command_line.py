@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 from spark_jobs.arguments import check_decision, parse
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.task_error import describe_error
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
-from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quantities import counted
 from waldelta.replay import REPLAY
 from waldelta.spark_settings import log_level

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from waldelta.beside import beside
+from waldelta.background import beside
 from waldelta.catalog import TableId
 from waldelta.errors import WaldeltaError
 from waldelta.quantities import counted

@@ -17,7 +17,6 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from spark_jobs.identifier import parquet, path, quote
 from spark_jobs.live_rows import SNAPSHOT, live_rows
 from spark_jobs.merge import CommitTag, tagged, with_variants
 from spark_jobs.merge_rows import staged_names
@@ -27,15 +26,16 @@ from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
 from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched, take_over_for_copy
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
-from waldelta.column_names import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
+from waldelta.config.target_mode import CHANGELOG, HISTORY, MIRROR, TargetMode, check_change, check_key, mode_columns
 from waldelta.copy import TableCopy
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
 from waldelta.leftovers import staging_folder
 from waldelta.lsn import Lsn
+from waldelta.metadata_columns import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
+from waldelta.spark_sql import parquet, path, quote
 from waldelta.standing import SYNCED
-from waldelta.target_mode import CHANGELOG, HISTORY, MIRROR, TargetMode, check_change, check_key, mode_columns
 from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:

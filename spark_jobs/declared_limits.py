@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spark_jobs.identifier import quote, string
 from waldelta.declared_types import BIT, DeclaredType
+from waldelta.spark_sql import quote, string
 
 _LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
 _REGEX = "expect_column_values_to_match_regex"

@@ -22,15 +22,15 @@ from spark_jobs.collapse_copies import PLACE, collapse_copies
 from spark_jobs.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
 from spark_jobs.unfold import XID, Unfolding, unfold, unfolded_fields
 from spark_jobs.versions import RelationVersion
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
+from waldelta.config.target_mode import CHANGELOG
 from waldelta.copy import RAW_TYPE, raw_map
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
+from waldelta.pgoutput.transactions import SEQ_BITS, Segments
 from waldelta.stream import commits, place_columns
-from waldelta.target_mode import CHANGELOG
-from waldelta.transactions import SEQ_BITS, Segments
 from waldelta.type_map import TargetType, unheld_key
 from waldelta.types.text import Text
 from waldelta.types.wire_format import text_of

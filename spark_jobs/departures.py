@@ -12,8 +12,8 @@ from math import isfinite
 from statistics import median
 from typing import TypeAlias
 
+from waldelta.config.quality import Drift
 from waldelta.profiles import ColumnProfile, Profile
-from waldelta.quality_options import Drift
 from waldelta.quantities import counted
 
 # So that the MAD of a normal distribution is its standard deviation.

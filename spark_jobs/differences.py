@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.identifier import parquet, path, quote
 from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import VERBATIM_ROWS, merged_raw, of_leaves
 from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
-from waldelta.column_names import COMMIT_TS, LSN, RAW
 from waldelta.errors import ApplyError
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.spark_sql import parquet, path, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,6 +14,7 @@ import psycopg
 from spark_jobs.land import land
 from waldelta.bite import Bites
 from waldelta.change_log import ChangeLog
+from waldelta.config.pipeline_file import Source
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import (
     BiteTooLarge,
@@ -29,7 +30,6 @@ from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
-from waldelta.pipeline_file import Source
 from waldelta.quantities import counted
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.server import ServerPosition

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from spark_jobs.plan import last_truncates
+from waldelta.config.target_mode import MIRROR
 from waldelta.drift import Drift, find_drift
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
@@ -20,7 +21,6 @@ from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.repair import Repair
 from waldelta.target_filter import filter_of
-from waldelta.target_mode import MIRROR
 from waldelta.targets import Feed, Target, read_targets
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, check_same_copy

@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import quote
 from waldelta.lake import SPARKS_TIMESTAMPS, files_of, has_deletion_vectors
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

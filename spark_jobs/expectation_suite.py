@@ -13,7 +13,6 @@ from typing import Any, Literal
 from spark_jobs.declared_limits import limits
 from spark_jobs.departures import Before, find_departures
 from spark_jobs.freshness import FreshnessLimit
-from spark_jobs.identifier import quote
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.references import Reference
 from spark_jobs.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
@@ -21,18 +20,19 @@ from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from spark_jobs.table_profile import Measured, profiled_columns
 from waldelta.check_constraints import CheckConstraint
-from waldelta.column_names import RAW, UNCHANGED
+from waldelta.config.expectation_files import OwnSuiteFile, Severity
+from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD, VALUES_KNOWN, told_unknown
 from waldelta.ledger_rows import ColumnState, TableState
-from waldelta.own_suites import OwnSuiteFile, Severity
+from waldelta.metadata_columns import RAW, UNCHANGED
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_value import of_column
 from waldelta.row_filter.typed import column_type
+from waldelta.spark_sql import quote
 from waldelta.target_filter import filter_of
-from waldelta.target_mode import CHANGELOG, MIRROR
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"

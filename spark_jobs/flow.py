@@ -29,7 +29,7 @@ from spark_jobs.task_error import describe_error, unexpected_error
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, LockHeld, SlotGap, SlotUnreadable, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.gap import breaks_recorded, describe, gaps_recorded
 from waldelta.job import Job
 from waldelta.lake import BOOKKEEPING
@@ -38,7 +38,7 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.partition_access import read_unreadable
 from waldelta.peek import end_old_backends
-from waldelta.private import private_files
+from waldelta.permissions import private_files
 from waldelta.quantities import counted
 from waldelta.quarantine import IncompleteRow
 from waldelta.quarantined import tell_anew

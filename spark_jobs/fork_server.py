@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 import spark_jobs
 import waldelta
-from waldelta.job_socket import other_end, receive_request
+from waldelta.fork_socket import other_end, receive_request
 
 log = logging.getLogger("waldelta.fork_server")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from waldelta.quality_options import Freshness
+from waldelta.config.quality import Freshness
 
 _MB = 1 << 20
 

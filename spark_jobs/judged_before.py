@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from spark_jobs.expectation_suite import AS_BEFORE, PlannedExpectation, SuitePlan
 from spark_jobs.row_conditions import is_of_row_alone, snake
 from spark_jobs.verdict import Outcome
-from waldelta.column_names import LSN
+from waldelta.config.target_mode import MIRROR
 from waldelta.delta_log import DeltaLog
 from waldelta.expectation_results import CAN_BE_JUDGED, ON_OTHERS
 from waldelta.judged import Judged
 from waldelta.ledger_rows import BatchCut, TableState
-from waldelta.target_mode import MIRROR
+from waldelta.metadata_columns import LSN
 
 # These depend on more than the target's rows, and are judged anew by each check.
 _NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)

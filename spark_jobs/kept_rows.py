@@ -12,9 +12,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from spark_jobs.duplicate_keys import DuplicateKeys
-from spark_jobs.identifier import quote
 from spark_jobs.live_rows import SNAPSHOT, TRUNCATE
-from waldelta.column_names import (
+from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.metadata_columns import (
     DELETED,
     DELETED_AT,
     LSN,
@@ -26,7 +26,7 @@ from waldelta.column_names import (
     VALID_TO,
     VALID_TO_LSN,
 )
-from waldelta.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

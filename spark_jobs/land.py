@@ -18,11 +18,11 @@ from spark_jobs.writable import write_error
 from waldelta.asked import Asked
 from waldelta.batch_file import BatchFile
 from waldelta.change_log import ChangeLog
+from waldelta.config.pipeline_file import Source
 from waldelta.errors import DecodeError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
-from waldelta.pgoutput.unread import UnreadMessage
-from waldelta.pipeline_file import Source
+from waldelta.pgoutput.unread_message import UnreadMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

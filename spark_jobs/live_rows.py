@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import quote
-from waldelta.column_names import BEFORE, DELETED, LSN, OF_MODES, OP, SEQ, VALID_TO_LSN
-from waldelta.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.metadata_columns import BEFORE, DELETED, LSN, OF_MODES, OP, SEQ, VALID_TO_LSN
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

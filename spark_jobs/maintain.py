@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.flow import Stage, all_failures, run_stages
-from spark_jobs.identifier import path
 from spark_jobs.merge import session_settings
 from spark_jobs.merge_here import is_known
 from spark_jobs.result import RunResult, StageResult, TableResult
@@ -21,18 +20,19 @@ from spark_jobs.target import set_deletion_vectors, set_retention, writes_deleti
 from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.cuts import renew_cut
 from waldelta.errors import LockHeld, WaldeltaError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.lake import NO_HOOKS, files_of, has_deletion_vectors, remove_folder, sync_behind
 from waldelta.ledger_rows import TableState, now
 from waldelta.ledger_upkeep import prune_ledger
 from waldelta.leftovers import find_leftovers
 from waldelta.locks import target_lock
+from waldelta.pgoutput.transactions import Prepared
 from waldelta.quantities import counted
 from waldelta.quarantine import Quarantine
 from waldelta.saved import saved_upto
+from waldelta.spark_sql import path
 from waldelta.standing import copies_under_way
-from waldelta.transactions import Prepared
 from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from spark_jobs.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
-from spark_jobs.identifier import path, quote, string
 from spark_jobs.session import TXN_APP, TXN_VERSION, USER_METADATA
-from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
+from waldelta.spark_sql import path, quote, string
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

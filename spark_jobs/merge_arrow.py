@@ -21,7 +21,7 @@ from spark_jobs.collapse import (
     codes_of,
 )
 from spark_jobs.merge import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES
-from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from spark_jobs.collapse_copies import PLACE
-from spark_jobs.identifier import path, quote
 from spark_jobs.merge import of_leaves
-from waldelta.column_names import COMMIT_TS, LSN, RAW
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.spark_sql import path, quote
 
 _FLOATS = ("float", "double")
 _FLOAT_ARRAY = re.compile(r"array<(float|double)>")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.identifier import parquet
 from spark_jobs.merge import CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.target import VARIANT
 from waldelta.copy import TableCopy
+from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE
-from spark_jobs.identifier import parquet, path, quote, string
 from spark_jobs.live_rows import TRUNCATE, live_rows
 from spark_jobs.merge import (
     QUARANTINED_ROWS,
@@ -27,7 +26,10 @@ from spark_jobs.merge import (
 )
 from spark_jobs.target import VARIANT
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
-from waldelta.column_names import (
+from waldelta.config.target_mode import CHANGELOG, HISTORY, TargetMode
+from waldelta.errors import LateWriter
+from waldelta.lake import write_parquet
+from waldelta.metadata_columns import (
     BEFORE,
     COMMIT_TS,
     DELETED,
@@ -42,10 +44,8 @@ from waldelta.column_names import (
     VALID_TO,
     VALID_TO_LSN,
 )
-from waldelta.column_names import XID as XID_COLUMN
-from waldelta.errors import LateWriter
-from waldelta.lake import write_parquet
-from waldelta.target_mode import CHANGELOG, HISTORY, TargetMode
+from waldelta.metadata_columns import XID as XID_COLUMN
+from waldelta.spark_sql import parquet, path, quote, string
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

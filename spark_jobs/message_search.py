@@ -21,12 +21,12 @@ from waldelta.ledger_rows import TableState
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.relation import read_relation
+from waldelta.pgoutput.transactions import Segments
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pgoutput.unread import UnreadMessage
+from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.row_messages import of_batches
 from waldelta.stream import place_columns
 from waldelta.tally import XID_MASK
-from waldelta.transactions import Segments
 
 Read = Callable[[pa.RecordBatch], object]
 

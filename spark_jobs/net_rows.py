@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_jobs.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_keys import row_keys
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
 from waldelta.pg_text import pg_text
 
 # Net changes that leave a row behind.

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F
 
 from spark_jobs.collapse import codes_of
 from spark_jobs.duplicate_keys import DuplicateKeys
-from spark_jobs.identifier import quote
 from spark_jobs.references import Comparison, Reference, Side
 from spark_jobs.small_target import is_small
-from waldelta.column_names import LSN
+from waldelta.config.target_mode import MIRROR
 from waldelta.lake import SPARKS_TIMESTAMPS, files_of
-from waldelta.target_mode import MIRROR
+from waldelta.metadata_columns import LSN
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

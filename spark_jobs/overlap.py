@@ -21,7 +21,7 @@ from spark_jobs.steps import measures, whole_upto
 from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.job import Job
-from waldelta.private import private_files
+from waldelta.permissions import private_files
 from waldelta.tally import Landed
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.job import Job, load_job
 from waldelta.lake import target_uri
-from waldelta.pipeline_file import PipelineFile, load_pipeline_file, split_table_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ class Pipeline:
         PreflightFailed for a lake on S3 where Spark may overwrite commits.
         """
         from spark_jobs.route import translate
-        from waldelta.finding import lacking
+        from waldelta.findings import lacking
         from waldelta.lake import find_unwritable
         from waldelta.setup import plan_setup
 

@@ -17,7 +17,9 @@ from spark_jobs.stretch import Stretch
 from spark_jobs.unfold import Truncation, Unfolding
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.catalog import TableId
-from waldelta.column_names import RELID
+from waldelta.config.pipeline_file import SchemaPolicy
+from waldelta.config.target_mode import MIRROR
+from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.evolution import (
     Evolution,
@@ -28,17 +30,15 @@ from waldelta.evolution import (
     unchanged,
 )
 from waldelta.ledger_rows import TableState
+from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pipeline_file import SchemaPolicy
 from waldelta.present import PresentTable
 from waldelta.row_messages import RowMessages, Volume
 from waldelta.stream import Stream, commits
 from waldelta.target_filter import filter_of
-from waldelta.target_mode import MIRROR
 from waldelta.type_catalog import INT8, PgType
 from waldelta.type_map import TargetType, column_types
-from waldelta.type_options import TypeOptions
 from waldelta.types.number import NumericAsDouble
 from waldelta.types.wire_format import wire_name
 from waldelta.visibility import Snapshot

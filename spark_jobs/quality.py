@@ -39,21 +39,21 @@ from spark_jobs.session_pool import SessionPool
 from spark_jobs.table_profile import Measured
 from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.config.expectation_files import OwnSuites, read_own_suites
+from waldelta.config.pipeline_file import PipelineFile, split_table_name
+from waldelta.config.target_mode import MIRROR
 from waldelta.delta_log import DeltaLog
 from waldelta.docs_folder import own_docs_folder
 from waldelta.errors import ConfigError, StateError, WaldeltaError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.judged import JudgedSuites
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
-from waldelta.own_suites import OwnSuites, read_own_suites
-from waldelta.pipeline_file import PipelineFile, split_table_name
-from waldelta.private import OWNER_ONLY, private_files
+from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.profiles import KEPT_PER_TABLE, Profiles
 from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
-from waldelta.target_mode import MIRROR
 
 if TYPE_CHECKING:
     from datetime import datetime

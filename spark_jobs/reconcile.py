@@ -20,6 +20,7 @@ from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.task_error import first_line, of_table
+from waldelta.config.target_mode import MIRROR
 from waldelta.connection import describe, named_loss
 from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
@@ -42,7 +43,6 @@ from waldelta.reconcile.reconciliations import (
 )
 from waldelta.snapshot import SnapshotHolder
 from waldelta.standing import Due, Standing
-from waldelta.target_mode import MIRROR
 from waldelta.targets import read_unbarred
 from waldelta.unreadable_messages import close_compared
 from waldelta.watermark import Watermarks

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import ddl, quote
-from waldelta.arrow_columns import storage
-from waldelta.column_names import RAW
+from waldelta.arrow import storage
+from waldelta.metadata_columns import RAW
 from waldelta.pg_text import pg_text
 from waldelta.reconcile.canonical import lake_rows
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
 from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import Rows, Valued
+from waldelta.spark_sql import ddl, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,7 +29,7 @@ from spark_jobs.reconcile_rows import TargetSide, is_among
 from spark_jobs.repair_rows import within_leaves
 from spark_jobs.stretch import Stretches
 from spark_jobs.touched import stage_changed
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
 from waldelta.copy import TableCopy, plan_copy
 from waldelta.copy_where import whole_table
 from waldelta.errors import LateWriter, NeedsSync

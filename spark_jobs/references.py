@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 from deltalake import DeltaTable
 
 from spark_jobs.live_rows import live_rows
+from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
 from waldelta.drift import EVERYTHING
 from waldelta.foreign_keys import ForeignKey, KeyColumn
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState
 from waldelta.membership import from_texts
 from waldelta.row_filter.typed import column_type
 from waldelta.standing import SYNCED
-from waldelta.target_mode import CHANGELOG, MIRROR, TargetMode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -48,7 +48,7 @@ from spark_jobs.touched import stage_changed
 from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.foreign import looked_upto, mirrored_at
 from waldelta.job import Job
 from waldelta.ledger import next_generation

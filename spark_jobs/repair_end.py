@@ -17,7 +17,7 @@ from spark_jobs.merge import CommitTag, tagged, void_statement
 from spark_jobs.target_commit import committed_verb, read_commit
 from spark_jobs.task_error import first_line
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job, identity_of, life_of
 from waldelta.ledger_rows import TableState, TargetCut, now
 from waldelta.locks import target_lock

@@ -19,21 +19,21 @@ from pyspark.sql import functions as F
 from spark_jobs.attempts import once
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.decode import typed_key
-from spark_jobs.identifier import ddl, quote
 from spark_jobs.merge_rows import staged_names
 from spark_jobs.row_filter import spark_condition
-from waldelta.column_names import RELID
 from waldelta.copy import TableCopy, of_leaves, plan_copy
 from waldelta.copy_where import Choice, read_choices, read_keys, whole_table
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.lake import write_parquet
 from waldelta.ledger_rows import TableState
+from waldelta.metadata_columns import RELID
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, gathers, is_dear
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.analysed import published_filter
 from waldelta.snapshot import SnapshotHolder, reader_name
+from waldelta.spark_sql import ddl, quote
 from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from spark_jobs.collapse import (
 )
 from spark_jobs.differences import write_differences
 from spark_jobs.gate import TableGate, judge_of, read_gates
-from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.merge_copies import replace_statement
 from spark_jobs.plan import TargetPlan
@@ -41,8 +40,9 @@ from spark_jobs.stretch import Stretch, Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
 from spark_jobs.task_error import of_table, writing_error
+from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.lake import write_parquet
 from waldelta.ledger_rows import TableState, TargetCut
@@ -52,8 +52,8 @@ from waldelta.present import PresentTable, read_present
 from waldelta.quantities import counted
 from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine
 from waldelta.replay import Span
+from waldelta.spark_sql import parquet
 from waldelta.standing import Due, Standing, read_published, read_standings
-from waldelta.target_mode import MIRROR, check_mirror
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, uri_of
 

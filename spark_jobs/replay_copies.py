@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT
-from spark_jobs.identifier import parquet, path
 from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES
 from spark_jobs.merge_copies import CopiedColumn, different_rows, rewritten_rows
 from spark_jobs.replay_plan import ReplayPlan
@@ -22,6 +21,7 @@ from waldelta.delta_log import read_metadata
 from waldelta.errors import SchemaChanged
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
+from waldelta.spark_sql import parquet, path
 from waldelta.visibility import Snapshot
 
 if TYPE_CHECKING:

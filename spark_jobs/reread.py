@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
 from spark_jobs.net_rows import (
     FRESH,
@@ -41,15 +40,15 @@ from spark_jobs.sent_messages import sent_messages
 from spark_jobs.set_aside import AsideRow, Judged
 from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
 from waldelta.change_log import ChangeLog
-from waldelta.column_names import RELID
 from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.lake import by_row_group, open_parquet, write_parquet
 from waldelta.ledger_rows import now
+from waldelta.metadata_columns import RELID
 from waldelta.quarantine import (
     DISCARDED,
     QUARANTINED,
@@ -63,6 +62,7 @@ from waldelta.quarantine import (
     latest_rows,
     watched_rows,
 )
+from waldelta.spark_sql import parquet
 
 log = logging.getLogger(__name__)
 

@@ -11,16 +11,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import path, quote
 from spark_jobs.target import VARIANT, TargetColumn, prepare_target, replace_target
-from waldelta.column_names import COMMIT_TS, LSN, OF_MODES, RAW
 from waldelta.delta_log import read_metadata
 from waldelta.errors import NeedsSync
 from waldelta.evolution import Evolution, NewColumn
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.lake import remove_folder, write_parquet
 from waldelta.ledger_rows import TableState, now
+from waldelta.metadata_columns import COMMIT_TS, LSN, OF_MODES, RAW
+from waldelta.spark_sql import path, quote
 from waldelta.type_map import TargetType
 from waldelta.watermark import uri_of
 

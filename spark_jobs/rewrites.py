@@ -6,15 +6,15 @@ from dataclasses import replace
 from datetime import timedelta
 
 from spark_jobs.plan import refusal
+from waldelta.config.target_mode import check_change
 from waldelta.errors import NeedsSync
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable
 from waldelta.recopy import mark
 from waldelta.rewrite import to_record, unsent_changes
-from waldelta.target_mode import check_change
 from waldelta.watermark import check_same_copy
 
 # Of a partitioned table, how old the record may grow: emptied leaves are told by the rows that are older than it.

@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import quote, string
-from waldelta.column_names import RAW
+from waldelta.metadata_columns import RAW
+from waldelta.spark_sql import quote, string
 
 # What it doesn't evaluate; its check says only that it couldn't.
 NO_TEXT = "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of an expect_target_rows_to_satisfy"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_jobs.identifier import quote, string
 from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
 from spark_jobs.row_filter_value import (
     OPERATORS,
@@ -24,13 +23,14 @@ from spark_jobs.row_filter_value import (
     spark_type,
 )
 from spark_jobs.row_filter_verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
-from waldelta.column_names import RAW
 from waldelta.errors import FilterNotTranslatable
+from waldelta.metadata_columns import RAW
 from waldelta.row_filter.analysed import RowFilter
 from waldelta.row_filter.moments import PERIODIC
 from waldelta.row_filter.place import place
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed import FLOATS, MOMENTS, Type, Typed, column_type
+from waldelta.spark_sql import quote, string
 
 if TYPE_CHECKING:
     from waldelta.ledger_rows import ColumnState

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_jobs.identifier import string
 from waldelta.row_filter.constants import is_held
 from waldelta.row_filter.signatures import COMPARISONS
 from waldelta.row_filter.typed import MOMENTS, SPARK_TYPES, Type, Typed
+from waldelta.spark_sql import string
 
 OPERATORS = {key: operator for operator, key in COMPARISONS.items()}
 # A row that can't be judged fails the statement; the message holds no value.

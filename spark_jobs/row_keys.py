@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import pyarrow as pa
 
 from spark_jobs.decode import DecodePlan
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
 from waldelta.pg_text import pg_text
 
 

@@ -17,7 +17,7 @@ from spark_jobs.task_error import first_line
 from waldelta.errors import ConfigError, SparkUnreachable, WaldeltaError
 from waldelta.java import check_java
 from waldelta.locks import session_lock
-from waldelta.private import private_files
+from waldelta.permissions import private_files
 from waldelta.spark_settings import (
     DRIVER_MEMORY_VARIABLE,
     LOCAL_MASTER,

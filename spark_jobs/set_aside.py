@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools, codes_of
-from spark_jobs.identifier import parquet
 from spark_jobs.merge import QUARANTINED_ROWS, VERBATIM_ROWS
 from spark_jobs.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
 from spark_jobs.plan import TargetPlan
 from spark_jobs.stage import Staged
-from waldelta.arrow_columns import one_array
+from waldelta.arrow import one_array
 from waldelta.lake import write_parquet
+from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

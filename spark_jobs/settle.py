@@ -21,7 +21,6 @@ from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT, codes_of
 from spark_jobs.decode import DecodePlan, collapse_events, decode, with_typed_keys
 from spark_jobs.final_states import final_states, reached
-from spark_jobs.identifier import ddl
 from spark_jobs.net_files import rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
@@ -29,7 +28,8 @@ from spark_jobs.route import OLD_ROW, UNTOLD, judgement
 from spark_jobs.stage_tasks import tasks_for
 from waldelta.change_log import ChangeLog
 from waldelta.lake import write_parquet
-from waldelta.transactions import SEQ_BITS
+from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -15,20 +15,20 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from spark_jobs.identifier import quote
 from spark_jobs.identity import comparable, comparable_map
 from spark_jobs.merge import CommitTag
 from spark_jobs.merge_rows import merge_rows, staged_names
 from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT, write_error
 from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
-from waldelta.column_names import RAW
 from waldelta.copy import TableCopy
 from waldelta.errors import WaldeltaError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
+from waldelta.metadata_columns import RAW
+from waldelta.spark_sql import quote
 from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:

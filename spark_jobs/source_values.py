@@ -16,11 +16,11 @@ from psycopg import sql
 from spark_jobs.plan import TargetPlan
 from waldelta.catalog import READ_THROUGH, Through
 from waldelta.change_log import ChangeLog
-from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.connection import describe
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
+from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.patience import BARRED, limited, lock_holders
 from waldelta.pg_text import pg_text
 from waldelta.snapshot import wait_until_visible

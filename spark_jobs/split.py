@@ -28,9 +28,9 @@ from waldelta.change_log import ChangeLog
 from waldelta.job import Job
 from waldelta.lake import SPARKS_TIMESTAMPS, remove_folder, rooted
 from waldelta.leftovers import staging_folder
+from waldelta.pgoutput.transactions import Ints
 from waldelta.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
 from waldelta.stream import Stream
-from waldelta.transactions import Ints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

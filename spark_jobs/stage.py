@@ -17,7 +17,6 @@ from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
 from spark_jobs.decode import DecodePlan, collapse_events, decode_all
-from spark_jobs.identifier import ddl, parquet
 from spark_jobs.merge import VERBATIM_ROWS
 from spark_jobs.net_files import NetFiles, rows_at_once
 from spark_jobs.plan import TargetPlan
@@ -27,6 +26,7 @@ from waldelta.change_log import ChangeLog
 from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
 from waldelta.quantities import counted
+from waldelta.spark_sql import ddl, parquet
 from waldelta.types.target import TargetType
 
 if TYPE_CHECKING:

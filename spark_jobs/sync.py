@@ -31,6 +31,7 @@ from spark_jobs.target import target_columns
 from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, keep_target, write_copy
 from waldelta.catalog import TableId
+from waldelta.config.target_mode import MIRROR
 from waldelta.connection import describe, named_loss
 from waldelta.consume import SlotIdentity
 from waldelta.copy import TableCopy, plan_copy, read_chunks
@@ -45,7 +46,7 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.failover import check_source
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
 from waldelta.lake import check_writable
@@ -60,7 +61,6 @@ from waldelta.skipped_copy import check_skipped_copy, skip_copy
 from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
 from waldelta.target_filter import column_states, read_target_filter, to_text
-from waldelta.target_mode import MIRROR
 from waldelta.targets import Target, read_target, read_unbarred
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from spark_jobs.identifier import quote
 from spark_jobs.small_target import is_small
 from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors, row_count
 from waldelta.ledger_rows import TableState
 from waldelta.profiles import ColumnProfile
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -28,7 +28,7 @@ from spark_jobs.told import Told
 from waldelta.consume import SlotIdentity
 from waldelta.delta_log import DeltaLog, read_metadata
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.lake import sync_commit, sync_commits
 from waldelta.ledger_rows import TableState, TargetCut

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from spark_jobs.attempts import once
 from spark_jobs.attempts import told as told_error
-from spark_jobs.identifier import ddl
 from spark_jobs.task_error import named_error
 from waldelta.errors import ApplyError, WaldeltaError
-from waldelta.private import lake_umask, private_files
+from waldelta.permissions import lake_umask, private_files
+from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,6 @@ from spark_jobs.attempts import once
 from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT
 from spark_jobs.decode import DecodePlan, decode, typed_key
-from spark_jobs.identifier import ddl
 from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.stretch import Stretches
 from waldelta.change_log import ChangeLog
@@ -23,6 +22,7 @@ from waldelta.job import Job
 from waldelta.lake import write_parquet
 from waldelta.ledger_rows import TableState
 from waldelta.present import read_present
+from waldelta.spark_sql import ddl
 from waldelta.type_catalog import read_types
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from spark_jobs.collapse import (
     newest_known,
     rows_left,
 )
-from waldelta.target_mode import CHANGELOG, SOFT_DELETE, TargetMode
+from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE, TargetMode
 
 # Of a state: until when it held; null while it does.
 TO_LSN, TO_TS = "to_lsn", "to_ts"

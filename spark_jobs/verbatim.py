@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.column_names import RAW
 from waldelta.job import Job
+from waldelta.metadata_columns import RAW
 from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.relation import Relation, read_relation
-from waldelta.pgoutput.unread import MARK
+from waldelta.pgoutput.transactions import Bools, Ints, order_of
+from waldelta.pgoutput.unread_message import MARK
 from waldelta.stream import Stream
-from waldelta.transactions import Bools, Ints, order_of
 
 _END = int(np.iinfo(np.int64).max)
 _SKIPPED = MARK + "R"

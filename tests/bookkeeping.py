@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.expectation_results import ExpectationResult
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger_rows import Run, TargetCut
-from waldelta.pipeline_file import PipelineFile
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -43,7 +43,7 @@ def have_parsed(stack: Stack) -> None:
 
 @pytest.fixture(scope="session")
 def fault_points() -> Iterator[Listener]:
-    """Who hears where the jobs of the stack are (waldelta.fault)."""
+    """Who hears where the jobs of the stack are (waldelta.failpoints)."""
     with own_folder() as folder:
         listener = Listener(folder / "socket", gates=False)
         yield listener

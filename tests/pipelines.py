@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.consume import confirmed_lsn
 from waldelta.job import Job, load_job
 from waldelta.ledger_rows import SlotMove, now
-from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
 
 

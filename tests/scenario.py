@@ -17,7 +17,7 @@ from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunResult
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from demo.outcome import Outcome, show
 from demo.replay import Operations, Slice, plan_slices, prepare, replay
 from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
+from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.ledger import Ledger
-from waldelta.pipeline_file import PipelineFile, load_pipeline_file
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from waldelta.pipeline_file import Publication, Source
+from waldelta.config.pipeline_file import Publication, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pyarrow.fs import FileSelector, FileSystem
 from waldelta.errors import LateWriter
 from waldelta.file_statistics import FileStatistics
 from waldelta.lake import checkpoint, only_if_unchanged, remove_empty_log, rooted, sync_commit
-from waldelta.private import private_files
+from waldelta.permissions import private_files
 from waldelta.unwritable import unwritable
 
 # What files are pruned by and the landed end is read from.

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
+from waldelta.config.pipeline_file import split_table_name
 from waldelta.membership import Membership
-from waldelta.pipeline_file import split_table_name
 from waldelta.type_catalog import PgType, fetch, read_types
 
 Connection = psycopg.Connection[Any]

@@ -21,7 +21,7 @@ from deltalake.exceptions import TableNotFoundError
 from waldelta.batch_file import BatchFile, commit_batch, create_log, write_batch
 from waldelta.delta_log import read_metadata
 from waldelta.errors import DecodeError, SlotGap
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.lake import (
     CHANGES,
     NO_HOOKS,
@@ -36,15 +36,23 @@ from waldelta.lake import (
 from waldelta.ledger_rows import ConsumedBatch
 from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
 from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
+from waldelta.pgoutput.transactions import (
+    LAST_SEQ,
+    SEQ_BITS,
+    Landmark,
+    Prepared,
+    order_of,
+    prepared_transactions,
+    resolve,
+)
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pgoutput.unread import MARK
+from waldelta.pgoutput.unread_message import MARK
 from waldelta.pgoutput.wire import unsigned
 from waldelta.quantities import counted
 from waldelta.quarantine import SKIPPED, Quarantine
 from waldelta.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.stream import Stream
 from waldelta.tally import COLUMNS, XID_MASK, Landed, Tally
-from waldelta.transactions import LAST_SEQ, SEQ_BITS, Landmark, Prepared, order_of, prepared_transactions, resolve
 from waldelta.visibility import Snapshot
 
 _TIMELINE = [

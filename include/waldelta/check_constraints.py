@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
+from waldelta.config.pipeline_file import split_table_name
 from waldelta.ledger_rows import TableState
-from waldelta.pipeline_file import split_table_name
 
 
 @dataclass(frozen=True, slots=True)

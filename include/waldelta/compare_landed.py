@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 
 from waldelta.asked import Asked
+from waldelta.config.pipeline_file import Source
 from waldelta.errors import ConsumeMismatch, PublicationGone
 from waldelta.ledger_rows import SlotMove
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.peek import peek_error, whole
-from waldelta.pipeline_file import Source
 from waldelta.slot_count import agree, counted
 from waldelta.tally import Transactions
 

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from waldelta.binary_count import WORTH_IT, is_plain, is_refused
 from waldelta.compare_landed import check_landed
+from waldelta.config.pipeline_file import Source
 from waldelta.errors import (
     ConsumeMismatch,
     LateWriter,
@@ -25,12 +26,11 @@ from waldelta.errors import (
     SlotStuck,
     SourceUnreachable,
 )
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.peek import in_binary, name_of_copy, short_name, whole
-from waldelta.pipeline_file import Source
 from waldelta.slot_count import agree, counted, named_use
 from waldelta.tally import Transactions
 

@@ -21,9 +21,9 @@ from adbc_driver_postgresql import StatementOptions
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from waldelta.arrow_columns import storage
+from waldelta.arrow import storage
 from waldelta.catalog import PublishedTable, TableId
-from waldelta.column_names import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
+from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.connection import connect, connect_arrow, describe
 from waldelta.errors import (
     ApplyError,
@@ -34,13 +34,13 @@ from waldelta.errors import (
     TableBusy,
     WaldeltaError,
 )
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.patience import BARRED, named_holders
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk
 from waldelta.type_map import TargetType, column_types, unheld_key
-from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.types.target import printed
 
 BATCH_BYTES = 8 << 20

@@ -14,7 +14,6 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.catalog import Leaf, PublishedTable, Through
-from waldelta.column_names import RELID
 from waldelta.connection import connect_arrow
 from waldelta.copy import (
     TableCopy,
@@ -26,6 +25,7 @@ from waldelta.copy import (
     select_statement,
 )
 from waldelta.errors import SnapshotLost
+from waldelta.metadata_columns import RELID
 
 
 @dataclass(frozen=True, slots=True)

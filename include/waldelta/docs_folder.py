@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ConfigError
-from waldelta.finding import Finding, problem, warning
+from waldelta.findings import Finding, problem, warning
 from waldelta.lake import bookkeeping_uri, local_path
-from waldelta.pipeline_file import PipelineFile
 from waldelta.report_list import ENTRIES_FOLDER
 
 # In the folder of the reports: the validation results that they are made from.

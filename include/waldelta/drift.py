@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from waldelta.catalog import PublishedTable
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.emptied import renewed_files
 from waldelta.errors import FilterNotTranslatable, NeedsSync
 from waldelta.ledger_rows import StorageState, TableState
 from waldelta.membership import from_texts, lost_operations, to_texts, was_away
-from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
 from waldelta.repair import Repair, entered_columns, moved_leaves, reattached
 from waldelta.row_filter.parse import parse_analysed

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from waldelta.column_names import RELID_ATTNUM
+from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.present import PresentColumn, PresentTable
 from waldelta.rewrite import rewritten
 from waldelta.type_catalog import PgType
 from waldelta.type_map import TargetType, column_types
-from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.types.number import decimal
 
 _TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700

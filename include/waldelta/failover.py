@@ -25,7 +25,7 @@ from waldelta.errors import (
     SourceError,
     SourceUnreachable,
 )
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job, life_of
 from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.locks import target_lock

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import StateError
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.lake import is_within, local_path, sync_commits
 from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now

@@ -29,8 +29,8 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited, read_around
 from waldelta.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
+from waldelta.permissions import private_files
 from waldelta.present import PresentTable, read_present
-from waldelta.private import private_files
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes

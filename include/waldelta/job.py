@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.connection import (
     connect,
     conninfo_from_environment,
@@ -23,7 +24,6 @@ from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, SlotMissing, StateError
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import SlotMove, TableState, now
-from waldelta.pipeline_file import PipelineFile
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
 STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from waldelta.catalog import Column, Relation
-from waldelta.column_names import clashes
+from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
-from waldelta.finding import Finding, problem, warning
-from waldelta.pipeline_file import Target
+from waldelta.findings import Finding, problem, warning
+from waldelta.metadata_columns import clashes
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.source_facts import Facts
 from waldelta.type_map import column_types

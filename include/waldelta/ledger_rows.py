@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 
 import pyarrow as pa
 
-from waldelta.target_mode import MIRROR, TargetMode
+from waldelta.config.target_mode import MIRROR, TargetMode
 
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -208,7 +208,7 @@ class TableState:
     version: int | None = None
     # What others wrote to the target since the copy: the first such commit and the latest (see waldelta.foreign).
     foreign_commits: list[ForeignCommit] = field(default_factory=list)
-    # What the target keeps (see waldelta.target_mode), when it isn't a mirror.
+    # What the target keeps (see waldelta.config.target_mode), when it isn't a mirror.
     mode: str | None = None
     # Whether the target lacks rows on purpose (see waldelta.skipped_copy); None: it doesn't.
     copy_skipped: bool | None = None

@@ -20,7 +20,7 @@ from deltalake import CommitProperties, DeltaTable, WriterProperties, write_delt
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.lake import NO_HOOKS, checkpoint, files_of, sync_commit, write_checkpoint
 from waldelta.ledger_files import STATISTIC, read_sorted, scan_sorted
 from waldelta.unwritable import unwritable

@@ -13,7 +13,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from waldelta.errors import TargetNotWritable
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.lake import bookkeeping_uri, encode_segment, folders_in, list_folders, remove_folder, write_parquet
 
 log = logging.getLogger(__name__)

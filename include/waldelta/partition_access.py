@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import READ_THROUGH, Leaf, TableId, Through
+from waldelta.config.pipeline_file import Source
 from waldelta.grants import DefaultGrant, Grant, Need, sql_name, statements
-from waldelta.pipeline_file import Source
 from waldelta.publication_tables import MEMBERS
 from waldelta.type_catalog import fetch
 

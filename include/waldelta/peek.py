@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import tenacity
 from psycopg import sql
 
-from waldelta.arrow_columns import storage
+from waldelta.arrow import storage
+from waldelta.config.pipeline_file import Options, Source
 from waldelta.connection import connect, connect_arrow, ended_by_replay
 from waldelta.errors import (
     BiteTooLarge,
@@ -34,12 +35,11 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
-from waldelta.pgoutput.unread import MARK
-from waldelta.pipeline_file import Options, Source
+from waldelta.pgoutput.unread_message import MARK
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.commit_time import shown_at
+from waldelta.config.pipeline_file import Source
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import PeekTimeout, StateError
 from waldelta.job import Job
@@ -19,8 +19,8 @@ from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.patience import limited
 from waldelta.peek import peek_error, whole
+from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pgoutput.control import begun_at
-from waldelta.pipeline_file import Source
 from waldelta.slot_count import first_message
 from waldelta.unreadable import Refusal
 from waldelta.visibility import Snapshot

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import TableId
-from waldelta.column_names import RELID, RELID_ATTNUM
 from waldelta.ledger_rows import AttributeState, FileState, LabelState, StorageState, TableState
+from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.type_catalog import fetch
 
 

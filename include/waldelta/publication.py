@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from waldelta.catalog import Column, TableId
-from waldelta.pipeline_file import Publication
+from waldelta.config.pipeline_file import Publication
 from waldelta.row_filter import parse_row_filter, refused_filter
 
 Connection = psycopg.Connection[Any]

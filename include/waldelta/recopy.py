@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import TableBusy
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.patience import read_around

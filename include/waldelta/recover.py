@@ -26,7 +26,7 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.failover import Promotion, find_promotion, record_promotion
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from waldelta.catalog import PublishedTable
+from waldelta.config.target_mode import MIRROR
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger_rows import StorageState, TableState
 from waldelta.membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse import children, parse_analysed, walk
 from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
-from waldelta.target_mode import MIRROR
 
 # A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
 FEW_ROWS = 10_000

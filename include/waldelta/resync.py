@@ -13,7 +13,7 @@ import psycopg
 
 from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
 from waldelta.failover import check_system
-from waldelta.fault import fault_point
+from waldelta.failpoints import fault_point
 from waldelta.gap import BREAKS, describe, open_gaps, record_gap
 from waldelta.job import Job
 from waldelta.lake import check_writable

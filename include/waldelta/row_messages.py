@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, rooted
+from waldelta.pgoutput.transactions import SEQ_BITS, Bools, Ints, Segments
 from waldelta.stream import Stream, commits, place_columns
-from waldelta.transactions import SEQ_BITS, Bools, Ints, Segments
 from waldelta.visibility import Snapshot
 
 ROW_KINDS = ("I", "U", "D")

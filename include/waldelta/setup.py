@@ -17,19 +17,19 @@ from typing import Any, TypeVar
 import psycopg
 import tenacity
 
+from waldelta.config.pipeline_file import Publication
 from waldelta.entries import entries_kept
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
-from waldelta.fault import fault_point
-from waldelta.finding import Finding, gathered, problem, warning
+from waldelta.failpoints import fault_point
+from waldelta.findings import Finding, gathered, problem, warning
 from waldelta.grants import sql_name
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.locks import AdvisoryLock, slot_lock
 from waldelta.patience import BARRED, limited, lock_holders
 from waldelta.peek import end_old_backends
-from waldelta.pipeline_file import Publication
+from waldelta.permissions import private_files
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
-from waldelta.private import private_files
 from waldelta.publication import (
     LOCK_TIMEOUT_MS,
     Mark,

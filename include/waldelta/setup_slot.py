@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 
 from waldelta.change_log import ChangeLog
+from waldelta.config.pipeline_file import Source
 from waldelta.consume import kept_copy
 from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, WaldeltaError
-from waldelta.fault import fault_point
-from waldelta.finding import Finding, problem, warning
+from waldelta.failpoints import fault_point
+from waldelta.findings import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import Source
 from waldelta.quantities import size
 from waldelta.server import read_system_identifier
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot

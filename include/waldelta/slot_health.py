@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from waldelta.config.pipeline_file import SlotLimits
 from waldelta.ledger_rows import SlotMove
-from waldelta.pipeline_file import SlotLimits
 from waldelta.quantities import counted, size
 from waldelta.slot import SlotState
 

@@ -16,9 +16,9 @@ from typing import Any, Self
 import psycopg
 from psycopg.abc import Params
 
+from waldelta.config.pipeline_file import Source
 from waldelta.connection import OneStatementCursor
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import Source
 from waldelta.quantities import counted, size
 
 Connection = psycopg.Connection[Any]

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from waldelta.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.publication import PublicationState
 from waldelta.slot import SlotState
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from waldelta.errors import ConfigError
-from waldelta.private import hadoop_settings
+from waldelta.permissions import hadoop_settings
 
 # The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
 JARS_VARIABLE = "WALDELTA_JARS"

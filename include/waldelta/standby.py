@@ -17,7 +17,8 @@ from typing import Any
 
 import psycopg
 
-from waldelta.beside import beside
+from waldelta.background import beside
+from waldelta.config.pipeline_file import SlotLimits
 from waldelta.connection import describe, describe_server
 from waldelta.errors import (
     AuthenticationFailed,
@@ -30,7 +31,6 @@ from waldelta.errors import (
 )
 from waldelta.job import Job
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import SlotLimits
 from waldelta.quantities import size
 from waldelta.server import READABLE_LSN, WRITTEN, ServerPosition, read_position, read_standby_position
 from waldelta.slot import SlotState, check_health, read_slot

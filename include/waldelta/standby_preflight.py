@@ -15,7 +15,7 @@ from waldelta.errors import (
     SourceChanged,
     SourceUnreachable,
 )
-from waldelta.finding import Finding, problem, warning
+from waldelta.findings import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.source_facts import Facts, ServerFacts
 from waldelta.standby import left_on_primary, slot_position

@@ -14,14 +14,14 @@ from enum import StrEnum
 
 import psycopg
 
+from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.errors import LakeError, LateWriter, LockHeld
-from waldelta.failure import ERRORS
 from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
 from waldelta.patience import read_barred
-from waldelta.pipeline_file import SchemaPolicy
+from waldelta.remedies import ERRORS
 from waldelta.targets import Feed, read_feeds
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.commit_time import shown
 from waldelta.errors import DecodeError
+from waldelta.pgoutput.commit_time import shown
 from waldelta.pgoutput.relation import Relation, read_relation
-from waldelta.transactions import Ints, Segments
+from waldelta.pgoutput.transactions import Ints, Segments
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from waldelta.finding import Finding, problem, warning
-from waldelta.own_suites import read_own_suites
-from waldelta.pipeline_file import PipelineFile
-from waldelta.target_mode import MIRROR
+from waldelta.config.expectation_files import read_own_suites
+from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config.target_mode import MIRROR
+from waldelta.findings import Finding, problem, warning
 
 
 def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from waldelta.catalog import Leaf, Relation
 from waldelta.effective_publication import is_overruled, own_leaves
-from waldelta.finding import Finding, lacking, problem, warning
+from waldelta.findings import Finding, lacking, problem, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
 from waldelta.partition_access import describe_unreadable
 from waldelta.publication import PublicationState, PublicationTable

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.unread import MARK
-from waldelta.transactions import Landmark
+from waldelta.pgoutput.transactions import Landmark
+from waldelta.pgoutput.unread_message import MARK
 
 XID_MASK = 0xFFFFFFFF
 COLUMNS = ("kind", "relation_id", "xid8", "streamed_xid", "end_lsn", "commit_ts")
@@ -71,7 +71,7 @@ class Transactions:
 class Landed:
     """One batch as the lake holds it; ``rows`` are all messages, also those that don't count.
 
-    ``commit_us`` is the latest commit time, see waldelta.commit_time.
+    ``commit_us`` is the latest commit time, see waldelta.pgoutput.commit_time.
     """
 
     batch: int

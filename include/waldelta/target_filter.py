@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import Column, PublishedTable
+from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ConfigError, StateError
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
 from waldelta.type_map import column_types
-from waldelta.type_options import TypeOptions
 
 Connection = psycopg.Connection[Any]
 

@@ -20,14 +20,14 @@ from waldelta.catalog import (
     read_partitions,
     read_relations,
 )
-from waldelta.column_names import RELID
+from waldelta.config.pipeline_file import PipelineFile, TargetTable
+from waldelta.config.target_mode import check_key
 from waldelta.effective_publication import members
 from waldelta.errors import ModeRefused
-from waldelta.finding import Finding, problem
-from waldelta.pipeline_file import PipelineFile, TargetTable
+from waldelta.findings import Finding, problem
+from waldelta.metadata_columns import RELID
 from waldelta.publication import PublicationState
 from waldelta.source_facts import Facts
-from waldelta.target_mode import check_key
 from waldelta.targets import Feed, feeds, gathered_roots, sources
 
 Connection = psycopg.Connection[Any]

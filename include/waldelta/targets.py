@@ -23,10 +23,10 @@ from waldelta.catalog import (
     read_partitions,
     read_relations,
 )
-from waldelta.column_names import RELID, RELID_ATTNUM
+from waldelta.config.pipeline_file import PipelineFile, TargetTable
 from waldelta.errors import TableBusy
+from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.patience import Barred, limited, read_around, read_barred, within
-from waldelta.pipeline_file import PipelineFile, TargetTable
 from waldelta.published import read_published_relations, read_published_tables
 from waldelta.target_filter import both
 from waldelta.type_catalog import INT8, PgType

@@ -7,8 +7,8 @@ from functools import cache
 
 import pyarrow as pa
 
+from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.type_catalog import PgType
-from waldelta.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.types.array import Array
 from waldelta.types.binary import Bytea
 from waldelta.types.datetime import Moment

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from waldelta.catalog import TableId
-from waldelta.pipeline_file import Source
+from waldelta.config.pipeline_file import Source
 from waldelta.type_catalog import fetch
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
+from waldelta.config.pipeline_file import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError
 from waldelta.job import Job
 from waldelta.lsn import Lsn
@@ -27,7 +28,6 @@ from waldelta.peek import PeekBound, call, peek_error, plugin_options, whole
 from waldelta.pgoutput.control import read_begin
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.pgoutput.relation import read_relation
-from waldelta.pipeline_file import Source
 from waldelta.publication_tables import filtered_tables
 from waldelta.walsender import stream_slot
 

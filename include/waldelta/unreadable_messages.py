@@ -22,7 +22,7 @@ from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import NAMES
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pgoutput.unread import UnreadMessage
+from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pgoutput.wire import unsigned, without_dump
 from waldelta.quarantine import RESOLVED, SKIPPED, UNREADABLE, IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.standing import held_generations

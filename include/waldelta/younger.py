@@ -13,12 +13,12 @@ from typing import Any
 
 import psycopg
 
+from waldelta.config.pipeline_file import Source
 from waldelta.errors import PublicationGone, SourceUnreachable
-from waldelta.finding import Finding, problem, warning
+from waldelta.findings import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.peek import call, peek_error, whole
-from waldelta.pipeline_file import Source
 from waldelta.publication import PublicationState
 from waldelta.server import READABLE_LSN
 from waldelta.slot import PLUGIN

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from waldelta.pipeline_file import split_table_name
+from waldelta.config.pipeline_file import split_table_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from waldelta.pipeline_file import PipelineFile
+    from waldelta.config.pipeline_file import PipelineFile
 
 _COUNTS = ("inserted", "updated", "deleted", "skipped")
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
 
+from waldelta.config.pipeline_file import Notification, PipelineFile
 from waldelta.errors import ConfigError, SlotCritical
-from waldelta.failure import ERRORS, REMEDIES, is_kind
-from waldelta.pipeline_file import Notification, PipelineFile
+from waldelta.remedies import ERRORS, REMEDIES, is_kind
 from waldelta_airflow import settings
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
 
+    from waldelta.config.pipeline_file import PipelineFile
     from waldelta.job import Job
-    from waldelta.pipeline_file import PipelineFile
     from waldelta_airflow.child_process import ChildProcess
     from waldelta_airflow.forked_job import ForkedJob
     from waldelta_airflow.spark_submit import SparkSubmit

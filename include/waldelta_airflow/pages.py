@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from waldelta.pipeline_file import PipelineFile, Publication
+    from waldelta.config.pipeline_file import PipelineFile, Publication
 
 _KINDS = {
     "setup": """\

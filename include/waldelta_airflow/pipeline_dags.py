@@ -13,8 +13,8 @@ from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.decisions import DECISIONS
-from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow import settings
 from waldelta_airflow.job_result import named_failures
 from waldelta_airflow.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical

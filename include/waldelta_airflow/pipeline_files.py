@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import PipelineFile, load_pipeline_file
 
 
 def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:

@@ -14,7 +14,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException
 
 from waldelta.errors import ConfigError
-from waldelta.private import lake_umask
+from waldelta.permissions import lake_umask
 from waldelta.quantities import counted
 from waldelta.spark_settings import driver_memory, driver_settings, jars, local_settings, log_settings
 from waldelta_airflow import settings

@@ -12,11 +12,11 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume, run_resync
 from spark_jobs.sync import sync
 from tests.pipelines import pipeline_file
-from waldelta.commit_time import EARLIEST, LATEST
 from waldelta.idle import look
 from waldelta.job import load_job
 from waldelta.lake import SPARKS_TIMESTAMPS
 from waldelta.pending import oldest_unapplied, oldest_unread
+from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
 from waldelta.server import read_position

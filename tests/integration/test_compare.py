@@ -10,11 +10,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.compare import compare_target, difference
 from spark_jobs.sync import sync
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.job import Job
 from waldelta.lake import target_uri
 from waldelta.ledger_rows import SlotMove, now
-from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
 
 pytestmark = pytest.mark.spark

@@ -30,7 +30,7 @@ import json, os, sys, time
 from pathlib import Path
 from spark_jobs.session import open_session
 from waldelta.job import load_job
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 
 folder, document = Path(sys.argv[1]), json.loads(sys.argv[2])
 
@@ -128,7 +128,7 @@ COLUMNS = """
 import json, os, sys
 from spark_jobs.session import COMMIT_SETTINGS, open_session
 from waldelta.job import load_job
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 
 with open_session("test", load_job(PipelineFile.model_validate(json.loads(sys.argv[1]))), "columns") as spark:
     left = [key for key in COMMIT_SETTINGS if spark.conf.get(key, None) is not None]
@@ -164,7 +164,7 @@ from spark_jobs.flow import consume
 from spark_jobs.session import open_session
 from spark_jobs.sync import sync
 from waldelta.job import load_job
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 
 job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))
 with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo, autocommit=True) as source:

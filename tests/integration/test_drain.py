@@ -18,6 +18,7 @@ from tests.landing import land_only, landed_end, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
 from tests.waiting import wait_until
 from waldelta import idle
+from waldelta.config.pipeline_file import Publication
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import (
     BiteTooLarge,
@@ -37,7 +38,6 @@ from waldelta.lake import CHANGES, bookkeeping_uri, local_path
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, reader_name
-from waldelta.pipeline_file import Publication
 from waldelta.slot import check_received
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

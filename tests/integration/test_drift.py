@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.pipeline import Pipeline
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.idle import look
 from waldelta.job import load_job
-from waldelta.pipeline_file import PipelineFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -15,12 +15,12 @@ from pyspark.sql.types import BooleanType
 
 import spark_jobs.merge_files
 import spark_jobs.merge_staged
-from spark_jobs.identifier import path
 from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
 from tests.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.ledger_rows import TargetCut
+from waldelta.spark_sql import path
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

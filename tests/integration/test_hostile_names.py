@@ -12,12 +12,12 @@ from psycopg import sql
 from spark_jobs.arguments import parse
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
-from spark_jobs.identifier import quote
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
 from waldelta.ledger_rows import now
 from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.spark_sql import quote
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

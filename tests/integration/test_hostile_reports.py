@@ -23,10 +23,10 @@ from spark_jobs.verdict import QualityReport
 from tests.browser import open_browser
 from tests.pipelines import pipeline_file
 from tests.plugin_app import plugin_app, serve
+from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import ColumnState, TableState, now
-from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.reconcile.reconciliations import Reconciliation
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry, read_entries

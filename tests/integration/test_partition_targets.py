@@ -11,9 +11,9 @@ import pytest
 
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.idle import look
-from waldelta.pipeline_file import PipelineFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from waldelta.config.pipeline_file import Source
 from waldelta.connection import connect, connect_arrow
 from waldelta.errors import PeekTimeout
 from waldelta.peek import PeekBound
@@ -15,7 +16,6 @@ from waldelta.pgoutput.logical_message import read_logical_message
 from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pipeline_file import Source
 from waldelta.server import read_position
 
 pytestmark = pytest.mark.pg

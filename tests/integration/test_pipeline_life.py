@@ -6,7 +6,7 @@ import pytest
 
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

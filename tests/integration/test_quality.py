@@ -13,11 +13,11 @@ import pytest
 from spark_jobs.data_docs import prune_reports
 from spark_jobs.quality import Left, check
 from tests.bookkeeping import read_expectation_results
+from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.errors import ConfigError, QualityFailed, StateError
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut, now
-from waldelta.pipeline_file import PipelineFile, split_table_name
 from waldelta.quarantine import IncompleteRow, Quarantine
 
 pytestmark = pytest.mark.spark

@@ -18,7 +18,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed, is_long
-from waldelta.pipeline_file import Publication
+from waldelta.config.pipeline_file import Publication
 from waldelta.repair import Rule, entering
 from waldelta.watermark import uri_of
 

@@ -12,9 +12,9 @@ from spark_jobs.quality import Left, check
 from spark_jobs.quick_check import quick_outcomes
 from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
 from tests.integration.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
+from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.ledger_rows import ColumnState
-from waldelta.own_suites import OwnExpectation
 
 pytestmark = pytest.mark.spark
 

@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.pipeline import Pipeline
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import PreflightFailed
-from waldelta.pipeline_file import PipelineFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -12,7 +12,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from spark_jobs.identifier import ddl
 from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from tests import row_filter_generator as generator
@@ -23,6 +22,7 @@ from waldelta.copy import raw_map
 from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import resolve_filter
+from waldelta.spark_sql import ddl
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type
 

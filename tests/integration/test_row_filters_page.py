@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from spark_jobs.collapse import DELETE, INSERT, UPDATE
-from spark_jobs.identifier import ddl
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.route import SENT, judgement, plan_routing
 from spark_jobs.row_filter import spark_condition
@@ -22,6 +21,7 @@ from waldelta.errors import ConfigError
 from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import resolve_filter
 from waldelta.setup import plan_setup
+from waldelta.spark_sql import ddl
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type
 

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tests.fix_airflow import PIPELINE
 from tests.waiting import wait_until
-from waldelta.pipeline_file import load_pipeline_file
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta_airflow.operators import WaldeltaJobOperator
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]

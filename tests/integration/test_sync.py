@@ -19,6 +19,7 @@ from tests.copies import before_rows
 from tests.going_on import insert_that_goes_on
 from tests.waiting import wait_until
 from waldelta.catalog import TableId
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import (
     ConfigError,
     LockHeld,
@@ -34,7 +35,6 @@ from waldelta.lake import local_path, target_uri
 from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
-from waldelta.pipeline_file import PipelineFile
 from waldelta.server import read_position
 from waldelta.watermark import uri_of
 

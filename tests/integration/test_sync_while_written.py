@@ -15,7 +15,7 @@ from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.seeds import chosen_seed
-from waldelta.beside import beside
+from waldelta.background import beside
 from waldelta.job import load_job
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from waldelta.config.type_options import TypeOptions
 from waldelta.connection import connect, connect_arrow
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.relation import read_relation
@@ -17,7 +18,6 @@ from waldelta.reconcile.canonical import Marks, lake_rows, source_text
 from waldelta.reconcile.hash64 import hash_texts
 from waldelta.type_catalog import read_types
 from waldelta.type_map import target_type
-from waldelta.type_options import TypeOptions
 
 pytestmark = pytest.mark.pg
 

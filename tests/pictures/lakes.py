@@ -16,13 +16,13 @@ from deltalake import write_deltalake
 from spark_jobs.result import RunResult, StageResult
 from spark_jobs.task_error import describe_error
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, expectations_table
 from waldelta.lake import target_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import BatchCut, ColumnState, ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, Quarantine
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference

@@ -29,7 +29,7 @@ from tests.soak.results import MATRIX, RESULTS, code, matrix, write
 from tests.soak.scene import IN_STEPS, Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from tests.soak.within import Within
-from waldelta.fault import SOCKET
+from waldelta.failpoints import SOCKET
 from waldelta.ledger_rows import now
 
 LANES = 4

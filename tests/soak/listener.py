@@ -1,4 +1,4 @@
-"""Who answers the fault points (waldelta.fault): notes each one, and breaks something at the one that is armed."""
+"""Who answers the fault points (waldelta.failpoints): notes each one, and breaks something at the one that is armed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from waldelta.fault import SOCKET
+from waldelta.failpoints import SOCKET
 
 Action = Callable[[int], None]
 

@@ -10,12 +10,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.pipeline import Pipeline
 from tests.power import Disk
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.cuts import renew_cut
 from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.lake import local_path, sync_commit
 from waldelta.ledger_rows import BatchCut, TargetCut, now
-from waldelta.pipeline_file import PipelineFile
 
 NAMES = ("t", "u")
 

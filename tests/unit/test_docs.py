@@ -11,10 +11,10 @@ import yaml
 
 import waldelta.errors
 from spark_jobs.arguments import VERBS
+from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
 from waldelta.errors import WaldeltaError
-from waldelta.failure import REMEDIES
 from waldelta.ledger_rows import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
-from waldelta.pipeline_file import Options, PipelineFile, Publication, Source, Target
+from waldelta.remedies import REMEDIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

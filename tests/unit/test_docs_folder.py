@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from spark_jobs.data_docs import list_reconciliation, prune_reports
 from tests.pipelines import pipeline_file
+from waldelta.config.quality import Quality
 from waldelta.docs_folder import docs_folder, judge_docs
 from waldelta.errors import ConfigError
-from waldelta.quality_options import Quality
 
 STORES = (
     "s3a://bucket/lake",

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.drift import find_drift
 from waldelta.ledger_rows import AttributeState, ColumnState, FileState, StorageState, TableState
 from waldelta.membership import Membership, to_texts
-from waldelta.pipeline_file import PipelineFile
 from waldelta.present import PresentTable
 from waldelta.repair import obstacle
 from waldelta.row_filter import RowFilter

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
 from waldelta.failover import (
@@ -23,7 +24,6 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, SlotMove, TableState
 from waldelta.ledger_upkeep import keep_moves
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import PipelineFile
 from waldelta.replay import within_history
 from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, check_health

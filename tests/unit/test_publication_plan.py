@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from waldelta.catalog import TableId
-from waldelta.pipeline_file import Publication
+from waldelta.config.pipeline_file import Publication
 from waldelta.publication import Mark, PublicationState, PublicationTable, plan_publications, wanted_publication
 
 A = PublicationTable(TableId("public", "a"))

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from waldelta.config.pipeline_file import SlotLimits
 from waldelta.ledger_rows import SlotMove
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import SlotLimits
 from waldelta.slot import SlotState
 from waldelta.slot_health import forecast, slot_warnings, wal_rate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.result import RunResult
-from waldelta.pipeline_file import Options, Source
+from waldelta.config.pipeline_file import Options, Source
 from waldelta.source_bill import SourceBill, moves, peeks
 
 

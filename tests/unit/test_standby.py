@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from waldelta.config.pipeline_file import PipelineFile, SlotLimits
 from waldelta.consume import SlotIdentity
 from waldelta.errors import (
     AuthenticationFailed,
@@ -28,7 +29,6 @@ from waldelta.job import Job
 from waldelta.ledger_rows import ConsumedBatch
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
-from waldelta.pipeline_file import PipelineFile, SlotLimits
 from waldelta.preflight import _free_slots, _server_warnings
 from waldelta.recover import recover
 from waldelta.server import ServerPosition

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.catalog import Column, Leaf, Partition, PublishedRelation, PublishedTable, Relation, TableId
-from waldelta.column_names import RELID
+from waldelta.config.pipeline_file import TargetTable
 from waldelta.leaves import with_leaves
 from waldelta.ledger_rows import TableState
-from waldelta.pipeline_file import TargetTable
+from waldelta.metadata_columns import RELID
 from waldelta.targets import Feed, differing, feeds, gather
 from waldelta.type_catalog import PgType
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.errors import DecodeError
 from waldelta.type_catalog import PgType
 from waldelta.type_map import column_types, target_type
-from waldelta.type_options import TableTypeOptions, TypeOptions
 
 
 def numeric(precision, scale):

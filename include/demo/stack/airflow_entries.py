@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.airflow_client import AirflowClient
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import load_pipeline_file
 
 Report = Callable[[str], None]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from waldelta.commit_time import unix_us
 from waldelta.errors import DecodeError
 from waldelta.lsn import Lsn
+from waldelta.pgoutput.commit_time import unix_us
 from waldelta.pgoutput.control import NAMES as CONTROL_NAMES
-from waldelta.pgoutput.unread import MARK, UnreadMessage, message_id
+from waldelta.pgoutput.unread_message import MARK, UnreadMessage, message_id
 from waldelta.pgoutput.wire import (
     ArrowArray,
     Bytes,
@@ -41,7 +41,7 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("commit_lsn", pa.int64()),
     # Where the WAL of a transaction, or of a message outside any, ends: the slot may move there.
     pa.field("end_lsn", pa.int64()),
-    # An integer to all that reads it here (waldelta.commit_time): not every one is a moment of a calendar.
+    # An integer to all that reads it here (waldelta.pgoutput.commit_time): not every one is a moment of a calendar.
     pa.field("commit_ts", pa.timestamp("us", "UTC")),
     pa.field("data", pa.binary()),
 ]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from psycopg import sql
 
-from waldelta.arrow_columns import storage
+from waldelta.arrow import storage
 from waldelta.pgoutput.wire import ArrowArray, arrow_buffer
 from waldelta.type_map import TargetType
 from waldelta.types.array import Array

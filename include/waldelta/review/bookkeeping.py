@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.expectation_results import ExpectationResult, expectations_table
 from waldelta.job import STORAGE_PREFIXES
 from waldelta.lake import bookkeeping_uri
 from waldelta.ledger import Ledger
 from waldelta.ledger_table import LedgerTable
-from waldelta.pipeline_file import PipelineFile
 
 
 class _Kind(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotUnreadable
 from waldelta.gap import open_gaps
 from waldelta.ledger_rows import Gap
-from waldelta.pipeline_file import PipelineFile
 from waldelta.quantities import counted, size
 from waldelta.reconcile.reconciliations import Reconciliation
 from waldelta.review.attention import Attention, names, shortened, worst_first

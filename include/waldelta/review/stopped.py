@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from waldelta.change_log import ChangeLog
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotMissing, StateError
 from waldelta.expectation_results import ExpectationResult
 from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
 from waldelta.ledger_rows import Release, TableState
-from waldelta.pipeline_file import PipelineFile
 from waldelta.quantities import counted
 from waldelta.release import landed_upto
 from waldelta.review.attention import Attention

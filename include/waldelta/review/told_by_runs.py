@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from waldelta.config.pipeline_file import Source
 from waldelta.ledger_rows import ForeignCommit
-from waldelta.pipeline_file import Source
 from waldelta.review.attention import Attention, names
 from waldelta.review.compared import Compared
 from waldelta.review.freshness import CopyState

@@ -15,11 +15,11 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.docs_folder import docs_folder
 from waldelta.errors import WaldeltaError
 from waldelta.lake import local_path
 from waldelta.ledger_rows import now
-from waldelta.pipeline_file import PipelineFile
 from waldelta.quarantine import QUARANTINED
 from waldelta.report_page import run_table
 from waldelta.review.attention import Attention, shortened, worst_first

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import PipelineFile
 from waldelta_airflow.notify import LOOK
 from waldelta_airflow.pipeline_files import read_pipeline_files
 from waldelta_airflow.settings import pipelines_folder

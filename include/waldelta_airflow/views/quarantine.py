@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pipeline_file import PipelineFile
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.quarantine import IncompleteRow, SentMessage
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.decided import read_decided

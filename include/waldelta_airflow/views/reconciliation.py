@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.ledger_rows import now
-from waldelta.pipeline_file import PipelineFile
 from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import read_compared

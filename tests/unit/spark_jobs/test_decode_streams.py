@@ -15,10 +15,10 @@ from waldelta.change_log import landmarks
 from waldelta.errors import DecodeError
 from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.pgoutput.transactions import resolve
 from waldelta.row_messages import ROW_KINDS
 from waldelta.stream import Stream
 from waldelta.tally import COLUMNS, PreparedRows, Tally, Transactions
-from waldelta.transactions import resolve
 from waldelta.type_catalog import PgType
 from waldelta.type_map import target_type
 from waldelta.visibility import Snapshot

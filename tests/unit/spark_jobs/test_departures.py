@@ -14,8 +14,8 @@ from spark_jobs.departures import bounds_of, find_departures
 from spark_jobs.expectation_suite import departures, is_judged, plan_suite
 from spark_jobs.table_profile import profile_by_values, profile_here
 from tests.unit.spark_jobs.test_expectation_suite import HELD, ID, state
+from waldelta.config.quality import Drift
 from waldelta.profiles import ColumnProfile, Profile, Profiles
-from waldelta.quality_options import Drift
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 WANTED = Drift()

@@ -12,6 +12,7 @@ import pytest
 from spark_jobs.flow import check_stage, consume, continued, run_stages, run_sync
 from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from tests.bookkeeping import read_expectation_results
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -21,7 +22,6 @@ from waldelta.expectation_results import (
 from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
-from waldelta.pipeline_file import PipelineFile
 from waldelta.source_bill import SourceBill
 
 NAMES = ("land", "apply", "check", "report")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from spark_jobs.expectation_suite import SourceRules, plan_suite
 from spark_jobs.freshness import Lag, freshness_limits
 from tests.unit.spark_jobs.test_expectation_suite import HELD, ID, state
-from waldelta.quality_options import Freshness
+from waldelta.config.quality import Freshness
 
 CASES = [
     ("as it comes", Lag(3600.0, 1 << 40), {}, [("warning", "at most 3,600 s behind the source", True, "3,600 s behind")]),

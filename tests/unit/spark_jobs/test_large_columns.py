@@ -9,7 +9,7 @@ import pytest
 
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan, collapse_events
-from waldelta.transactions import Segments
+from waldelta.pgoutput.transactions import Segments
 from waldelta.type_catalog import PgType
 from waldelta.type_map import target_type
 from waldelta.visibility import Snapshot

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from spark_jobs.collapse import EventShape
-from spark_jobs.identifier import quote
 from spark_jobs.merge import insert_statement, merge_statement
 from spark_jobs.merge_copies import CopiedColumn, rewrite_statement
+from waldelta.spark_sql import quote
 
 SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))
 NAMES = ("v", "the `key`", "it's")

@@ -14,8 +14,8 @@ from spark_jobs.quick_check import outcomes_here, quick_profile
 from spark_jobs.quick_targets import is_little
 from tests.unit.spark_jobs.test_expectation_suite import HELD, state
 from waldelta.check_constraints import CheckConstraint
+from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.declared_types import DeclaredType
-from waldelta.own_suites import OwnSuite, OwnSuiteFile
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("mood", pa.string()), ("n", pa.decimal128(9, 2)), ("_wd_raw", pa.map_(pa.string(), pa.string()))]

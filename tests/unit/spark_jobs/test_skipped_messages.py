@@ -31,7 +31,7 @@ from waldelta.errors import DecodeError
 from waldelta.ledger_rows import now
 from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.pgoutput.unread import MARK, UnreadMessage
+from waldelta.pgoutput.unread_message import MARK, UnreadMessage
 from waldelta.quarantine import SKIPPED, UNREADABLE, IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.row_messages import ROW_KINDS
 

@@ -9,9 +9,9 @@ import pytest
 
 from spark_jobs.sync_result import SyncResult, synced_state
 from waldelta.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.config.pipeline_file import PipelineFile
 from waldelta.ledger_rows import AttributeState, ColumnState, StorageState, TableState
 from waldelta.lsn import Lsn
-from waldelta.pipeline_file import PipelineFile
 from waldelta.skipped_copy import SkippedCopy
 from waldelta.standing import COPYING, SYNCED
 from waldelta.targets import Feed, Target

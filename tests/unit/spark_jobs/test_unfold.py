@@ -12,7 +12,7 @@ import pytest
 from spark_jobs.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
 from spark_jobs.unfold import Truncation, Unfolding, unfold
 from tests.seeds import chosen_seed
-from waldelta.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
+from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
 
 TS = pa.timestamp("us", tz="UTC")
 SHAPE = EventShape(2, (0,), (1,))

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from tests.bookkeeping import NOON, run
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import now
-from waldelta.pipeline_file import load_pipeline_file
 from waldelta_airflow.views.dags import (
     ActionDag,
     DagRunState,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.pipelines import pipeline_file
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake import local_path
-from waldelta.pipeline_file import load_pipeline_file
 from waldelta_airflow.operators import ReportOperator
 
 DOCUMENT = {

@@ -12,8 +12,8 @@ from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from waldelta.errors import ApplyError, PrivilegeMissing, SlotGap, SnapshotLost, SyncFailed, WaldeltaError
-from waldelta.failure import REMEDIES
 from waldelta.idle import Look
+from waldelta.remedies import REMEDIES
 from waldelta_airflow.factory import create_dags
 from waldelta_airflow.job_result import JobResult, named_failures
 from waldelta_airflow.notify import describe_failure

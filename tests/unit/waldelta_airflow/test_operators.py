@@ -27,8 +27,8 @@ from airflow.sdk.execution_time.timeout import TimeoutPosix
 from tests.fix_airflow import PIPELINE
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from tests.waiting import wait_until
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import load_pipeline_file
 from waldelta.spark_settings import driver_settings
 from waldelta_airflow.job_result import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator

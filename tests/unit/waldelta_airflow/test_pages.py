@@ -18,12 +18,12 @@ from fastapi.testclient import TestClient
 from tests.bookkeeping import run
 from tests.fix_airflow import PIPELINE
 from tests.plugin_app import plugin_app
+from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.docs_folder import docs_folder
 from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Release, Run, TableState, TargetCut, now
 from waldelta.ledger_table import LedgerTable
-from waldelta.pipeline_file import load_pipeline_file
 from waldelta.quarantine import IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from waldelta.catalog import Relation, TableId
+from waldelta.config.pipeline_file import Target, TargetTable
+from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
-from waldelta.pipeline_file import Target, TargetTable
-from waldelta.target_mode import check_change, mode_columns
 from waldelta.target_preflight import Planned, PlannedTargets, judge_modes
 from waldelta.targets import Feed
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from waldelta.job_socket import LONGEST_REQUEST, receive_request, send_request
+from waldelta.fork_socket import LONGEST_REQUEST, receive_request, send_request
 
 LENGTH = struct.Struct("!I")
 

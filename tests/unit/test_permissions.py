@@ -13,7 +13,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake import check_writable, local_path
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, now
-from waldelta.private import UMASK_VARIABLE, lake_umask, private_files
+from waldelta.permissions import UMASK_VARIABLE, lake_umask, private_files
 from waldelta.spark_settings import driver_settings
 
 

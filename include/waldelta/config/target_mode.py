@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from waldelta.column_names import (
+from waldelta.errors import ModeRefused
+from waldelta.metadata_columns import (
     BEFORE,
     DELETED,
     DELETED_AT,
@@ -22,7 +23,6 @@ from waldelta.column_names import (
     VALID_TO_LSN,
     XID,
 )
-from waldelta.errors import ModeRefused
 
 TargetMode = Literal["mirror", "soft_delete", "history", "changelog"]
 MIRROR: TargetMode = "mirror"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from waldelta.pgoutput.control import NAMES, Control
-from waldelta.transactions import Landmark, prepared_transactions, resolve
+from waldelta.pgoutput.transactions import Landmark, prepared_transactions, resolve
 
 
 def stream(script):

@@ -23,9 +23,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from waldelta.config.pipeline_file import split_table_name
+from waldelta.config.validation_errors import read_yaml
 from waldelta.errors import ConfigError
-from waldelta.pipeline_file import split_table_name
-from waldelta.refused_file import read_yaml
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]

@@ -10,7 +10,7 @@ from tests.soak.fault_matrix import units
 from tests.soak.listener import Listener
 from tests.soak.page import figures
 from tests.soak.steps import FAULTS, STEPS, cells
-from waldelta.fault import SOCKET, fault_point
+from waldelta.failpoints import SOCKET, fault_point
 
 ROOT = Path(__file__).parents[2]
 

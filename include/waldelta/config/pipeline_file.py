@@ -15,14 +15,14 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from waldelta.config.quality import Quality, check_folder_uri
+from waldelta.config.schedule import Schedule
+from waldelta.config.target_mode import TargetMode
+from waldelta.config.type_options import TableTypeOptions, TypeOptions
+from waldelta.config.validation_errors import problems, read_yaml
+from waldelta.config.variables import expand
 from waldelta.errors import ConfigError
-from waldelta.failure import ANY, ERRORS
-from waldelta.quality_options import Quality, check_folder_uri
-from waldelta.refused_file import problems, read_yaml
-from waldelta.schedule import Schedule
-from waldelta.target_mode import TargetMode
-from waldelta.type_options import TableTypeOptions, TypeOptions
-from waldelta.variables import expand
+from waldelta.remedies import ANY, ERRORS
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.expectation_suite import plan_suite
+from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import ConfigError
 from waldelta.ledger_rows import TableState, now
-from waldelta.own_suites import read_own_suites
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
 REFUSED = [

@@ -10,13 +10,13 @@ from airflow.timetables.base import TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
+from waldelta.config.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, now
 from waldelta.peek import most_messages, plugin_options, protocol_version, whole
-from waldelta.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def source(**options):
