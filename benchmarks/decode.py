@@ -20,9 +20,9 @@ import pyarrow as pa
 from benchmarks.results import Measurement, Round
 from benchmarks.workloads import DECODER, PEER, Decode
 from spark_jobs.stretch import split_by_relation
-from waldelta.catalog import PgType
 from waldelta.pgoutput.rows import decode_rows
-from waldelta.type_map import target_type
+from waldelta.postgres.catalog import PgType
+from waldelta.types.type_map import target_type
 
 BATCH = 50_000
 RELATION, RELATIONS = 16400, 200

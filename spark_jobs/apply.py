@@ -41,6 +41,7 @@ from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.leftovers import staging_folder
 from waldelta.locks import LockSessions, target_lock
 from waldelta.metadata_columns import clashes
+from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.present import PresentTable
 from waldelta.quarantine import Quarantine
 from waldelta.recopy import mark
@@ -48,7 +49,6 @@ from waldelta.shared_connection import SharedConnection
 from waldelta.skipped_copy import is_empty
 from waldelta.standing import record_removed
 from waldelta.stream import Stream
-from waldelta.type_catalog import KnownTypes
 from waldelta.unreadable_messages import record_unreadable
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from waldelta.background import beside
-from waldelta.catalog import TableId
 from waldelta.errors import WaldeltaError
+from waldelta.postgres.catalog import TableId
 from waldelta.quantities import counted
 from waldelta.snapshot import Chunk, SnapshotHolder
 

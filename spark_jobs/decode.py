@@ -31,9 +31,9 @@ from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.pgoutput.transactions import SEQ_BITS, Segments
 from waldelta.stream import commits, place_columns
-from waldelta.type_map import TargetType, unheld_key
 from waldelta.types.text import Text
-from waldelta.types.wire_format import text_of
+from waldelta.types.type_map import TargetType, unheld_key
+from waldelta.types.wire.wire_format import text_of
 from waldelta.visibility import Snapshot
 
 # Values of a column that are brought into the target's type together.

@@ -30,9 +30,9 @@ from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
+from waldelta.postgres.server_position import ServerPosition
 from waldelta.quantities import counted
 from waldelta.recover import check_unmoved, recover, slot_move
-from waldelta.server import ServerPosition
 from waldelta.slot import check_received
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position

@@ -19,14 +19,14 @@ from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.leaves import of_partition, record_leaves, with_leaves
 from waldelta.ledger_rows import TableState, TargetCut
-from waldelta.patience import Barred, read_around
+from waldelta.postgres.lock_waits import Barred, read_around
+from waldelta.postgres.refused_statements import refused_statements
+from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.present import PresentTable, read_present
-from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
 from waldelta.standing import Due, Standing, due, read_published, read_standings
 from waldelta.standing import states as due_states
 from waldelta.targets import Feed, Target
-from waldelta.unpublished import unpublished
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -36,20 +36,20 @@ from waldelta.lake import BOOKKEEPING
 from waldelta.ledger_rows import BatchCut, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.partition_access import read_unreadable
 from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files
+from waldelta.postgres.partition_access import read_unreadable
+from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.postgres.unpublished_tables import not_published
 from waldelta.quantities import counted
 from waldelta.quarantine import IncompleteRow
 from waldelta.quarantined import tell_anew
 from waldelta.recover import never_compared
 from waldelta.replay import REPLAY, is_replay, read_span
-from waldelta.server import read_oldest_xid
 from waldelta.slot import read_slot
 from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
 from waldelta.tally import Landed
-from waldelta.unpublished import not_published
 from waldelta.unreadable_messages import notices
 from waldelta.watermark import synced_states
 

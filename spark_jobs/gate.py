@@ -42,7 +42,7 @@ from waldelta.quantities import counted
 from waldelta.quarantine import FAILS
 from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import lands_later, released_upto
-from waldelta.type_map import TargetType
+from waldelta.types.type_map import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ from spark_jobs.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTI
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_keys import row_keys
 from waldelta.arrow import one_array
-from waldelta.pg_text import pg_text
+from waldelta.types.pg_text import pg_text
 
 # Net changes that leave a row behind.
 FRESH = (ACTION_INSERT, ACTION_UPSERT)

@@ -16,7 +16,6 @@ from spark_jobs.route import check_columns, plan_routing
 from spark_jobs.stretch import Stretch
 from spark_jobs.unfold import Truncation, Unfolding
 from spark_jobs.versions import RelationVersion, read_versions
-from waldelta.catalog import TableId
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.config.target_mode import MIRROR
 from waldelta.config.type_options import TypeOptions
@@ -33,14 +32,15 @@ from waldelta.ledger_rows import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.type_catalog import INT8, PgType
 from waldelta.present import PresentTable
 from waldelta.row_messages import RowMessages, Volume
 from waldelta.stream import Stream, commits
 from waldelta.target_filter import filter_of
-from waldelta.type_catalog import INT8, PgType
-from waldelta.type_map import TargetType, column_types
-from waldelta.types.number import NumericAsDouble
-from waldelta.types.wire_format import wire_name
+from waldelta.types.numeric import NumericAsDouble
+from waldelta.types.type_map import TargetType, column_types
+from waldelta.types.wire.wire_format import wire_name
 from waldelta.visibility import Snapshot
 
 # Describes types given as (oid, typmod), as type_catalog.read_types does.

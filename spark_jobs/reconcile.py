@@ -21,7 +21,6 @@ from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.task_error import first_line, of_table
 from waldelta.config.target_mode import MIRROR
-from waldelta.connection import describe, named_loss
 from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
 from waldelta.failover import check_source
@@ -29,6 +28,7 @@ from waldelta.foreign import repaired_commits
 from waldelta.job import Job
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
+from waldelta.postgres.connection import describe, named_loss
 from waldelta.present import read_present
 from waldelta.quantities import counted
 from waldelta.quarantined import current_user, tell_anew

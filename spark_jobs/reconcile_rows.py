@@ -13,12 +13,12 @@ from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
 from waldelta.metadata_columns import RAW
-from waldelta.pg_text import pg_text
 from waldelta.reconcile.canonical import lake_rows
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
 from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import Rows, Valued
 from waldelta.spark_sql import ddl, quote
+from waldelta.types.pg_text import pg_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

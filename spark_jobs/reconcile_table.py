@@ -37,8 +37,8 @@ from waldelta.job import Job
 from waldelta.lake import files_of, open_parquet, remove_folder
 from waldelta.ledger_rows import TableState, now
 from waldelta.leftovers import staging_folder
-from waldelta.membership import EVERY_CHANGE
 from waldelta.pgoutput.wire import ArrowArray
+from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.quarantine import Quarantine
 from waldelta.reconcile.canonical import is_comparable
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys

@@ -17,7 +17,7 @@ from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
 from waldelta.drift import EVERYTHING
 from waldelta.foreign_keys import ForeignKey, KeyColumn
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState
-from waldelta.membership import from_texts
+from waldelta.postgres.publication_membership import from_texts
 from waldelta.row_filter.typed import column_type
 from waldelta.standing import SYNCED
 

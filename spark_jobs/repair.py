@@ -45,7 +45,6 @@ from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_
 from spark_jobs.target_commit import commit_untouched, read_commit, take_over_target
 from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_changed
-from waldelta.catalog import TableId
 from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -56,7 +55,8 @@ from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut,
 from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.membership import to_texts, was_interrupted
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.publication_membership import to_texts, was_interrupted
 from waldelta.quantities import counted
 from waldelta.quarantine import (
     ACCEPTED,

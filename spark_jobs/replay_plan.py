@@ -23,11 +23,11 @@ from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, NewColumn
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
+from waldelta.postgres.type_catalog import read_types
 from waldelta.present import PresentTable
 from waldelta.replay import doubtful_leaves, may_lack_rows, place_columns_by_history, place_columns_by_name
 from waldelta.rewrite import unsent_changes
 from waldelta.standing import SYNCED
-from waldelta.type_catalog import read_types
 from waldelta.visibility import Snapshot
 
 

@@ -21,7 +21,7 @@ from waldelta.lake import remove_folder, write_parquet
 from waldelta.ledger_rows import TableState, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, OF_MODES, RAW
 from waldelta.spark_sql import path, quote
-from waldelta.type_map import TargetType
+from waldelta.types.type_map import TargetType
 from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:

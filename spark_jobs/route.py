@@ -35,7 +35,7 @@ from waldelta.metadata_columns import RAW
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.typed import column_type
 from waldelta.spark_sql import string
-from waldelta.type_map import TargetType
+from waldelta.types.type_map import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

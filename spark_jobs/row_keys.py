@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spark_jobs.decode import DecodePlan
 from waldelta.arrow import one_array
-from waldelta.pg_text import pg_text
+from waldelta.types.pg_text import pg_text
 
 
 def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[str]:

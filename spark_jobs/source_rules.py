@@ -24,8 +24,8 @@ from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.foreign_keys import ForeignKey, read_foreign_keys
 from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
-from waldelta.patience import read_around
 from waldelta.pending import oldest_unapplied, oldest_unread
+from waldelta.postgres.lock_waits import read_around
 from waldelta.quarantine import Quarantine
 from waldelta.standby import slot_position
 from waldelta.standing import SYNCED

@@ -14,17 +14,17 @@ import pyarrow as pa
 from psycopg import sql
 
 from spark_jobs.plan import TargetPlan
-from waldelta.catalog import READ_THROUGH, Through
 from waldelta.change_log import ChangeLog
-from waldelta.connection import describe
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
-from waldelta.patience import BARRED, limited, lock_holders
-from waldelta.pg_text import pg_text
+from waldelta.postgres.catalog import READ_THROUGH, Through
+from waldelta.postgres.connection import describe
+from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
 from waldelta.snapshot import wait_until_visible
-from waldelta.types.target import printed
+from waldelta.types.base import printed
+from waldelta.types.pg_text import pg_text
 
 Mask = npt.NDArray[np.bool_]
 Texts = list[str | None]

@@ -27,7 +27,7 @@ from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
 from waldelta.quantities import counted
 from waldelta.spark_sql import ddl, parquet
-from waldelta.types.target import TargetType
+from waldelta.types.base import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

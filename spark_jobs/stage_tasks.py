@@ -32,7 +32,7 @@ from waldelta.errors import StagedLost
 from waldelta.lake import rooted
 from waldelta.quantities import counted
 from waldelta.row_messages import Piece, RowMessages, Volume, row_messages
-from waldelta.types.target import TargetType
+from waldelta.types.base import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,9 +30,7 @@ from spark_jobs.sync_result import SyncResult, synced_state
 from spark_jobs.target import target_columns
 from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, keep_target, write_copy
-from waldelta.catalog import TableId
 from waldelta.config.target_mode import MIRROR
-from waldelta.connection import describe, named_loss
 from waldelta.consume import SlotIdentity
 from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import (
@@ -53,6 +51,8 @@ from waldelta.lake import check_writable
 from waldelta.ledger import next_generation
 from waldelta.ledger_rows import StorageState, TableState, now
 from waldelta.locks import AdvisoryLock, target_lock
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.connection import describe, named_loss
 from waldelta.present import read_present_tables, stored
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter

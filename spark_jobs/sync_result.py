@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from spark_jobs.snapshot_diff import RowDiff
-from waldelta.catalog import TableId
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.config.target_mode import MIRROR
 from waldelta.drift import unpublished_columns
 from waldelta.ledger_rows import StorageState, TableState
 from waldelta.lsn import Lsn
-from waldelta.membership import to_texts
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.publication_membership import to_texts
 from waldelta.skipped_copy import SkippedCopy
 from waldelta.source_bill import SourceBill
 from waldelta.standing import SYNCED

@@ -15,14 +15,14 @@ from pyspark.sql import functions as F
 
 from spark_jobs.merge import ROWS_PER_FILE
 from spark_jobs.task_error import first_line, is_conflict, named_error
-from waldelta.catalog import PublishedTable
 from waldelta.config.type_options import TypeOptions
 from waldelta.copy import METADATA_COLUMNS
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake import remove_empty_log, sync_commit
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
+from waldelta.postgres.catalog import PublishedTable
 from waldelta.spark_sql import ddl, path, quote
-from waldelta.type_map import column_types
+from waldelta.types.type_map import column_types
 from waldelta.unwritable import not_written
 
 if TYPE_CHECKING:

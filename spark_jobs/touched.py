@@ -21,9 +21,9 @@ from waldelta.errors import NeedsSync
 from waldelta.job import Job
 from waldelta.lake import write_parquet
 from waldelta.ledger_rows import TableState
+from waldelta.postgres.type_catalog import read_types
 from waldelta.present import read_present
 from waldelta.spark_sql import ddl
-from waldelta.type_catalog import read_types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

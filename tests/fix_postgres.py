@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
-from waldelta.connection import connect
+from waldelta.postgres.connection import connect
 
 WHEEL = (18, 16)
 DEBIAN = Path("/usr/lib/postgresql")

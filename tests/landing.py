@@ -8,7 +8,7 @@ from spark_jobs.land import land
 from spark_jobs.result import RunResult, StageResult
 from waldelta.change_log import ChangeLog
 from waldelta.peek import LANDING_SCHEMA, PeekBound
-from waldelta.server import read_position
+from waldelta.postgres.server_position import read_position
 
 
 def land_only(spark, job, batch):

@@ -6,7 +6,7 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.consume import confirmed_lsn
 from waldelta.job import Job, load_job
 from waldelta.ledger_rows import SlotMove, now
-from waldelta.server import read_position
+from waldelta.postgres.server_position import read_position
 
 
 def pipeline_file(

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.publication_tables import MEMBERS
+from waldelta.postgres.publication_tables import MEMBERS
 
 # Fewer changes aren't worth the question, and a session for the call.
 WORTH_IT = 100_000

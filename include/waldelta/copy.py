@@ -22,9 +22,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.arrow import storage
-from waldelta.catalog import PublishedTable, TableId
 from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
-from waldelta.connection import connect, connect_arrow, describe
 from waldelta.errors import (
     ApplyError,
     PrivilegeMissing,
@@ -36,12 +34,14 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
-from waldelta.patience import BARRED, named_holders
 from waldelta.pgoutput.wire import ArrowArray
+from waldelta.postgres.catalog import PublishedTable, TableId
+from waldelta.postgres.connection import connect, connect_arrow, describe
+from waldelta.postgres.lock_waits import BARRED, named_holders
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk
-from waldelta.type_map import TargetType, column_types, unheld_key
-from waldelta.types.target import printed
+from waldelta.types.base import printed
+from waldelta.types.type_map import TargetType, column_types, unheld_key
 
 BATCH_BYTES = 8 << 20
 # A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on the whole server.

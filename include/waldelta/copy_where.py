@@ -13,8 +13,6 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.catalog import Leaf, PublishedTable, Through
-from waldelta.connection import connect_arrow
 from waldelta.copy import (
     TableCopy,
     begin_snapshot,
@@ -26,6 +24,8 @@ from waldelta.copy import (
 )
 from waldelta.errors import SnapshotLost
 from waldelta.metadata_columns import RELID
+from waldelta.postgres.catalog import Leaf, PublishedTable, Through
+from waldelta.postgres.connection import connect_arrow
 
 
 @dataclass(frozen=True, slots=True)

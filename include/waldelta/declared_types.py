@@ -13,7 +13,7 @@ import psycopg
 
 from waldelta.check_constraints import CheckConstraint, is_before
 from waldelta.ledger_rows import ColumnState, TableState
-from waldelta.type_catalog import fetch
+from waldelta.postgres.type_catalog import fetch
 
 BPCHAR, VARCHAR, BIT, VARBIT, NUMERIC = 1042, 1043, 1560, 1562, 1700
 _LIMITED = (BPCHAR, VARCHAR, BIT, VARBIT, NUMERIC)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from waldelta.catalog import PublishedTable
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.emptied import renewed_files
 from waldelta.errors import FilterNotTranslatable, NeedsSync
 from waldelta.ledger_rows import StorageState, TableState
-from waldelta.membership import from_texts, lost_operations, to_texts, was_away
+from waldelta.postgres.catalog import PublishedTable
+from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.present import PresentTable
 from waldelta.repair import Repair, entered_columns, moved_leaves, reattached
 from waldelta.row_filter.parse import parse_analysed

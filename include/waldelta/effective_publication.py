@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from waldelta.catalog import Leaf, TableId
+from waldelta.postgres.catalog import Leaf, TableId
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.source_facts import Facts, TableFacts
 

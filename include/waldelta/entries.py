@@ -18,7 +18,7 @@ from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.job import Job
 from waldelta.ledger_rows import now
 from waldelta.locks import target_lock
-from waldelta.membership import (
+from waldelta.postgres.publication_membership import (
     Membership,
     from_texts,
     is_same,

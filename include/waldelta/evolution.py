@@ -16,11 +16,11 @@ from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.postgres.type_catalog import PgType
 from waldelta.present import PresentColumn, PresentTable
 from waldelta.rewrite import rewritten
-from waldelta.type_catalog import PgType
-from waldelta.type_map import TargetType, column_types
-from waldelta.types.number import decimal
+from waldelta.types.numeric import decimal
+from waldelta.types.type_map import TargetType, column_types
 
 _TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
 # time, timestamp, timestamptz, timetz: more digits change no value.

@@ -30,11 +30,11 @@ from waldelta.job import Job, life_of
 from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
+from waldelta.postgres.server_position import ServerPosition, read_position
+from waldelta.postgres.walsender import read_timeline_ends
 from waldelta.recopy import mark
-from waldelta.server import ServerPosition, read_position
 from waldelta.slot import SlotState, read_slot
 from waldelta.standing import SYNCED
-from waldelta.walsender import read_timeline_ends
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def judge_history(
 ) -> Lsn:
     """Where the server's history left the lake's timeline; raises SourceChanged when the lake has what that history lacks.
 
-    ``ends`` is the server's history (waldelta.walsender), ``known`` what the lake was shown of it at earlier promotions.
+    ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what the lake was shown of it at earlier promotions.
     """
     left_at = ends.get(identity.timeline)
     others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from waldelta.check_constraints import is_before
-from waldelta.type_catalog import fetch
+from waldelta.postgres.type_catalog import fetch
 
 
 @dataclass(frozen=True, slots=True)

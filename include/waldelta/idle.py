@@ -27,20 +27,20 @@ from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.patience import limited, read_around
 from waldelta.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
 from waldelta.permissions import private_files
+from waldelta.postgres.lock_waits import limited, read_around
+from waldelta.postgres.refused_statements import refused_statements
+from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.postgres.unpublished_tables import not_published, unpublished
 from waldelta.present import PresentTable, read_present
 from waldelta.recover import check_unmoved, recover, slot_move
-from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import unsent_changes
-from waldelta.server import read_oldest_xid
 from waldelta.slot_count import first_message
 from waldelta.slot_health import critical, slot_warnings, tell
 from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
-from waldelta.unpublished import not_published, unpublished
 from waldelta.unreadable import check_next
 from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied

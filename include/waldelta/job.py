@@ -13,17 +13,17 @@ import psycopg
 
 from waldelta.change_log import ChangeLog
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.connection import (
+from waldelta.consume import SlotIdentity
+from waldelta.errors import ConfigError, SlotMissing, StateError
+from waldelta.ledger import Ledger
+from waldelta.ledger_rows import SlotMove, TableState, now
+from waldelta.postgres.connection import (
     connect,
     conninfo_from_environment,
     ended_by_replay,
     named_loss,
     privilege_missing,
 )
-from waldelta.consume import SlotIdentity
-from waldelta.errors import ConfigError, SlotMissing, StateError
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import SlotMove, TableState, now
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
 STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from waldelta.catalog import Column, Relation
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.findings import Finding, problem, warning
 from waldelta.metadata_columns import clashes
+from waldelta.postgres.catalog import Column, Relation
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.source_facts import Facts
-from waldelta.type_map import column_types
+from waldelta.types.type_map import column_types
 
 # Spark's types that hold every value of their PostgreSQL type.
 _COMPLETE = frozenset(

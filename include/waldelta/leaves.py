@@ -11,7 +11,7 @@ from dataclasses import replace
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
-from waldelta.membership import from_texts
+from waldelta.postgres.publication_membership import from_texts
 from waldelta.present import PresentTable, stored
 from waldelta.targets import Feed
 from waldelta.watermark import check_same_copy

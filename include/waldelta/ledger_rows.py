@@ -202,7 +202,7 @@ class TableState:
     root_id: int | None = None
     # Leaves that came or went since the copy, which was told and left as it is.
     unmended_leaves: list[int] = field(default_factory=list)
-    # What in its publications published it when that was last looked at (see waldelta.catalog.PublishedTable).
+    # What in its publications published it when that was last looked at (see waldelta.postgres.catalog.PublishedTable).
     entries: list[str] = field(default_factory=list)
     # The target's Delta version that the copy committed, or up to which its log was looked through when it was repaired.
     version: int | None = None

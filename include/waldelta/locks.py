@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from waldelta.catalog import TableId
-from waldelta.connection import connect, named_loss
 from waldelta.errors import LockHeld
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.connection import connect, named_loss
 
 if TYPE_CHECKING:
     from waldelta.job import Job

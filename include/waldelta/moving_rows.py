@@ -12,9 +12,9 @@ import psycopg
 from psycopg import sql
 
 from waldelta import quantities
-from waldelta.catalog import Leaf
 from waldelta.copy_where import Choice, of_leaf, of_leaves_through, whole_table
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
+from waldelta.postgres.catalog import Leaf
 from waldelta.repair import Repair, Rule, entering, gathers
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import filter_of, read_target_filter

@@ -23,7 +23,6 @@ from psycopg import sql
 
 from waldelta.arrow import storage
 from waldelta.config.pipeline_file import Options, Source
-from waldelta.connection import connect, connect_arrow, ended_by_replay
 from waldelta.errors import (
     BiteTooLarge,
     PeekTimeout,
@@ -40,6 +39,7 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.unread_message import MARK
+from waldelta.postgres.connection import connect, connect_arrow, ended_by_replay
 
 log = logging.getLogger(__name__)
 

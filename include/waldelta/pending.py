@@ -17,10 +17,10 @@ from waldelta.job import Job
 from waldelta.ledger_rows import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
-from waldelta.patience import limited
 from waldelta.peek import peek_error, whole
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pgoutput.control import begun_at
+from waldelta.postgres.lock_waits import limited
 from waldelta.slot_count import first_message
 from waldelta.unreadable import Refusal
 from waldelta.visibility import Snapshot

@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import TableId
 from waldelta.ledger_rows import AttributeState, FileState, LabelState, StorageState, TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
-from waldelta.type_catalog import fetch
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.type_catalog import fetch
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from waldelta.errors import TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import TableState, now
-from waldelta.patience import read_around
+from waldelta.postgres.lock_waits import read_around
+from waldelta.postgres.type_catalog import fetch
 from waldelta.standing import NEEDS_SYNC
 from waldelta.targets import read_targets
-from waldelta.type_catalog import fetch
 
 LOCK_TIMEOUT_S = 10.0
 

@@ -30,7 +30,7 @@ from waldelta.failpoints import fault_point
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
-from waldelta.server import ServerPosition
+from waldelta.postgres.server_position import ServerPosition
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from waldelta.catalog import PublishedTable
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger_rows import StorageState, TableState
-from waldelta.membership import EVERY_CHANGE, from_texts, is_uniform
+from waldelta.postgres.catalog import PublishedTable
+from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse import children, parse_analysed, walk
 from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
 

@@ -18,8 +18,8 @@ from waldelta.errors import StateError
 from waldelta.job import Job, life_of
 from waldelta.ledger_rows import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
-from waldelta.membership import from_texts
 from waldelta.pgoutput.relation import Relation
+from waldelta.postgres.publication_membership import from_texts
 
 CONSUME, REPLAY = "consume", "replay"
 

@@ -20,8 +20,8 @@ from waldelta.lake import check_writable
 from waldelta.ledger_rows import Gap
 from waldelta.locks import slot_lock
 from waldelta.peek import end_old_backends
+from waldelta.postgres.server_position import read_position
 from waldelta.recover import recover
-from waldelta.server import read_position
 from waldelta.setup import carry_out
 from waldelta.setup_slot import beyond, made_here, slot_life
 from waldelta.slot import check_health, check_ours, read_slot

@@ -26,9 +26,10 @@ from waldelta.grants import sql_name
 from waldelta.job import Job
 from waldelta.lake import check_writable
 from waldelta.locks import AdvisoryLock, slot_lock
-from waldelta.patience import BARRED, limited, lock_holders
 from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files
+from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
+from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
 from waldelta.publication import (
     LOCK_TIMEOUT_MS,
@@ -61,7 +62,6 @@ from waldelta.standby_preflight import judge_standby
 from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.suites_preflight import judge_suites
 from waldelta.target_preflight import plan_targets
-from waldelta.walsender import alter_failover, alter_failover_command
 from waldelta.where_preflight import Translate, judge_wheres, resolvable
 from waldelta.younger import judge_younger, read_younger
 

@@ -18,8 +18,8 @@ from waldelta.findings import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, now
 from waldelta.lsn import Lsn
+from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import size
-from waldelta.server import read_system_identifier
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
 from waldelta.standby import slot_position, snapshots_logged, wait_replayed
 

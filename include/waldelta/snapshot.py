@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from waldelta.connection import connect, describe
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen
 from waldelta.lsn import Lsn
-from waldelta.server import WRITTEN
+from waldelta.postgres.connection import connect, describe
+from waldelta.postgres.server_position import WRITTEN
 
 if TYPE_CHECKING:
-    from waldelta.catalog import Leaf, TableId, Through
+    from waldelta.postgres.catalog import Leaf, TableId, Through
 
 MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
 _TASKS = 6

@@ -17,8 +17,8 @@ import psycopg
 from psycopg.abc import Params
 
 from waldelta.config.pipeline_file import Source
-from waldelta.connection import OneStatementCursor
 from waldelta.lsn import Lsn
+from waldelta.postgres.connection import OneStatementCursor
 from waldelta.quantities import counted, size
 
 Connection = psycopg.Connection[Any]

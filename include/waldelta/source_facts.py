@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import namedtuple_row
 
-from waldelta.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.publication import PublicationState
 from waldelta.slot import SlotState
 

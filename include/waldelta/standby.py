@@ -19,7 +19,6 @@ import psycopg
 
 from waldelta.background import beside
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.connection import describe, describe_server
 from waldelta.errors import (
     AuthenticationFailed,
     NotStandby,
@@ -31,11 +30,18 @@ from waldelta.errors import (
 )
 from waldelta.job import Job
 from waldelta.lsn import Lsn
+from waldelta.postgres.connection import describe, describe_server
+from waldelta.postgres.server_position import (
+    READABLE_LSN,
+    WRITTEN,
+    ServerPosition,
+    read_position,
+    read_standby_position,
+)
+from waldelta.postgres.walsender import read_timeline
 from waldelta.quantities import size
-from waldelta.server import READABLE_LSN, WRITTEN, ServerPosition, read_position, read_standby_position
 from waldelta.slot import SlotState, check_health, read_slot
 from waldelta.slot_health import SlotWarning
-from waldelta.walsender import read_timeline
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.ledger_rows import TableState, now
 from waldelta.locks import target_lock
-from waldelta.patience import read_barred
+from waldelta.postgres.lock_waits import read_barred
 from waldelta.remedies import ERRORS
 from waldelta.targets import Feed, read_feeds
 

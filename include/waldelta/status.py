@@ -13,15 +13,15 @@ from waldelta.gap import open_gaps
 from waldelta.job import Job
 from waldelta.ledger_rows import Gap, TableState, now
 from waldelta.lsn import Lsn
-from waldelta.partition_access import read_unreadable
+from waldelta.postgres.partition_access import read_unreadable
+from waldelta.postgres.server_position import ServerPosition
+from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.quantities import counted
 from waldelta.quarantine import Quarantine
-from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings
 from waldelta.standing import Standing, held_generations, read_published, read_standings
-from waldelta.unpublished import unpublished
 from waldelta.unreadable_messages import as_json, open_messages
 
 

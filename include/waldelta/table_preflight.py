@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from waldelta.catalog import Leaf, Relation
 from waldelta.effective_publication import is_overruled, own_leaves
 from waldelta.findings import Finding, lacking, problem, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
-from waldelta.partition_access import describe_unreadable
+from waldelta.postgres.catalog import Leaf, Relation
+from waldelta.postgres.partition_access import describe_unreadable
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.quantities import size
 from waldelta.row_filter.raising import raising_parts
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
-from waldelta.types.wire_format import has_wire_format
+from waldelta.types.wire.wire_format import has_wire_format
 
 READING = "for copies, repairs, and values that the stream left out"
 _RELKINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}

@@ -11,12 +11,12 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import Column, PublishedTable
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ConfigError, StateError
 from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.postgres.catalog import Column, PublishedTable
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
-from waldelta.type_map import column_types
+from waldelta.types.type_map import column_types
 
 Connection = psycopg.Connection[Any]
 

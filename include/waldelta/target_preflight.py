@@ -12,7 +12,13 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import (
+from waldelta.config.pipeline_file import PipelineFile, TargetTable
+from waldelta.config.target_mode import check_key
+from waldelta.effective_publication import members
+from waldelta.errors import ModeRefused
+from waldelta.findings import Finding, problem
+from waldelta.metadata_columns import RELID
+from waldelta.postgres.catalog import (
     Partition,
     PublishedRelation,
     Relation,
@@ -20,12 +26,6 @@ from waldelta.catalog import (
     read_partitions,
     read_relations,
 )
-from waldelta.config.pipeline_file import PipelineFile, TargetTable
-from waldelta.config.target_mode import check_key
-from waldelta.effective_publication import members
-from waldelta.errors import ModeRefused
-from waldelta.findings import Finding, problem
-from waldelta.metadata_columns import RELID
 from waldelta.publication import PublicationState
 from waldelta.source_facts import Facts
 from waldelta.targets import Feed, feeds, gathered_roots, sources

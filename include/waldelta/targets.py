@@ -13,7 +13,10 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import (
+from waldelta.config.pipeline_file import PipelineFile, TargetTable
+from waldelta.errors import TableBusy
+from waldelta.metadata_columns import RELID, RELID_ATTNUM
+from waldelta.postgres.catalog import (
     Column,
     Partition,
     PublishedRelation,
@@ -23,13 +26,10 @@ from waldelta.catalog import (
     read_partitions,
     read_relations,
 )
-from waldelta.config.pipeline_file import PipelineFile, TargetTable
-from waldelta.errors import TableBusy
-from waldelta.metadata_columns import RELID, RELID_ATTNUM
-from waldelta.patience import Barred, limited, read_around, read_barred, within
-from waldelta.published import read_published_relations, read_published_tables
+from waldelta.postgres.lock_waits import Barred, limited, read_around, read_barred, within
+from waldelta.postgres.published_tables import read_published_relations, read_published_tables
+from waldelta.postgres.type_catalog import INT8, PgType
 from waldelta.target_filter import both
-from waldelta.type_catalog import INT8, PgType
 
 Connection = psycopg.Connection[Any]
 

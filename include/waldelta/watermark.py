@@ -5,12 +5,12 @@ from __future__ import annotations
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from waldelta.catalog import TableId
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, StateError
 from waldelta.job import Job
 from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.ledger_rows import BatchCut, TableState
+from waldelta.postgres.catalog import TableId
 from waldelta.standing import SYNCED
 from waldelta.visibility import Snapshot
 

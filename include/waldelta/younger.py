@@ -19,11 +19,11 @@ from waldelta.findings import Finding, problem, warning
 from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.peek import call, peek_error, whole
+from waldelta.postgres.server_position import READABLE_LSN
+from waldelta.postgres.type_catalog import fetch
 from waldelta.publication import PublicationState
-from waldelta.server import READABLE_LSN
 from waldelta.slot import PLUGIN
 from waldelta.source_facts import Facts
-from waldelta.type_catalog import fetch
 
 log = logging.getLogger(__name__)
 

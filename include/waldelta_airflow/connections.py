@@ -48,7 +48,7 @@ def _source_variable(conn_id: str) -> dict[str, str]:
 
 def source_conninfo(conn_id: str) -> str:
     """The source's libpq connection string, for what runs in the task itself."""
-    from waldelta.connection import conninfo_from_environment
+    from waldelta.postgres.connection import conninfo_from_environment
 
     return conninfo_from_environment(conn_id, source_environment(conn_id))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from psycopg.errors import LockNotAvailable
 
-from waldelta.catalog import TableId
-from waldelta.connection import connect
 from waldelta.errors import SourceError
-from waldelta.publication_tables import MEMBERS
-from waldelta.published import _MEMBERSHIPS, read_published_relations, read_published_tables
-from waldelta.refused_statements import refused_statements
-from waldelta.type_catalog import fetch
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.connection import connect
+from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.published_tables import _MEMBERSHIPS, read_published_relations, read_published_tables
+from waldelta.postgres.refused_statements import refused_statements
+from waldelta.postgres.type_catalog import fetch
 
 pytestmark = pytest.mark.pg
 

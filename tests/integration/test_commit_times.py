@@ -17,9 +17,9 @@ from waldelta.job import load_job
 from waldelta.lake import SPARKS_TIMESTAMPS
 from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
+from waldelta.postgres.server_position import read_position
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
-from waldelta.server import read_position
 from waldelta.setup import apply_setup
 from waldelta.watermark import uri_of
 

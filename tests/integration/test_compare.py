@@ -15,7 +15,7 @@ from waldelta.errors import SchemaChanged, StateError
 from waldelta.job import Job
 from waldelta.lake import target_uri
 from waldelta.ledger_rows import SlotMove, now
-from waldelta.server import read_position
+from waldelta.postgres.server_position import read_position
 
 pytestmark = pytest.mark.spark
 

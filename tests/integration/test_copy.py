@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from waldelta.connection import connect
 from waldelta.copy import MOST_EXPRESSIONS, chunk_query, lock_query, plan_copy, raw_map, read_chunks
 from waldelta.copy_where import read_choices, whole_table
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
-from waldelta.published import read_published_tables
+from waldelta.postgres.connection import connect
+from waldelta.postgres.published_tables import read_published_tables
 from waldelta.snapshot import SnapshotHolder, plan_chunks
 
 pytestmark = pytest.mark.pg

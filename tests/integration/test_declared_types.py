@@ -13,7 +13,7 @@ from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.declared_types import read_declared_types
 from waldelta.ledger_rows import ColumnState, TableState, now
-from waldelta.server import read_oldest_xid
+from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.watermark import uri_of
 
 pytestmark = pytest.mark.pg

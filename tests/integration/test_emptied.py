@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.connection import connect
 from waldelta.emptied import renewed_files, with_emptied
 from waldelta.ledger_rows import TableState, now
+from waldelta.postgres.connection import connect
+from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.present import read_present
-from waldelta.server import read_oldest_xid
 
 pytestmark = pytest.mark.pg
 

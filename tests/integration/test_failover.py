@@ -28,11 +28,11 @@ from tests.standby import (
     servers,
     there,
 )
-from waldelta.connection import connect
 from waldelta.errors import NotPrimary, SourceChanged
 from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.orphans import find_orphans
+from waldelta.postgres.connection import connect
 from waldelta.slot import read_slot
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

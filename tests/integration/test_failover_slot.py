@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.test_setup import PLANES, events, job_for
-from waldelta.connection import connect
 from waldelta.errors import PreflightFailed
+from waldelta.postgres.connection import connect
 from waldelta.setup import apply_setup, plan_setup
 from waldelta.slot import read_slot
 

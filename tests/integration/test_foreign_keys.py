@@ -20,7 +20,7 @@ from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.foreign_keys import read_foreign_keys
 from waldelta.locks import target_lock
-from waldelta.server import read_oldest_xid
+from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -12,7 +12,7 @@ from waldelta import idle
 from waldelta.consume import confirmed_lsn
 from waldelta.idle import look
 from waldelta.lsn import Lsn
-from waldelta.server import ServerPosition, read_position
+from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.slot import read_slot
 
 pytestmark = pytest.mark.pg

@@ -15,11 +15,11 @@ from spark_jobs.flow import consume
 from spark_jobs.result import RunFailed
 from spark_jobs.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.catalog import TableId
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.idle import look
-from waldelta.patience import read_barred
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.lock_waits import read_barred
 from waldelta.recopy import read_table_bytes
 from waldelta.settled import read_version, settle
 from waldelta.snapshot import SnapshotHolder

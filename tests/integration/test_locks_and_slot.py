@@ -13,10 +13,10 @@ import pytest
 import tenacity
 
 from tests.integration.test_setup import job_for
-from waldelta.catalog import TableId
-from waldelta.connection import connect
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
 from waldelta.locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.connection import connect
 from waldelta.slot import check_health, create_slot, drop_slot, read_slot
 
 pytestmark = pytest.mark.pg

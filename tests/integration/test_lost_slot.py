@@ -21,8 +21,8 @@ from waldelta.idle import look
 from waldelta.job import load_job
 from waldelta.ledger_rows import now
 from waldelta.lsn import Lsn
+from waldelta.postgres.server_position import read_position
 from waldelta.resync import renew_slot
-from waldelta.server import read_position
 from waldelta.setup import apply_setup, plan_setup, teardown
 from waldelta.slot import create_slot, read_slot
 from waldelta.status import read_status

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.connection import connect
-from waldelta.membership import from_texts, is_same, is_uniform, to_texts, was_interrupted
-from waldelta.published import read_published_tables
+from waldelta.postgres.connection import connect
+from waldelta.postgres.publication_membership import from_texts, is_same, is_uniform, to_texts, was_interrupted
+from waldelta.postgres.published_tables import read_published_tables
 
 pytestmark = pytest.mark.pg
 

@@ -7,7 +7,6 @@ import pyarrow.compute as pc
 import pytest
 
 from waldelta.config.pipeline_file import Source
-from waldelta.connection import connect, connect_arrow
 from waldelta.errors import PeekTimeout
 from waldelta.peek import PeekBound
 from waldelta.peek import peek as peek_slot
@@ -16,7 +15,8 @@ from waldelta.pgoutput.logical_message import read_logical_message
 from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.server import read_position
+from waldelta.postgres.connection import connect, connect_arrow
+from waldelta.postgres.server_position import read_position
 
 pytestmark = pytest.mark.pg
 

@@ -16,10 +16,10 @@ from demo.embedded_postgres import EmbeddedPostgres
 from tests.fix_postgres import new_database
 from tests.integration.test_setup import job_for, state
 from waldelta.config.pipeline_file import Target
-from waldelta.connection import connect
 from waldelta.errors import PreflightFailed, TargetNotWritable
+from waldelta.postgres.connection import connect
+from waldelta.postgres.refused_statements import refused_statements
 from waldelta.preflight import WITHIN_UTF8
-from waldelta.refused_statements import refused_statements
 from waldelta.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg

@@ -6,11 +6,11 @@ import pytest
 
 from tests.integration.test_setup import job_for
 from waldelta import younger
-from waldelta.connection import connect
 from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.peek import PeekBound, call, peek
+from waldelta.postgres.connection import connect
 from waldelta.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg

@@ -27,11 +27,11 @@ from tests.standby import (
 )
 from waldelta.background import beside
 from waldelta.config.pipeline_file import Publication
-from waldelta.connection import connect
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.idle import look
 from waldelta.ledger_rows import now
 from waldelta.orphans import drop_orphans, find_orphans
+from waldelta.postgres.connection import connect
 from waldelta.standby import committed_upto, slot_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -13,8 +13,8 @@ from psycopg.conninfo import make_conninfo
 from spark_jobs.command_line import main
 from tests.integration.test_setup import job_for
 from waldelta.config.pipeline_file import Target, TargetTable
-from waldelta.connection import connect
 from waldelta.grants import sql_name
+from waldelta.postgres.connection import connect
 from waldelta.setup import plan_setup
 
 pytestmark = pytest.mark.pg

@@ -7,9 +7,9 @@ import pytest
 
 from tests.integration.test_preflight import PLAIN
 from tests.integration.test_setup import job_for
-from waldelta.connection import connect
 from waldelta.idle import look
-from waldelta.refused_statements import refused_statements
+from waldelta.postgres.connection import connect
+from waldelta.postgres.refused_statements import refused_statements
 from waldelta.setup import apply_setup
 
 pytestmark = pytest.mark.pg

@@ -16,15 +16,15 @@ from spark_jobs.row_filter import spark_condition
 from spark_jobs.row_filter_value import UNJUDGED
 from tests import row_filter_generator as generator
 from tests.seeds import chosen_seed
-from waldelta.catalog import TableId
-from waldelta.connection import connect
 from waldelta.copy import raw_map
 from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.ledger_rows import ColumnState
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.connection import connect
+from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
 from waldelta.spark_sql import ddl
-from waldelta.type_catalog import read_types
-from waldelta.type_map import target_type
+from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 TABLE = TableId("public", "t")

@@ -15,15 +15,15 @@ from spark_jobs.route import SENT, judgement, plan_routing
 from spark_jobs.row_filter import spark_condition
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
-from waldelta.catalog import TableId
 from waldelta.copy import raw_map
 from waldelta.errors import ConfigError
 from waldelta.ledger_rows import ColumnState
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
 from waldelta.setup import plan_setup
 from waldelta.spark_sql import ddl
-from waldelta.type_catalog import read_types
-from waldelta.type_map import target_type
+from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -19,7 +19,6 @@ from psycopg import sql
 from demo.embedded_postgres import EmbeddedPostgres
 from waldelta import setup, setup_slot
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.connection import connect
 from waldelta.errors import (
     LateWriter,
     LockHeld,
@@ -33,6 +32,7 @@ from waldelta.job import Job
 from waldelta.ledger import Ledger
 from waldelta.locks import slot_lock
 from waldelta.orphans import find_orphans
+from waldelta.postgres.connection import connect
 from waldelta.publication import Statement, read_publications
 from waldelta.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
 from waldelta.slot import create_slot, read_slot

@@ -10,8 +10,8 @@ from deltalake import write_deltalake
 
 from tests.integration.test_setup import job_for
 from waldelta.ledger_rows import TableState, now
+from waldelta.postgres.server_position import read_position
 from waldelta.recover import recover
-from waldelta.server import read_position
 from waldelta.setup import apply_setup, teardown
 from waldelta.slot import create_slot
 

@@ -14,14 +14,14 @@ from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
 from waldelta.compare_landed import check_landed
-from waldelta.connection import connect, connect_arrow, connect_walsender
 from waldelta.consume import confirmed_lsn, consume, move_idle_slot
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.gap import gaps_recorded, open_gaps
 from waldelta.idle import look
 from waldelta.lsn import Lsn
+from waldelta.postgres.connection import connect, connect_arrow, connect_walsender
+from waldelta.postgres.server_position import read_position
 from waldelta.recover import check_unmoved, slot_move
-from waldelta.server import read_position
 from waldelta.tally import Transactions
 
 pytestmark = pytest.mark.pg
@@ -231,6 +231,6 @@ def test_the_server_notices_a_client_that_is_gone(postgres, monkeypatch):
         cursor.execute("select current_setting('tcp_user_timeout'), current_setting('tcp_keepalives_idle')")
         assert cursor.fetchone() == ("0", "30")
     # As a server says on a platform that can't look.
-    monkeypatch.setattr("waldelta.connection._LOOKS_FOR_CLIENT", {"client_connection_check_interval": "-1"})
+    monkeypatch.setattr("waldelta.postgres.connection._LOOKS_FOR_CLIENT", {"client_connection_check_interval": "-1"})
     for open_connection in (connect, connect_arrow, connect_walsender):
         open_connection(postgres.conninfo(), "test").close()

@@ -7,10 +7,10 @@ import psycopg
 import pytest
 
 from demo.embedded_postgres import EmbeddedPostgres
-from waldelta.connection import connect
 from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
 from waldelta.lsn import Lsn
-from waldelta.server import WRITTEN
+from waldelta.postgres.connection import connect
+from waldelta.postgres.server_position import WRITTEN
 from waldelta.snapshot import SnapshotHolder, reader_name, wait_for_old_transactions
 
 pytestmark = pytest.mark.pg

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.peek import call
-from waldelta.server import read_position
+from waldelta.postgres.server_position import read_position
 from waldelta.slot import read_slot
 from waldelta.snapshot import SnapshotHolder
 from waldelta.source_bill import SlotMeter, xmin_age

@@ -14,7 +14,7 @@ from waldelta.idle import look
 from waldelta.ledger_rows import now
 from waldelta.peek import call, whole
 from waldelta.pending import oldest_unread
-from waldelta.server import read_position
+from waldelta.postgres.server_position import read_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

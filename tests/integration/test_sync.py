@@ -18,7 +18,6 @@ from spark_jobs.sync import sync
 from tests.copies import before_rows
 from tests.going_on import insert_that_goes_on
 from tests.waiting import wait_until
-from waldelta.catalog import TableId
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import (
     ConfigError,
@@ -35,7 +34,8 @@ from waldelta.lake import local_path, target_uri
 from waldelta.ledger_rows import SlotMove, TableState, now
 from waldelta.leftovers import staging_folder
 from waldelta.locks import target_lock
-from waldelta.server import read_position
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.server_position import read_position
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

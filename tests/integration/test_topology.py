@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile, TargetTable
-from waldelta.connection import connect
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
 from waldelta.leaves import of_partition, with_leaves
 from waldelta.ledger_rows import TableState, now
-from waldelta.membership import to_texts
+from waldelta.postgres.connection import connect
+from waldelta.postgres.publication_membership import to_texts
+from waldelta.postgres.refused_statements import refused_statements
 from waldelta.present import read_present
-from waldelta.refused_statements import refused_statements
 from waldelta.rewrite import to_record
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import column_states, to_text

@@ -9,10 +9,10 @@ import pytest
 
 from tests.integration.test_pipeline_life import assert_equal, pipeline_on
 from tests.integration.test_setup import job_for
-from waldelta.connection import connect
 from waldelta.idle import look
+from waldelta.postgres.connection import connect
+from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.setup import apply_setup
-from waldelta.unpublished import unpublished
 
 pytestmark = pytest.mark.pg
 

@@ -9,15 +9,15 @@ import pytest
 from psycopg import sql
 
 from waldelta.config.type_options import TypeOptions
-from waldelta.connection import connect, connect_arrow
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
-from waldelta.published import read_published_tables
+from waldelta.postgres.connection import connect, connect_arrow
+from waldelta.postgres.published_tables import read_published_tables
+from waldelta.postgres.type_catalog import read_types
 from waldelta.reconcile.canonical import Marks, lake_rows, source_text
 from waldelta.reconcile.hash64 import hash_texts
-from waldelta.type_catalog import read_types
-from waldelta.type_map import target_type
+from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.pg
 

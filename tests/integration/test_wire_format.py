@@ -8,11 +8,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from waldelta.connection import connect
 from waldelta.errors import DecodeError
-from waldelta.type_catalog import PgType
-from waldelta.type_map import target_type
-from waldelta.types.wire_format import text_of
+from waldelta.postgres.connection import connect
+from waldelta.postgres.type_catalog import PgType
+from waldelta.types.type_map import target_type
+from waldelta.types.wire.wire_format import text_of
 
 pytestmark = pytest.mark.pg
 

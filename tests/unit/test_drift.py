@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from waldelta.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.drift import find_drift
 from waldelta.ledger_rows import AttributeState, ColumnState, FileState, StorageState, TableState
-from waldelta.membership import Membership, to_texts
+from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.postgres.publication_membership import Membership, to_texts
+from waldelta.postgres.type_catalog import PgType
 from waldelta.present import PresentTable
 from waldelta.repair import obstacle
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
 from waldelta.targets import Feed
-from waldelta.type_catalog import PgType
 
 EVERY = ["delete", "insert", "update"]
 INT = PgType(23, -1, "integer")

@@ -16,8 +16,8 @@ from waldelta.evolution import (
 )
 from waldelta.ledger_rows import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.postgres.type_catalog import PgType
 from waldelta.present import PresentColumn, PresentTable
-from waldelta.type_catalog import PgType
 
 INT, TEXT, VARCHAR, NUMERIC, TIMESTAMP = 23, 25, 1043, 1700, 1114
 TYPES = {(INT, -1): PgType(INT, -1, "integer"), (TEXT, -1): PgType(TEXT, -1, "text")}

@@ -24,10 +24,10 @@ from waldelta.ledger import Ledger
 from waldelta.ledger_rows import Run, SlotMove, TableState
 from waldelta.ledger_upkeep import keep_moves
 from waldelta.lsn import Lsn
+from waldelta.postgres.server_position import ServerPosition
+from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
 from waldelta.replay import within_history
-from waldelta.server import ServerPosition
 from waldelta.slot import SlotState, check_health
-from waldelta.walsender import alter_failover_command, parse_timeline_ends
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

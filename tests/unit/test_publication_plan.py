@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.catalog import TableId
 from waldelta.config.pipeline_file import Publication
+from waldelta.postgres.catalog import TableId
 from waldelta.publication import Mark, PublicationState, PublicationTable, plan_publications, wanted_publication
 
 A = PublicationTable(TableId("public", "a"))

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.test_drift import EVERY, member
 from tests.unit.test_drift import state as drift_state
 from tests.unit.test_drift import table as drift_table
-from waldelta.catalog import TableId, Through
 from waldelta.ledger_rows import FileState, StorageState
-from waldelta.membership import to_texts
 from waldelta.moving_rows import moving_rows
+from waldelta.postgres.catalog import TableId, Through
+from waldelta.postgres.publication_membership import to_texts
 from waldelta.repair import Repair, Rule, entering, is_dear, obstacle
 from waldelta.row_filter import RowFilter
 

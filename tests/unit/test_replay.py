@@ -12,8 +12,8 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import StateError
 from waldelta.job import Job
 from waldelta.ledger_rows import BatchCut, ColumnState, FileState, Run, SlotMove, StorageState, TableState
-from waldelta.membership import Membership, to_texts
 from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.replay import (
     doubtful_leaves,
     falls_into,

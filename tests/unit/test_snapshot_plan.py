@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.catalog import Leaf, TableId, Through
+from waldelta.postgres.catalog import Leaf, TableId, Through
 from waldelta.snapshot import plan_chunks, plan_tasks
 
 BLOCK = 8192

@@ -29,9 +29,9 @@ from waldelta.job import Job
 from waldelta.ledger_rows import ConsumedBatch
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
+from waldelta.postgres.server_position import ServerPosition
 from waldelta.preflight import _free_slots, _server_warnings
 from waldelta.recover import recover
-from waldelta.server import ServerPosition
 from waldelta.setup_slot import _create_on_standby, slot_that_stays
 from waldelta.slot import SlotState, check_health, check_ours
 from waldelta.source_facts import ServerFacts

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.pipelines import pipeline_file
-from waldelta.catalog import TableId
 from waldelta.job import Job
 from waldelta.ledger_rows import SlotMove, TableState
+from waldelta.postgres.catalog import TableId
 from waldelta.standing import Due, Life, Standing, lives, read_standings, record_removed, standing
 from waldelta.targets import Feed
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from waldelta.catalog import Column, Leaf, Partition, PublishedRelation, PublishedTable, Relation, TableId
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.leaves import with_leaves
 from waldelta.ledger_rows import TableState
 from waldelta.metadata_columns import RELID
+from waldelta.postgres.catalog import Column, Leaf, Partition, PublishedRelation, PublishedTable, Relation, TableId
+from waldelta.postgres.type_catalog import PgType
 from waldelta.targets import Feed, differing, feeds, gather
-from waldelta.type_catalog import PgType
 
 
 def name(table: str) -> TableId:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.reconcile.canonical import Marks, hex_text, lake_rows, may_be_raw
 from waldelta.reconcile.hash64 import Hashes, hash_texts
-from waldelta.type_map import TargetType
+from waldelta.types.type_map import TargetType
 
 # So that the rows of one bucket are few to read, and the sums of all are few beside the rows.
 _ROWS_PER_BUCKET, _FEWEST, _MOST = 512, 16, 1 << 16

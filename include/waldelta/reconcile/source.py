@@ -17,7 +17,6 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.connection import connect, describe
 from waldelta.copy import (
     GONE,
     LOCK_TIMEOUT_MS,
@@ -33,12 +32,13 @@ from waldelta.copy import (
 from waldelta.copy_where import Choice, is_one_of, other_files
 from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
 from waldelta.pgoutput.wire import ArrowArray
+from waldelta.postgres.connection import connect, describe
 from waldelta.reconcile.canonical import source_text
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, hash_as
 from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import Rows, Valued
 from waldelta.snapshot import Chunk, reader_name
-from waldelta.types.target import printed
+from waldelta.types.base import printed
 
 Connection = psycopg.Connection[Any]
 Fetched = list[tuple[Any, ...]]

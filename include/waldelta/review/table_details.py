@@ -11,9 +11,9 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from waldelta.catalog import TableId
 from waldelta.lake import files_of, has_deletion_vectors, row_count, target_uri
 from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.postgres.catalog import TableId
 from waldelta.review.bookkeeping import Bookkeeping
 
 _OWN = "_wd_"

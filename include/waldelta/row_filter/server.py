@@ -8,13 +8,13 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.catalog import TableId
 from waldelta.errors import ConfigError, PrivilegeMissing
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter.analysed import Collation, RowFilter
 from waldelta.row_filter.parse import column_names, parse_analysed
 from waldelta.row_filter.place import place
 from waldelta.row_filter.syntax import functions_of, parse_row_filter
-from waldelta.type_catalog import fetch
 
 Connection = psycopg.Connection[Any]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
+from waldelta.types.base import Held, TargetType, split_held, utf8
 from waldelta.types.scan import Quotes, find_quotes, gather, numbers, packed
-from waldelta.types.target import Held, TargetType, split_held, utf8
 
 _NULL_WORD = b"NULL"
 

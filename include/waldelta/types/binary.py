@@ -10,8 +10,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray, Mask, arrow_buffer
+from waldelta.types.base import Held, Selected, TargetType, split_held, validity
 from waldelta.types.scan import packed
-from waldelta.types.target import Held, Selected, TargetType, split_held, validity
 
 _BAD = 255
 _NIBBLES = np.full(256, _BAD, np.uint8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.target import Held, Selected, TargetType, cast_or_raw, printed
+from waldelta.types.base import Held, Selected, TargetType, cast_or_raw, printed
 
 # Spark's calendar, as half-open bounds.
 _FIRST, _BEYOND = "0001-01-01", "10000-01-01"

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Mask
+from waldelta.types.base import Held, TargetType, split_held, utf8
 from waldelta.types.scan import find_quotes, gather, numbers, packed
-from waldelta.types.target import Held, TargetType, split_held, utf8
 
 # Outside quotes hstore prints exactly: "=>" in each pair, ", " between pairs, NULL.
 _PAIR = '"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"=>(?:"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|NULL)'

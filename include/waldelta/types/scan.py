@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions, arrow_buffer
-from waldelta.types.target import validity
+from waldelta.types.base import validity
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.target import Held, Selected, TargetType, utf8
+from waldelta.types.base import Held, Selected, TargetType, utf8
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from waldelta.catalog import Relation, TableId
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
+from waldelta.postgres.catalog import Relation, TableId
 from waldelta.target_preflight import Planned, PlannedTargets, judge_modes
 from waldelta.targets import Feed
 

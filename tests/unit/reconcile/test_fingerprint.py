@@ -12,10 +12,10 @@ from tests.seeds import chosen_seed
 from waldelta.reconcile.canonical import Marks, lake_rows
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, bucket_count, hash_rows, in_parts
 from waldelta.reconcile.hash64 import hash_texts
-from waldelta.type_map import TargetType
 from waldelta.types.datetime import Moment
-from waldelta.types.number import Number
+from waldelta.types.numeric import Number
 from waldelta.types.text import Text
+from waldelta.types.type_map import TargetType
 
 INT, TEXT = Number("int", pa.int32(), "int4"), Text(is_plain=True)
 MARKS = Marks.drawn("ab")

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.buckets import buckets_of
 from spark_jobs.stage_tasks import like_equal_numbers
-from waldelta.types.number import Number, NumericAsDouble, scaled_decimal
+from waldelta.types.numeric import Number, NumericAsDouble, scaled_decimal
 
 
 def column(*values: str | None) -> pa.ChunkedArray:

@@ -16,11 +16,11 @@ from waldelta.errors import DecodeError
 from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve
+from waldelta.postgres.type_catalog import PgType
 from waldelta.row_messages import ROW_KINDS
 from waldelta.stream import Stream
 from waldelta.tally import COLUMNS, PreparedRows, Tally, Transactions
-from waldelta.type_catalog import PgType
-from waldelta.type_map import target_type
+from waldelta.types.type_map import target_type
 from waldelta.visibility import Snapshot
 
 T, TS = 16400, 1_700_000_000_000_000

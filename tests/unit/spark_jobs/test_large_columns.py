@@ -10,8 +10,8 @@ import pytest
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan, collapse_events
 from waldelta.pgoutput.transactions import Segments
-from waldelta.type_catalog import PgType
-from waldelta.type_map import target_type
+from waldelta.postgres.type_catalog import PgType
+from waldelta.types.type_map import target_type
 from waldelta.visibility import Snapshot
 
 TYPES = tuple(target_type(PgType(*of)) for of in ((25, -1, "text"), (25, -1, "text"), (1082, -1, "date")))

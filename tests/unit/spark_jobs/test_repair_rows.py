@@ -9,8 +9,8 @@ import pytest
 
 from spark_jobs.repair_rows import stage_named
 from waldelta.errors import NeedsSync
-from waldelta.type_catalog import PgType
-from waldelta.type_map import target_type
+from waldelta.postgres.type_catalog import PgType
+from waldelta.types.type_map import target_type
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 import pytest
 
 from spark_jobs.sync_result import SyncResult, synced_state
-from waldelta.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.ledger_rows import AttributeState, ColumnState, StorageState, TableState
 from waldelta.lsn import Lsn
+from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.postgres.type_catalog import PgType
 from waldelta.skipped_copy import SkippedCopy
 from waldelta.standing import COPYING, SYNCED
 from waldelta.targets import Feed, Target
-from waldelta.type_catalog import PgType
 
 ID = TableId("public", "t")
 BEGUN = TableState(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from waldelta.types.wire.number import float_text
+from waldelta.types.wire.numeric import float_text
 from waldelta.types.wire.values import Converter, one_by_one
 
 

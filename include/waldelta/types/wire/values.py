@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, arrow_buffer
-from waldelta.types.target import validity
+from waldelta.types.base import validity
 
 # Values of one type, some null: their texts, as string or binary, null where they are.
 Converter = Callable[[Messages, Mask], ArrowArray]

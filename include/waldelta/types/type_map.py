@@ -8,14 +8,14 @@ from functools import cache
 import pyarrow as pa
 
 from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
-from waldelta.type_catalog import PgType
+from waldelta.postgres.type_catalog import PgType
 from waldelta.types.array import Array
+from waldelta.types.base import TargetType
 from waldelta.types.binary import Bytea
 from waldelta.types.datetime import Moment
 from waldelta.types.hstore import Hstore
-from waldelta.types.json_document import Variant
-from waldelta.types.number import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
-from waldelta.types.target import TargetType
+from waldelta.types.json import Variant
+from waldelta.types.numeric import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
 from waldelta.types.text import Text
 
 __all__ = ["TargetType", "column_types", "target_type"]

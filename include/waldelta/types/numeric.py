@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.target import Held, Selected, TargetType, cast_or_raw, split_held, utf8
+from waldelta.types.base import Held, Selected, TargetType, cast_or_raw, split_held, utf8
 
 MAX_PRECISION = 38  # of Spark's decimal
 _HEADER_BYTES = 4  # VARHDRSZ, which every numeric typmod has added

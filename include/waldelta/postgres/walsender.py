@@ -15,9 +15,9 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import ExecStatus
 
-from waldelta.connection import connect_walsender
 from waldelta.errors import SlotInUse, SourceError
 from waldelta.lsn import Lsn
+from waldelta.postgres.connection import connect_walsender
 
 # What stands in front of a message: its kind, the WAL's position and end, the server's clock.
 _WAL_DATA, _HEADER_BYTES = b"w", 25

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waldelta.entries import is_renewed
-from waldelta.membership import Membership, lost_operations, to_texts, was_away, was_interrupted
+from waldelta.postgres.publication_membership import Membership, lost_operations, to_texts, was_away, was_interrupted
 
 ALL = frozenset({"insert", "update", "delete"})
 INSERTS = frozenset({"insert"})

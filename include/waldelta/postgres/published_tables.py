@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from waldelta.catalog import (
+from waldelta.errors import SourceError
+from waldelta.postgres.catalog import (
     Connection,
     Leaf,
     PublishedRelation,
@@ -19,10 +20,9 @@ from waldelta.catalog import (
     read_leaves,
     read_relations,
 )
-from waldelta.errors import SourceError
-from waldelta.membership import Membership
-from waldelta.publication_tables import MEMBERS
-from waldelta.type_catalog import fetch
+from waldelta.postgres.publication_membership import Membership
+from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.type_catalog import fetch
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ..
 
 # Before 18 generated columns are never sent, though 15's view lists them; by a column list from 18 on whatever it names. A list
 # or filter of a table that its schema, or FOR ALL TABLES, publishes too counts for nothing. What tells one version of an entry or
-# of a publication from another: waldelta.membership. A table may also leave an entry that stays as it is: a partition that is
+# of a publication from another: waldelta.postgres.publication_membership. A table may also leave an entry that stays as it is: a partition that is
 # detached one of a table above it, whatever gets another schema its schema's. Attached or set back it has another row
 # of pg_inherits, or of pg_depend; so an entry is named with those by which it holds, of a schema's the nearest table's.
 _MEMBERSHIPS = f"""{MEMBERS}

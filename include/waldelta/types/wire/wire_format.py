@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages
-from waldelta.type_catalog import PgType
-from waldelta.types.wire import geometry, moment, network, number, text
+from waldelta.postgres.type_catalog import PgType
+from waldelta.types.wire import datetime as moment
+from waldelta.types.wire import geometry, network, text
+from waldelta.types.wire import numeric as number
 from waldelta.types.wire.nested import Read, array_text, multirange_text, range_text, vector_text
 from waldelta.types.wire.values import Converter, read_with
 

@@ -1,7 +1,7 @@
 """What pg_publication_tables says, read from the catalogs alone.
 
 The view opens each table, so that one that somebody keeps locked (VACUUM FULL, a rewriting ALTER) would hold up whoever asks
-about all the others. Here nothing is locked; a row filter's text alone takes its table's lock (waldelta.patience).
+about all the others. Here nothing is locked; a row filter's text alone takes its table's lock (waldelta.postgres.lock_waits).
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import TableId
 from waldelta.config.pipeline_file import Source
-from waldelta.type_catalog import fetch
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.type_catalog import fetch
 
 
 def listed(source: Source) -> list[tuple[str, TableId]]:

@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 
 from waldelta.config.pipeline_file import split_table_name
-from waldelta.membership import Membership
-from waldelta.type_catalog import PgType, fetch, read_types
+from waldelta.postgres.publication_membership import Membership
+from waldelta.postgres.type_catalog import PgType, fetch, read_types
 
 Connection = psycopg.Connection[Any]
 ReplicaIdentity = Literal["d", "i", "f", "n"]

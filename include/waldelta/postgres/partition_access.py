@@ -12,11 +12,11 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import READ_THROUGH, Leaf, TableId, Through
 from waldelta.config.pipeline_file import Source
 from waldelta.grants import DefaultGrant, Grant, Need, sql_name, statements
-from waldelta.publication_tables import MEMBERS
-from waldelta.type_catalog import fetch
+from waldelta.postgres.catalog import READ_THROUGH, Leaf, TableId, Through
+from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.type_catalog import fetch
 
 _MOST_NAMED = 5
 

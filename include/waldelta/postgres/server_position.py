@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 
-from waldelta.connection import describe_server
 from waldelta.errors import NotPrimary, NotStandby, SourceError
 from waldelta.lsn import Lsn
+from waldelta.postgres.connection import describe_server
 
 # Up to where the server's WAL can be decoded: a primary's is flushed, a standby's replayed.
 READABLE_LSN = "case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end"

@@ -8,8 +8,8 @@ from urllib.parse import quote, urlencode
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from waldelta.connection import conninfo_from_environment, describe
 from waldelta.errors import ConfigError
+from waldelta.postgres.connection import conninfo_from_environment, describe
 
 SECRET = "5ecret"
 FIELDS = {"host": "db", "port": "5432", "user": "u", "password": SECRET, "dbname": "d"}

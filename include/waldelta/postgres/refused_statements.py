@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 
-from waldelta.catalog import TableId
-from waldelta.publication_tables import MEMBERS
-from waldelta.type_catalog import fetch
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.type_catalog import fetch
 
 _MOST_NAMED = 5
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from waldelta.pg_text import pg_text
+from waldelta.types.pg_text import pg_text
 
 UTC = datetime.UTC
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
+from waldelta.types.base import Held, TargetType, split_held, utf8
 from waldelta.types.scan import Quotes, find_quotes, gather, packed
-from waldelta.types.target import Held, TargetType, split_held, utf8
 
 # Below what Spark's parser takes: 1,000 levels, names of 50,000 characters, 16 MB of variant.
 _MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20

@@ -14,8 +14,8 @@ from psycopg import sql
 
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.errors import DecodeError
-from waldelta.type_catalog import PgType
-from waldelta.type_map import column_types, target_type
+from waldelta.postgres.type_catalog import PgType
+from waldelta.types.type_map import column_types, target_type
 
 
 def numeric(precision, scale):

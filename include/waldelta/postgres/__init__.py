@@ -1,0 +1,1 @@
+"""Questions to the PostgreSQL server: connections, catalogs, published tables and columns, lock waits."""
