@@ -16,8 +16,6 @@ from spark_jobs.freshness import FreshnessLimit
 from spark_jobs.kept_rows import KEPT_ROWS, MEANINGS
 from spark_jobs.references import Reference
 from spark_jobs.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
-from spark_jobs.row_filter import spark_condition
-from spark_jobs.row_filter_value import UNJUDGED
 from spark_jobs.table_profile import Measured, profiled_columns
 from waldelta.check_constraints import CheckConstraint
 from waldelta.config.expectation_files import OwnSuiteFile, Severity
@@ -29,8 +27,10 @@ from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_
 from waldelta.ledger_rows import ColumnState, TableState
 from waldelta.metadata_columns import RAW, UNCHANGED
 from waldelta.row_filter import RowFilter, published_filter
-from waldelta.row_filter.domain_value import of_column
-from waldelta.row_filter.typed import column_type
+from waldelta.row_filter.domain_constraint import of_column
+from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.row_filter.spark.values import UNJUDGED
+from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import quote
 from waldelta.target_filter import filter_of
 

@@ -18,7 +18,7 @@ from waldelta.drift import EVERYTHING
 from waldelta.foreign_keys import ForeignKey, KeyColumn
 from waldelta.ledger_rows import BatchCut, ColumnState, TableState
 from waldelta.postgres.publication_membership import from_texts
-from waldelta.row_filter.typed import column_type
+from waldelta.row_filter.typed_tree import column_type
 from waldelta.standing import SYNCED
 
 if TYPE_CHECKING:

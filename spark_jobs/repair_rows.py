@@ -20,7 +20,6 @@ from spark_jobs.attempts import once
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.decode import typed_key
 from spark_jobs.merge_rows import staged_names
-from spark_jobs.row_filter import spark_condition
 from waldelta.copy import TableCopy, of_leaves, plan_copy
 from waldelta.copy_where import Choice, read_choices, read_keys, whole_table
 from waldelta.errors import NeedsSync
@@ -31,7 +30,8 @@ from waldelta.metadata_columns import RELID
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, gathers, is_dear
 from waldelta.row_filter import RowFilter
-from waldelta.row_filter.analysed import published_filter
+from waldelta.row_filter.analyzed_filter import published_filter
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import SnapshotHolder, reader_name
 from waldelta.spark_sql import ddl, quote
 from waldelta.watermark import uri_of

@@ -26,14 +26,14 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from spark_jobs.collapse import DELETE, INSERT
-from spark_jobs.row_filter import spark_condition
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution
 from waldelta.lake import write_parquet
 from waldelta.ledger_rows import ColumnState
 from waldelta.metadata_columns import RAW
 from waldelta.row_filter import RowFilter
-from waldelta.row_filter.typed import column_type
+from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import string
 from waldelta.types.type_map import TargetType
 

@@ -20,7 +20,7 @@ from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.present import PresentTable
 from waldelta.repair import Repair, entered_columns, moved_leaves, reattached
-from waldelta.row_filter.parse import parse_analysed
+from waldelta.row_filter.parse.parse import parse_analysed
 from waldelta.target_filter import both, filter_of
 from waldelta.targets import Feed, Target
 

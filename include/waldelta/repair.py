@@ -20,8 +20,8 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger_rows import StorageState, TableState
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
-from waldelta.row_filter.parse import children, parse_analysed, walk
-from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
+from waldelta.row_filter.parse.parse import children, parse_analysed, walk
+from waldelta.row_filter.parse.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
 
 # A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
 FEW_ROWS = 10_000

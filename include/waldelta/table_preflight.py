@@ -12,7 +12,7 @@ from waldelta.postgres.catalog import Leaf, Relation
 from waldelta.postgres.partition_access import describe_unreadable
 from waldelta.publication import PublicationState, PublicationTable
 from waldelta.quantities import size
-from waldelta.row_filter.raising import raising_parts
+from waldelta.row_filter.runtime_errors import raising_parts
 from waldelta.source_facts import Facts, ServerFacts, TableFacts
 from waldelta.types.wire.wire_format import has_wire_format
 

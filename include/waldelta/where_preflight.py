@@ -17,7 +17,7 @@ from waldelta.ledger_rows import ColumnState
 from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
-from waldelta.row_filter.typed import column_type
+from waldelta.row_filter.typed_tree import column_type
 from waldelta.target_filter import column_states, unpublished
 from waldelta.target_preflight import PlannedTargets
 from waldelta.targets import Feed

@@ -12,8 +12,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from spark_jobs.row_filter import spark_condition
-from spark_jobs.row_filter_value import UNJUDGED
 from tests import row_filter_generator as generator
 from tests.seeds import chosen_seed
 from waldelta.copy import raw_map
@@ -23,6 +21,8 @@ from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import connect
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
+from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.spark_sql import ddl
 from waldelta.types.type_map import target_type
 

@@ -2,12 +2,12 @@
 
 Stages: ``syntax`` reads what an engineer wrote; ``server`` lets PostgreSQL analyse it; ``parse`` reads the analysed
 text; ``resolve`` gives every part its type and finds its ``signatures``, or refuses it with its place. What Spark makes
-of the result stands in ``spark_jobs.row_filter``.
+of the result stands in ``waldelta.row_filter.spark.translate``.
 """
 
-from waldelta.row_filter.analysed import Collation, RowFilter, published_filter
-from waldelta.row_filter.server import refused_filter, resolve_filter
-from waldelta.row_filter.syntax import FilterText, parse_row_filter
+from waldelta.row_filter.analyze import refused_filter, resolve_filter
+from waldelta.row_filter.analyzed_filter import Collation, RowFilter, published_filter
+from waldelta.row_filter.parse.syntax import FilterText, parse_row_filter
 
 __all__ = [
     "Collation",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from waldelta.row_filter.typed import MAX_DIGITS, NUMERIC, Type, Typed
+from waldelta.row_filter.typed_tree import MAX_DIGITS, NUMERIC, Type, Typed
 
 Digits: TypeAlias = tuple[int, int]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from waldelta.row_filter.typed import FLOATS, INTEGERS
+from waldelta.row_filter.typed_tree import FLOATS, INTEGERS
 
 COMPARISONS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import string as letters
 from collections.abc import Callable
 
-from spark_jobs.row_filter_value import fail
 from waldelta.row_filter.constants import interval_parts
-from waldelta.row_filter.moments import FEW_DAYS
+from waldelta.row_filter.datetime_fields import FEW_DAYS
 from waldelta.row_filter.patterns import like_parts
-from waldelta.row_filter.typed import Typed
+from waldelta.row_filter.spark.values import fail
+from waldelta.row_filter.typed_tree import Typed
 from waldelta.spark_sql import string
 
 _INFINITE = "cast('Infinity' as double)"

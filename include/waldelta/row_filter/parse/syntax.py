@@ -13,7 +13,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from waldelta.errors import ConfigError
-from waldelta.row_filter.place import place
+from waldelta.row_filter.parse.place import place
 
 _DIALECT = "postgres"
 

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from spark_jobs.row_filter import _STRUCTURE, spark_condition
-from spark_jobs.row_filter_functions import BUILT, TEMPLATES
-from spark_jobs.row_filter_value import OPERATORS
 from waldelta.errors import FilterNotTranslatable
 from waldelta.ledger_rows import ColumnState
 from waldelta.row_filter import Collation, RowFilter, published_filter
 from waldelta.row_filter.signatures import CASTS, SIGNATURES
+from waldelta.row_filter.spark.functions import BUILT, TEMPLATES
+from waldelta.row_filter.spark.translate import _STRUCTURE, spark_condition
+from waldelta.row_filter.spark.values import OPERATORS
 
 
 def column(name, type_name, spark_type):

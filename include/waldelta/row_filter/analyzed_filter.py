@@ -44,6 +44,6 @@ def published_filter(analysed: str) -> RowFilter:
     >>> published_filter("((a > 1) AND (b = 'x'::text))").columns
     ('a', 'b')
     """
-    from waldelta.row_filter.parse import column_names, parse_analysed
+    from waldelta.row_filter.parse.parse import column_names, parse_analysed
 
     return RowFilter(analysed, analysed, column_names(parse_analysed(analysed)))

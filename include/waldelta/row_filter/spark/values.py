@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from waldelta.row_filter.constants import is_held
 from waldelta.row_filter.signatures import COMPARISONS
-from waldelta.row_filter.typed import MOMENTS, SPARK_TYPES, Type, Typed
+from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPES, Type, Typed
 from waldelta.spark_sql import string
 
 OPERATORS = {key: operator for operator, key in COMPARISONS.items()}

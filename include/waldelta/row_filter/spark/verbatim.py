@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spark_jobs.row_filter_value import Sql, UnheldConstant, fail, spark_type
-from waldelta.row_filter.typed import Typed
+from waldelta.row_filter.spark.values import Sql, UnheldConstant, fail, spark_type
+from waldelta.row_filter.typed_tree import Typed
 
 _FAIL_NAN = fail("waldelta: cannot convert NaN or infinity")
 

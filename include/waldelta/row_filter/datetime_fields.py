@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waldelta.row_filter.typed import Typed
+from waldelta.row_filter.typed_tree import Typed
 
 # Those of which an infinite date has none (NULL), and those of which it has an infinite one.
 PERIODIC = frozenset({"month", "day", "hour", "minute", "second", "dow", "isodow", "doy", "quarter", "week"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from waldelta.row_filter.analysed import Collation
+from waldelta.row_filter.analyzed_filter import Collation
 
 # PostgreSQL's short names for the names that it prints.
 _SHORT = {

@@ -11,10 +11,10 @@ from psycopg import sql
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import fetch
-from waldelta.row_filter.analysed import Collation, RowFilter
-from waldelta.row_filter.parse import column_names, parse_analysed
-from waldelta.row_filter.place import place
-from waldelta.row_filter.syntax import functions_of, parse_row_filter
+from waldelta.row_filter.analyzed_filter import Collation, RowFilter
+from waldelta.row_filter.parse.parse import column_names, parse_analysed
+from waldelta.row_filter.parse.place import place
+from waldelta.row_filter.parse.syntax import functions_of, parse_row_filter
 
 Connection = psycopg.Connection[Any]
 
@@ -29,7 +29,7 @@ def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
     The filter becomes the CHECK constraint of an empty temporary table with the same columns, which needs SELECT on
     the table and TEMPORARY on the database, nothing else. The connection must come from ``connection.connect``. Raises
     ConfigError with the place of what PostgreSQL doesn't take, FilterNotTranslatable for text that this project can't
-    read, PrivilegeMissing. Whether Spark can evaluate it is the question of ``spark_jobs.row_filter.spark_condition``.
+    read, PrivilegeMissing. Whether Spark can evaluate it is the question of ``waldelta.row_filter.spark.translate.spark_condition``.
     """
     parse_row_filter(text)
     with conn.transaction(force_rollback=True):

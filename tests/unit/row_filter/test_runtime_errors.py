@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.row_filter.raising import raising_parts
+from waldelta.row_filter.runtime_errors import raising_parts
 
 TYPES = {"n": "integer", "big": "bigint", "v": "text", "c": "character varying(3)", "d": "date", "j": "jsonb"}
 CASES = {

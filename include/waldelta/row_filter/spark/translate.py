@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_jobs.row_filter_functions import BUILT, FIELDS, TEMPLATES, UNITS
-from spark_jobs.row_filter_value import (
+from waldelta.errors import FilterNotTranslatable
+from waldelta.metadata_columns import RAW
+from waldelta.row_filter.analyzed_filter import RowFilter
+from waldelta.row_filter.datetime_fields import PERIODIC
+from waldelta.row_filter.parse.place import place
+from waldelta.row_filter.resolve import resolve
+from waldelta.row_filter.spark.functions import BUILT, FIELDS, TEMPLATES, UNITS
+from waldelta.row_filter.spark.values import (
     OPERATORS,
     UNJUDGED,
     Sql,
@@ -22,14 +28,8 @@ from spark_jobs.row_filter_value import (
     literal,
     spark_type,
 )
-from spark_jobs.row_filter_verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
-from waldelta.errors import FilterNotTranslatable
-from waldelta.metadata_columns import RAW
-from waldelta.row_filter.analysed import RowFilter
-from waldelta.row_filter.moments import PERIODIC
-from waldelta.row_filter.place import place
-from waldelta.row_filter.resolve import resolve
-from waldelta.row_filter.typed import FLOATS, MOMENTS, Type, Typed, column_type
+from waldelta.row_filter.spark.verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
+from waldelta.row_filter.typed_tree import FLOATS, MOMENTS, Type, Typed, column_type
 from waldelta.spark_sql import quote, string
 
 if TYPE_CHECKING:

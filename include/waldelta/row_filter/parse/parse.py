@@ -13,8 +13,20 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.place import place
-from waldelta.row_filter.tree import Array, Call, Case, Cast, Collate, Column, Literal, Node, Quantified, Test, TypeName
+from waldelta.row_filter.parse.place import place
+from waldelta.row_filter.parse.tree import (
+    Array,
+    Call,
+    Case,
+    Cast,
+    Collate,
+    Column,
+    Literal,
+    Node,
+    Quantified,
+    Test,
+    TypeName,
+)
 
 _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
 # Words that go on after a type's first word.

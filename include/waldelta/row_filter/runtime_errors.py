@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.parse import parse_analysed, walk
-from waldelta.row_filter.tree import Array, Call, Cast, Column, Literal, Node, Quantified, TypeName
+from waldelta.row_filter.parse.parse import parse_analysed, walk
+from waldelta.row_filter.parse.tree import Array, Call, Cast, Column, Literal, Node, Quantified, TypeName
 
 _DIVISIONS = frozenset({"/", "%", "div", "mod"})
 _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floor"})

@@ -6,7 +6,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.place import place
+from waldelta.row_filter.parse.place import place
 
 
 def of_column(expression: str, column: str) -> str:

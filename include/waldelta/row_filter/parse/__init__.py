@@ -1,0 +1,1 @@
+"""Parses a filter's text and PostgreSQL's analyzed expression trees."""

@@ -1,0 +1,1 @@
+"""Translates an analyzed row filter to Spark SQL that means the same."""
