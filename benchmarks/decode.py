@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from benchmarks.results import Measurement, Round
 from benchmarks.workloads import DECODER, PEER, Decode
-from spark_jobs.stretch import split_by_relation
+from waldelta.lake.changelog.batch_range import split_by_relation
 from waldelta.pgoutput.rows import decode_rows
 from waldelta.postgres.catalog import PgType
 from waldelta.types.type_map import target_type

@@ -13,7 +13,7 @@ import yaml
 from benchmarks.place import PUBLICATION, Place
 from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
-from waldelta.lake import local_path, target_uri
+from waldelta.lake.storage import local_path, target_uri
 from waldelta_airflow.child_process import ChildProcess
 from waldelta_airflow.forked_job import ForkedJob
 

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.plugin_app import plugin_app
-from waldelta.expectation_results import ExpectationResult, prune_expectation_results
-from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, TableState, TargetCut, now
-from waldelta.ledger_table import LedgerTable
-from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
-from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
+from waldelta.lake.ledger.records import Run, TableState, TargetCut, now
+from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.storage import bookkeeping_uri
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, TableState, TargetCut
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut
 from waldelta.repair import Repair
 from waldelta.skipped_copy import stopped
 from waldelta.targets import Feed

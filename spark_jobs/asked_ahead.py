@@ -23,7 +23,7 @@ from spark_jobs.references import Reference
 from spark_jobs.session_pool import MOST_AT_ONCE
 from spark_jobs.table_profile import Measured, profile_by_values
 from waldelta.config.target_mode import CHANGELOG, MIRROR
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import UNCHANGED
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan
-from waldelta.change_log import ChangeLog
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.pgoutput.transactions import Segments
-from waldelta.row_messages import ROW_KINDS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -19,13 +19,13 @@ from spark_jobs.identity import comparable
 from spark_jobs.live_rows import live_rows
 from spark_jobs.target import as_stored
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import SchemaChanged, StateError
-from waldelta.lake import target_uri
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
+from waldelta.lake.storage import target_uri
 from waldelta.metadata_columns import RAW
 from waldelta.postgres.catalog import TableId
-from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
 from waldelta.spark_sql import ddl, quote
 from waldelta.target_filter import filter_of
 from waldelta.targets import Target, read_target

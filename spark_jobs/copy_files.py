@@ -24,13 +24,13 @@ from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_known
 from spark_jobs.target import VARIANT, TargetColumn, Written, needs_mapping, write_error
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run
-from waldelta.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake import checkpoint, files_of, only_if_unchanged, rooted, sync_commit
+from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
+from waldelta.lake.delta_log import Commit, DeltaLog
+from waldelta.lake.storage import checkpoint, files_of, only_if_unchanged, rooted, sync_commit
+from waldelta.lake.write_errors import unwritable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
-from waldelta.unwritable import unwritable
 
 log = logging.getLogger(__name__)
 

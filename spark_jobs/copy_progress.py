@@ -11,7 +11,7 @@ from waldelta.background import beside
 from waldelta.errors import WaldeltaError
 from waldelta.postgres.catalog import TableId
 from waldelta.quantities import counted
-from waldelta.snapshot import Chunk, SnapshotHolder
+from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder
 
 log = logging.getLogger(__name__)
 

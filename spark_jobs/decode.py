@@ -24,17 +24,17 @@ from spark_jobs.unfold import XID, Unfolding, unfold, unfolded_fields
 from spark_jobs.versions import RelationVersion
 from waldelta.arrow import one_array
 from waldelta.config.target_mode import CHANGELOG
-from waldelta.copy import RAW_TYPE, raw_map
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
+from waldelta.lake.changelog.commit_order import commits, place_columns
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.pgoutput.transactions import SEQ_BITS, Segments
-from waldelta.stream import commits, place_columns
+from waldelta.snapshot.read_table import RAW_TYPE, raw_map
 from waldelta.types.text import Text
 from waldelta.types.type_map import TargetType, unheld_key
 from waldelta.types.wire.wire_format import text_of
-from waldelta.visibility import Snapshot
 
 # Values of a column that are brought into the target's type together.
 _PIECE_BYTES = 256 << 20

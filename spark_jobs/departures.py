@@ -13,7 +13,7 @@ from statistics import median
 from typing import TypeAlias
 
 from waldelta.config.quality import Drift
-from waldelta.profiles import ColumnProfile, Profile
+from waldelta.lake.ledger.profiles import ColumnProfile, Profile
 from waldelta.quantities import counted
 
 # So that the MAD of a normal distribution is its standard deviation.

@@ -13,7 +13,6 @@ import psycopg
 
 from spark_jobs.land import land
 from waldelta.bite import Bites
-from waldelta.change_log import ChangeLog
 from waldelta.config.pipeline_file import Source
 from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import (
@@ -27,7 +26,9 @@ from waldelta.errors import (
 )
 from waldelta.failover import check_followed
 from waldelta.job import Job
-from waldelta.lake import check_writable
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.storage import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
 from waldelta.postgres.server_position import ServerPosition
@@ -36,7 +37,6 @@ from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.slot import check_received
 from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position
-from waldelta.tally import Landed
 from waldelta.unreadable import Reading
 from waldelta.unreadable_messages import record_unreadable, skipped_messages
 

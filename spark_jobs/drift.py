@@ -14,7 +14,8 @@ from waldelta.config.target_mode import MIRROR
 from waldelta.drift import Drift, find_drift
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.locks import target_lock
 from waldelta.moving_rows import describe_moving
 from waldelta.present import PresentTable
@@ -22,7 +23,6 @@ from waldelta.recopy import mark
 from waldelta.repair import Repair
 from waldelta.target_filter import filter_of
 from waldelta.targets import Feed, Target, read_targets
-from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)

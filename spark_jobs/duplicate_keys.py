@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.lake import SPARKS_TIMESTAMPS, files_of, has_deletion_vectors
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, has_deletion_vectors
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

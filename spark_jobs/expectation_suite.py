@@ -23,8 +23,14 @@ from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.declared_types import DeclaredType, base_columns
 from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD, VALUES_KNOWN, told_unknown
-from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.lake.ledger.expectation_results import (
+    ALL_VALUES_KNOWN,
+    IS_FRESH,
+    REFERENCES_HOLD,
+    VALUES_KNOWN,
+    told_unknown,
+)
+from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.metadata_columns import RAW, UNCHANGED
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_constraint import of_column

@@ -17,8 +17,8 @@ from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
 from waldelta.errors import StateError
 from waldelta.job import Job
+from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.leaves import of_partition, record_leaves, with_leaves
-from waldelta.ledger_rows import TableState, TargetCut
 from waldelta.postgres.lock_waits import Barred, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished

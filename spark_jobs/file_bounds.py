@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.collapse import Bools
-from waldelta.file_statistics import DOUBLE_DIGITS
+from waldelta.lake.file_statistics import DOUBLE_DIGITS
 
 # Characters beyond 16 bits: delta-rs (arrow-json) takes an escaped one, as in files that we wrote before, for a lesser one.
 _MISREAD = "[\U00010000-\U0010ffff]"

@@ -32,8 +32,10 @@ from waldelta.failover import check_system
 from waldelta.failpoints import fault_point
 from waldelta.gap import breaks_recorded, describe, gaps_recorded
 from waldelta.job import Job
-from waldelta.lake import BOOKKEEPING
-from waldelta.ledger_rows import BatchCut, now
+from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.ledger.quarantine import IncompleteRow
+from waldelta.lake.ledger.records import BatchCut, now
+from waldelta.lake.storage import BOOKKEEPING
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import end_old_backends
@@ -42,14 +44,12 @@ from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published
 from waldelta.quantities import counted
-from waldelta.quarantine import IncompleteRow
 from waldelta.quarantined import tell_anew
 from waldelta.recover import never_compared
 from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.slot import read_slot
 from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
-from waldelta.tally import Landed
 from waldelta.unreadable_messages import notices
 from waldelta.watermark import synced_states
 

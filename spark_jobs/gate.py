@@ -31,17 +31,17 @@ from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
 from spark_jobs.task_error import named_error
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
-from waldelta.copy import TableCopy
 from waldelta.errors import ConfigError, QualityFailed
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger.quarantine import FAILS
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.quantities import counted
-from waldelta.quarantine import FAILS
 from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import lands_later, released_upto
+from waldelta.snapshot.read_table import TableCopy
 from waldelta.types.type_map import TargetType
 
 if TYPE_CHECKING:

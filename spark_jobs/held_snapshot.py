@@ -10,7 +10,7 @@ import psycopg
 
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.source_bill import SourceBill, xmin_age
 
 

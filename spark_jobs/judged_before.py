@@ -11,10 +11,10 @@ from spark_jobs.expectation_suite import AS_BEFORE, PlannedExpectation, SuitePla
 from spark_jobs.row_conditions import is_of_row_alone, snake
 from spark_jobs.verdict import Outcome
 from waldelta.config.target_mode import MIRROR
-from waldelta.delta_log import DeltaLog
-from waldelta.expectation_results import CAN_BE_JUDGED, ON_OTHERS
-from waldelta.judged import Judged
-from waldelta.ledger_rows import BatchCut, TableState
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ON_OTHERS
+from waldelta.lake.ledger.passed_suites import Judged
+from waldelta.lake.ledger.records import BatchCut, TableState
 from waldelta.metadata_columns import LSN
 
 # These depend on more than the target's rows, and are judged anew by each check.

@@ -8,17 +8,17 @@ from datetime import datetime
 
 from spark_jobs.judged_before import Known
 from spark_jobs.verdict import QualityReport, TableVerdict
-from waldelta.expectation_results import (
+from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
     newest_versions,
 )
-from waldelta.judged import Judged, JudgedSuites
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import TableState, now
-from waldelta.ledger_table import Newest, again_when_late
-from waldelta.profiles import Profile, Profiles
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
+from waldelta.lake.ledger.profiles import Profile, Profiles
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.quarantined import keep_unknown_told
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from spark_jobs.task_error import named_error
 from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
 from waldelta.asked import Asked
-from waldelta.batch_file import BatchFile
-from waldelta.change_log import ChangeLog
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import DecodeError
 from waldelta.failpoints import fault_point
+from waldelta.lake.changelog.batch_file import BatchFile
+from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pgoutput.unread_message import UnreadMessage
 

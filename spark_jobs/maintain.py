@@ -22,14 +22,14 @@ from waldelta.cuts import renew_cut
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.lake import NO_HOOKS, files_of, has_deletion_vectors, remove_folder, sync_behind
-from waldelta.ledger_rows import TableState, now
-from waldelta.ledger_upkeep import prune_ledger
-from waldelta.leftovers import find_leftovers
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.retention import prune_ledger
+from waldelta.lake.staging_leftovers import find_leftovers
+from waldelta.lake.storage import NO_HOOKS, files_of, has_deletion_vectors, remove_folder, sync_behind
 from waldelta.locks import target_lock
 from waldelta.pgoutput.transactions import Prepared
 from waldelta.quantities import counted
-from waldelta.quarantine import Quarantine
 from waldelta.saved import saved_upto
 from waldelta.spark_sql import path
 from waldelta.standing import copies_under_way

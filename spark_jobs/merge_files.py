@@ -31,11 +31,11 @@ from spark_jobs.net_files import NetFiles, at_places, batches, gathered, packed,
 from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
-from waldelta.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.delta_log import DeltaLog
 from waldelta.errors import WaldeltaError
 from waldelta.job import Job
-from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged, rooted
+from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged, rooted
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)

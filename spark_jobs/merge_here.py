@@ -28,7 +28,7 @@ from spark_jobs.net_files import batches
 from spark_jobs.plan import TargetPlan
 from spark_jobs.small_target import is_small
 from waldelta.job import Job
-from waldelta.lake import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from spark_jobs.collapse import EventShape
 from spark_jobs.merge import CommitTag, merge_statement, tagged, with_variants
 from spark_jobs.target import VARIANT
-from waldelta.copy import TableCopy
+from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:

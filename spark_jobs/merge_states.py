@@ -28,7 +28,7 @@ from spark_jobs.target import VARIANT
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
 from waldelta.config.target_mode import CHANGELOG, HISTORY, TargetMode
 from waldelta.errors import LateWriter
-from waldelta.lake import write_parquet
+from waldelta.lake.storage import write_parquet
 from waldelta.metadata_columns import (
     BEFORE,
     COMMIT_TS,

@@ -15,18 +15,18 @@ import pyarrow.compute as pc
 
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode
 from spark_jobs.plan import TargetPlan
-from waldelta.change_log import ChangeLog
 from waldelta.errors import DecodeError, WaldeltaError
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import place_columns
+from waldelta.lake.changelog.row_messages import of_batches
+from waldelta.lake.changelog.transaction_counts import XID_MASK
+from waldelta.lake.ledger.records import TableState
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.transactions import Segments
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread_message import UnreadMessage
-from waldelta.row_messages import of_batches
-from waldelta.stream import place_columns
-from waldelta.tally import XID_MASK
 
 Read = Callable[[pa.RecordBatch], object]
 

@@ -20,16 +20,16 @@ from spark_jobs.merge import CommitTag
 from spark_jobs.message_search import find_unreadable_logical
 from spark_jobs.target import plainly_typed
 from spark_jobs.task_error import is_conflict, named_error
-from waldelta.change_log import ChangeLog
 from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.lake import sync_commit
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import commits, place_columns
+from waldelta.lake.storage import sync_commit
 from waldelta.locks import messages_lock
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS, Segments
 from waldelta.spark_sql import ddl
-from waldelta.stream import commits, place_columns
 from waldelta.unreadable_messages import record_unreadable
 from waldelta.watermark import messages_app_id, messages_applied, messages_uri
 

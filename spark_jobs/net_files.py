@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector
 
 from spark_jobs.collapse import Bools, Ints
-from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, rooted
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, rooted
 
 # Read in small pieces: what repeats itself is a thousandth in a file of what it is in memory.
 ROWS_PER_READ = 8_192

@@ -20,7 +20,7 @@ from spark_jobs.duplicate_keys import DuplicateKeys
 from spark_jobs.references import Comparison, Reference, Side
 from spark_jobs.small_target import is_small
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake import SPARKS_TIMESTAMPS, files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Self
 
 from spark_jobs.session import has_siblings, interrupt, session_beside
 from spark_jobs.steps import measures, whole_upto
-from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.job import Job
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.permissions import private_files
-from waldelta.tally import Landed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

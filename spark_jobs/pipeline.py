@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.job import Job, load_job
-from waldelta.lake import target_uri
+from waldelta.lake.storage import target_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ class Pipeline:
         """
         from spark_jobs.route import translate
         from waldelta.findings import lacking
-        from waldelta.lake import find_unwritable
+        from waldelta.lake.storage import find_unwritable
         from waldelta.setup import plan_setup
 
         job, root = self.job(), self.file.target.root

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan
 from spark_jobs.route import check_columns, plan_routing
-from spark_jobs.stretch import Stretch
 from spark_jobs.unfold import Truncation, Unfolding
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.config.pipeline_file import SchemaPolicy
@@ -28,20 +27,21 @@ from waldelta.evolution import (
     plan_ignoring,
     unchanged,
 )
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.batch_range import Stretch
+from waldelta.lake.changelog.commit_order import Stream, commits
+from waldelta.lake.changelog.row_messages import RowMessages, Volume
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import INT8, PgType
 from waldelta.present import PresentTable
-from waldelta.row_messages import RowMessages, Volume
-from waldelta.stream import Stream, commits
 from waldelta.target_filter import filter_of
 from waldelta.types.numeric import NumericAsDouble
 from waldelta.types.type_map import TargetType, column_types
 from waldelta.types.wire.wire_format import wire_name
-from waldelta.visibility import Snapshot
 
 # Describes types given as (oid, typmod), as type_catalog.read_types does.
 ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]

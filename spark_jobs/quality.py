@@ -42,17 +42,17 @@ from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
 from waldelta.config.expectation_files import OwnSuites, read_own_suites
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.config.target_mode import MIRROR
-from waldelta.delta_log import DeltaLog
 from waldelta.docs_folder import own_docs_folder
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.judged import JudgedSuites
-from waldelta.lake import target_uri
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.passed_suites import JudgedSuites
+from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.storage import target_uri
 from waldelta.permissions import OWNER_ONLY, private_files
-from waldelta.profiles import KEPT_PER_TABLE, Profiles
-from waldelta.quarantine import Quarantine
 from waldelta.standing import SYNCED
 
 if TYPE_CHECKING:

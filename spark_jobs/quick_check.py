@@ -37,8 +37,8 @@ from spark_jobs.small_target import is_small
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
-from waldelta.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
-from waldelta.lake import SPARKS_TIMESTAMPS, files_of, row_count
+from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.quantities import counted
 

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 
 from spark_jobs.result import RunResult
 from waldelta.job import Job
-from waldelta.lake import files_of, row_count
+from waldelta.lake.storage import files_of, row_count
 from waldelta.watermark import uri_of
 
 log = logging.getLogger(__name__)

@@ -26,13 +26,7 @@ from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, W
 from waldelta.failover import check_source
 from waldelta.foreign import repaired_commits
 from waldelta.job import Job
-from waldelta.leaves import of_partition, with_leaves
-from waldelta.ledger_rows import TableState, now
-from waldelta.postgres.connection import describe, named_loss
-from waldelta.present import read_present
-from waldelta.quantities import counted
-from waldelta.quarantined import current_user, tell_anew
-from waldelta.reconcile.reconciliations import (
+from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,
     FAILED,
@@ -41,7 +35,13 @@ from waldelta.reconcile.reconciliations import (
     Reconciliation,
     Reconciliations,
 )
-from waldelta.snapshot import SnapshotHolder
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.leaves import of_partition, with_leaves
+from waldelta.postgres.connection import describe, named_loss
+from waldelta.present import read_present
+from waldelta.quantities import counted
+from waldelta.quarantined import current_user, tell_anew
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.standing import Due, Standing
 from waldelta.targets import read_unbarred
 from waldelta.unreadable_messages import close_compared

@@ -27,23 +27,14 @@ from spark_jobs.decode import typed_key
 from spark_jobs.plan import last_truncates
 from spark_jobs.reconcile_rows import TargetSide, is_among
 from spark_jobs.repair_rows import within_leaves
-from spark_jobs.stretch import Stretches
 from spark_jobs.touched import stage_changed
 from waldelta.arrow import one_array
-from waldelta.copy import TableCopy, plan_copy
-from waldelta.copy_where import whole_table
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.job import Job
-from waldelta.lake import files_of, open_parquet, remove_folder
-from waldelta.ledger_rows import TableState, now
-from waldelta.leftovers import staging_folder
-from waldelta.pgoutput.wire import ArrowArray
-from waldelta.postgres.publication_membership import EVERY_CHANGE
-from waldelta.quarantine import Quarantine
-from waldelta.reconcile.canonical import is_comparable
-from waldelta.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys
-from waldelta.reconcile.hash64 import Hashes
-from waldelta.reconcile.reconciliations import (
+from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,
     ROWS_KEPT,
@@ -51,13 +42,22 @@ from waldelta.reconcile.reconciliations import (
     TEXT_KEPT,
     Reconciliation,
 )
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import files_of, open_parquet, remove_folder
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.postgres.publication_membership import EVERY_CHANGE
+from waldelta.reconcile.canonical import is_comparable
+from waldelta.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys
+from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import DIFFERENT as DIFFERS
 from waldelta.reconcile.rows import KINDS, RowDifference, Rows, differing_rows, with_columns
 from waldelta.reconcile.source import BYTES_PER_CHUNK, SourceSide
 from waldelta.repair import Repair, is_dear
-from waldelta.snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot.read_selected import whole_table
+from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.target_filter import read_target_filter
-from waldelta.visibility import Snapshot
 from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:

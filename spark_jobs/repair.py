@@ -50,15 +50,8 @@ from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, Needs
 from waldelta.failpoints import fault_point
 from waldelta.foreign import looked_upto, mirrored_at
 from waldelta.job import Job
-from waldelta.ledger import next_generation
-from waldelta.ledger_rows import FileState, StorageState, TableState, TargetCut, now
-from waldelta.leftovers import staging_folder
-from waldelta.locks import target_lock
-from waldelta.lsn import Lsn
-from waldelta.postgres.catalog import TableId
-from waldelta.postgres.publication_membership import to_texts, was_interrupted
-from waldelta.quantities import counted
-from waldelta.quarantine import (
+from waldelta.lake.ledger.ledger import next_generation
+from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
     QUARANTINED,
     IncompleteRow,
@@ -67,12 +60,19 @@ from waldelta.quarantine import (
     message_rows,
     watched_rows,
 )
+from waldelta.lake.ledger.records import FileState, StorageState, TableState, TargetCut, now
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.locks import target_lock
+from waldelta.lsn import Lsn
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.publication_membership import to_texts, was_interrupted
+from waldelta.quantities import counted
 from waldelta.release import landed_upto
 from waldelta.repair import Repair, is_dear, obstacle
 from waldelta.rewrite import unsent_changes
 from waldelta.row_filter import RowFilter
-from waldelta.settled import check_settled, read_version_as_of, settle
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.publication_version import check_settled, read_version_as_of, settle
 from waldelta.standing import COPYING, NEEDS_SYNC, SYNCED
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.targets import Target

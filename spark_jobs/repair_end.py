@@ -19,10 +19,10 @@ from spark_jobs.task_error import first_line
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
 from waldelta.failpoints import fault_point
 from waldelta.job import Job, identity_of, life_of
-from waldelta.ledger_rows import TableState, TargetCut, now
+from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows
+from waldelta.lake.ledger.records import TableState, TargetCut, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows
 from waldelta.standing import COPYING, SYNCED, Due, Standing, read_standings
 from waldelta.targets import Feed
 from waldelta.watermark import uri_of

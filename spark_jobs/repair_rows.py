@@ -20,19 +20,19 @@ from spark_jobs.attempts import once
 from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.decode import typed_key
 from spark_jobs.merge_rows import staged_names
-from waldelta.copy import TableCopy, of_leaves, plan_copy
-from waldelta.copy_where import Choice, read_choices, read_keys, whole_table
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
-from waldelta.lake import write_parquet
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
+from waldelta.lake.storage import write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.moving_rows import moving_rows
 from waldelta.repair import Repair, gathers, is_dear
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.analyzed_filter import published_filter
 from waldelta.row_filter.spark.translate import spark_condition
-from waldelta.snapshot import SnapshotHolder, reader_name
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
+from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
+from waldelta.snapshot.read_table import TableCopy, of_leaves, plan_copy
 from waldelta.spark_sql import ddl, quote
 from waldelta.watermark import uri_of
 

@@ -36,7 +36,6 @@ from spark_jobs.row_keys import own_keys, typed_keys
 from spark_jobs.settle import settle
 from spark_jobs.stage import Staged
 from spark_jobs.staging import staged_in
-from spark_jobs.stretch import Stretch, Stretches
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
 from spark_jobs.task_error import of_table, writing_error
@@ -44,17 +43,18 @@ from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.lake import write_parquet
-from waldelta.ledger_rows import TableState, TargetCut
-from waldelta.leftovers import staging_folder
+from waldelta.lake.changelog.batch_range import Stretch, Stretches
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.quarantine import DISCARDED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import write_parquet
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.present import PresentTable, read_present
 from waldelta.quantities import counted
-from waldelta.quarantine import DISCARDED, IncompleteRow, Quarantine
 from waldelta.replay import Span
 from waldelta.spark_sql import parquet
 from waldelta.standing import Due, Standing, read_published, read_standings
-from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, uri_of
 
 if TYPE_CHECKING:

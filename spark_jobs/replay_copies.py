@@ -16,13 +16,13 @@ from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES
 from spark_jobs.merge_copies import CopiedColumn, different_rows, rewritten_rows
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.stage import stage
-from waldelta.change_log import ChangeLog
-from waldelta.delta_log import read_metadata
 from waldelta.errors import SchemaChanged
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.ledger.records import TableState
 from waldelta.spark_sql import parquet, path
-from waldelta.visibility import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

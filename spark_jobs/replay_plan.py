@@ -17,18 +17,18 @@ from spark_jobs.plan import (
     last_truncates,
     plan_decode,
 )
-from spark_jobs.stretch import Stretch
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution, NewColumn
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.batch_range import Stretch
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState
 from waldelta.postgres.type_catalog import read_types
 from waldelta.present import PresentTable
 from waldelta.replay import doubtful_leaves, may_lack_rows, place_columns_by_history, place_columns_by_name
 from waldelta.rewrite import unsent_changes
 from waldelta.standing import SYNCED
-from waldelta.visibility import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,15 +41,11 @@ from spark_jobs.set_aside import AsideRow, Judged
 from spark_jobs.source_values import Mask, SourceValues, read_values
 from spark_jobs.stage import Staged
 from waldelta.arrow import one_array
-from waldelta.change_log import ChangeLog
-from waldelta.copy import RAW_TYPE
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.lake import by_row_group, open_parquet, write_parquet
-from waldelta.ledger_rows import now
-from waldelta.metadata_columns import RELID
-from waldelta.quarantine import (
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.quarantine import (
     DISCARDED,
     QUARANTINED,
     REREAD,
@@ -62,6 +58,10 @@ from waldelta.quarantine import (
     latest_rows,
     watched_rows,
 )
+from waldelta.lake.ledger.records import now
+from waldelta.lake.storage import by_row_group, open_parquet, write_parquet
+from waldelta.metadata_columns import RELID
+from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
 
 log = logging.getLogger(__name__)

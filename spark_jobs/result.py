@@ -18,7 +18,7 @@ from rich.table import Table
 
 from spark_jobs.task_error import describe_error
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, Run, TargetCut, now
+from waldelta.lake.ledger.records import BatchCut, Run, TargetCut, now
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
 from waldelta.slot_health import SlotReading

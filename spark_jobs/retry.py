@@ -19,11 +19,11 @@ from spark_jobs.task_error import of_table
 from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.job import Job
+from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
+from waldelta.lake.ledger.records import TableState
 from waldelta.leaves import of_partition
-from waldelta.ledger_rows import TableState
 from waldelta.present import PresentTable, read_present
 from waldelta.quantities import counted
-from waldelta.quarantine import Quarantine, watched_rows
 from waldelta.quarantined import current_user, rows_to_accept
 from waldelta.standing import Due, states
 from waldelta.targets import Target, read_unbarred

@@ -10,7 +10,7 @@ from waldelta.config.target_mode import check_change
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.ledger_rows import StorageState, TableState, now
+from waldelta.lake.ledger.records import StorageState, TableState, now
 from waldelta.locks import target_lock
 from waldelta.present import PresentTable
 from waldelta.recopy import mark

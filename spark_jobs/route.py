@@ -28,8 +28,8 @@ from pyspark.sql import functions as F
 from spark_jobs.collapse import DELETE, INSERT
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.evolution import Evolution
-from waldelta.lake import write_parquet
-from waldelta.ledger_rows import ColumnState
+from waldelta.lake.ledger.records import ColumnState
+from waldelta.lake.storage import write_parquet
 from waldelta.metadata_columns import RAW
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.spark.translate import spark_condition

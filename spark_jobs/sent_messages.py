@@ -17,9 +17,9 @@ from spark_jobs.collapse import DELETE, INSERT, Chains, identity_codes, in_order
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode, with_typed_keys
 from spark_jobs.plan import TargetPlan
 from spark_jobs.row_keys import first_values, row_keys
-from waldelta.change_log import ChangeLog
-from waldelta.quarantine import SentMessage
-from waldelta.stream import place_columns
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import place_columns
+from waldelta.lake.ledger.quarantine import SentMessage
 
 # The newest message of a row is kept whatever it holds; the bytes of earlier ones while they are no more than this together.
 MOST_EARLIER_BYTES = 1 << 20

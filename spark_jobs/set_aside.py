@@ -21,7 +21,7 @@ from spark_jobs.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsen
 from spark_jobs.plan import TargetPlan
 from spark_jobs.stage import Staged
 from waldelta.arrow import one_array
-from waldelta.lake import write_parquet
+from waldelta.lake.storage import write_parquet
 from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:

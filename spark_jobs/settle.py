@@ -26,8 +26,8 @@ from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.route import OLD_ROW, UNTOLD, judgement
 from spark_jobs.stage_tasks import tasks_for
-from waldelta.change_log import ChangeLog
-from waldelta.lake import write_parquet
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.storage import write_parquet
 from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.spark_sql import ddl
 

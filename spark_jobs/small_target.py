@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake import row_count
+from waldelta.lake.storage import row_count
 
 # Beyond, a job of Spark's that writes, or scans, only the files that matter is the cheaper one.
 MOST_ROWS = 100_000

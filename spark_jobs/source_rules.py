@@ -22,18 +22,18 @@ from waldelta.declared_types import read_declared_types
 from waldelta.enum_labels import read_enum_labels
 from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.foreign_keys import ForeignKey, read_foreign_keys
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.postgres.lock_waits import read_around
-from waldelta.quarantine import Quarantine
 from waldelta.standby import slot_position
 from waldelta.standing import SYNCED
 from waldelta.watermark import Watermarks, uri_of
 
 if TYPE_CHECKING:
     from waldelta.job import Job
-    from waldelta.ledger_rows import BatchCut, TableState
+    from waldelta.lake.ledger.records import BatchCut, TableState
 
 Connection = psycopg.Connection[Any]
 

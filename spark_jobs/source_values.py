@@ -14,15 +14,15 @@ import pyarrow as pa
 from psycopg import sql
 
 from spark_jobs.plan import TargetPlan
-from waldelta.change_log import ChangeLog
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.postgres.catalog import READ_THROUGH, Through
 from waldelta.postgres.connection import describe
 from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
-from waldelta.snapshot import wait_until_visible
+from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.types.base import printed
 from waldelta.types.pg_text import pg_text
 

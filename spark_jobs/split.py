@@ -24,13 +24,13 @@ from spark_jobs.stage_tasks import BYTES_PER_DECODE, ROWS_PER_DECODE
 from spark_jobs.task_error import named_error
 from spark_jobs.tasks import run_tasks, shares
 from spark_jobs.writable import write_error
-from waldelta.change_log import ChangeLog
 from waldelta.job import Job
-from waldelta.lake import SPARKS_TIMESTAMPS, remove_folder, rooted
-from waldelta.leftovers import staging_folder
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder, rooted
 from waldelta.pgoutput.transactions import Ints
-from waldelta.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
-from waldelta.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,9 +22,9 @@ from spark_jobs.net_files import NetFiles, rows_at_once
 from spark_jobs.plan import TargetPlan
 from spark_jobs.route import Routing, route, route_here
 from spark_jobs.stage_tasks import Counted, added_up, count, is_spelt_freely, stage_in_tasks, tasks_of
-from waldelta.change_log import ChangeLog
 from waldelta.errors import StagedLost
-from waldelta.lake import write_parquet
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.storage import write_parquet
 from waldelta.quantities import counted
 from waldelta.spark_sql import ddl, parquet
 from waldelta.types.base import TargetType

@@ -29,9 +29,9 @@ from spark_jobs.plan import TargetPlan
 from spark_jobs.task_error import first_line
 from spark_jobs.tasks import run_tasks, shares
 from waldelta.errors import StagedLost
-from waldelta.lake import rooted
+from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
+from waldelta.lake.storage import rooted
 from waldelta.quantities import counted
-from waldelta.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.types.base import TargetType
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spark_jobs.session import is_connect
-from waldelta.lake import remove_folder
+from waldelta.lake.storage import remove_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

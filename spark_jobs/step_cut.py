@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from waldelta.change_log import ChangeLog
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, TargetCut, now
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.records import BatchCut, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.watermark import last_cut
 

@@ -32,7 +32,6 @@ from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, keep_target, write_copy
 from waldelta.config.target_mode import MIRROR
 from waldelta.consume import SlotIdentity
-from waldelta.copy import TableCopy, plan_copy, read_chunks
 from waldelta.errors import (
     ConfigError,
     LateWriter,
@@ -47,18 +46,34 @@ from waldelta.failover import check_source
 from waldelta.failpoints import fault_point
 from waldelta.gap import close_gaps
 from waldelta.job import Job
-from waldelta.lake import check_writable
-from waldelta.ledger import next_generation
-from waldelta.ledger_rows import StorageState, TableState, now
+from waldelta.lake.ledger.ledger import next_generation
+from waldelta.lake.ledger.records import StorageState, TableState, now
+from waldelta.lake.storage import check_writable
 from waldelta.locks import AdvisoryLock, target_lock
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import describe, named_loss
 from waldelta.present import read_present_tables, stored
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
-from waldelta.settled import Settled, check_settled, read_version, read_version_as_of, settle, settle_again
 from waldelta.skipped_copy import check_skipped_copy, skip_copy
-from waldelta.snapshot import Chunk, SnapshotHolder, bytes_per_task, plan_chunks, plan_tasks, read_clock, reader_name
+from waldelta.snapshot.exported_snapshot import (
+    Chunk,
+    SnapshotHolder,
+    bytes_per_task,
+    plan_chunks,
+    plan_tasks,
+    read_clock,
+    reader_name,
+)
+from waldelta.snapshot.publication_version import (
+    Settled,
+    check_settled,
+    read_version,
+    read_version_as_of,
+    settle,
+    settle_again,
+)
+from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
 from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
 from waldelta.target_filter import column_states, read_target_filter, to_text
 from waldelta.targets import Target, read_target, read_unbarred

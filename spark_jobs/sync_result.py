@@ -8,7 +8,7 @@ from spark_jobs.snapshot_diff import RowDiff
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.config.target_mode import MIRROR
 from waldelta.drift import unpublished_columns
-from waldelta.ledger_rows import StorageState, TableState
+from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.lsn import Lsn
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.publication_membership import to_texts

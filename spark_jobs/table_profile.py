@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from spark_jobs.small_target import is_small
-from waldelta.lake import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors, row_count
-from waldelta.ledger_rows import TableState
-from waldelta.profiles import ColumnProfile
+from waldelta.lake.ledger.profiles import ColumnProfile
+from waldelta.lake.ledger.records import TableState
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors, row_count
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

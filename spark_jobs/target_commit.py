@@ -26,14 +26,14 @@ from spark_jobs.merge import (
 from spark_jobs.target import set_generation, write_error
 from spark_jobs.told import Told
 from waldelta.consume import SlotIdentity
-from waldelta.delta_log import DeltaLog, read_metadata
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.lake import sync_commit, sync_commits
-from waldelta.ledger_rows import TableState, TargetCut
-from waldelta.leftovers import take_over
-from waldelta.quarantine import Quarantine
+from waldelta.lake.delta_log import DeltaLog, read_metadata
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake.staging_leftovers import take_over
+from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.watermark import apply_app_id, uri_of
 
 if TYPE_CHECKING:

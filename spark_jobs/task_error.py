@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from waldelta import errors
-from waldelta.unwritable import as_told
+from waldelta.lake.write_errors import as_told
 
 # As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")

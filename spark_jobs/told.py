@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from spark_jobs.result import RunResult
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import Run
 
 # By so much the clock of whoever tells may be behind that of whoever committed.
 _SKEW = timedelta(hours=1)

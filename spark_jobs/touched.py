@@ -15,12 +15,12 @@ from spark_jobs.changes import read_row_changes
 from spark_jobs.collapse import DELETE, INSERT
 from spark_jobs.decode import DecodePlan, decode, typed_key
 from spark_jobs.plan import TargetPlan, plan_target
-from spark_jobs.stretch import Stretches
-from waldelta.change_log import ChangeLog
 from waldelta.errors import NeedsSync
 from waldelta.job import Job
-from waldelta.lake import write_parquet
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.records import TableState
+from waldelta.lake.storage import write_parquet
 from waldelta.postgres.type_catalog import read_types
 from waldelta.present import read_present
 from waldelta.spark_sql import ddl

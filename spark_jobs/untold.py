@@ -10,7 +10,7 @@ from spark_jobs.target_commit import read_unreported
 from spark_jobs.told import Told
 from waldelta.consume import SlotIdentity
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
 from waldelta.standing import SYNCED, Standing
 
 log = logging.getLogger(__name__)

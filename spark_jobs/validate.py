@@ -11,7 +11,7 @@ from spark_jobs.build_expectations import META
 from spark_jobs.expectation_suite import is_judged
 from spark_jobs.lake_expectations import ASKED_AHEAD, MEASURED_AHEAD, PROFILE, WITHOUT_VALUES
 from spark_jobs.verdict import Outcome
-from waldelta.profiles import ColumnProfile
+from waldelta.lake.ledger.profiles import ColumnProfile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from pathlib import Path
 from spark_jobs.expectation_suite import PlannedExpectation
 from spark_jobs.table_profile import Measured
 from waldelta.errors import QualityFailed, WaldeltaError
-from waldelta.expectation_results import CAN_BE_JUDGED
+from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED
 from waldelta.quantities import counted
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.lake.changelog.commit_order import Stream
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.transactions import Bools, Ints, order_of
 from waldelta.pgoutput.unread_message import MARK
-from waldelta.stream import Stream
 
 _END = int(np.iinfo(np.int64).max)
 _SKIPPED = MARK + "R"

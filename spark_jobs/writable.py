@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from spark_jobs.task_error import first_line
 from waldelta.errors import TargetNotWritable
-from waldelta.lake import find_unwritable
-from waldelta.unwritable import not_written
+from waldelta.lake.storage import find_unwritable
+from waldelta.lake.write_errors import not_written
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

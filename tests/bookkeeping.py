@@ -8,9 +8,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.expectation_results import ExpectationResult
-from waldelta.lake import bookkeeping_uri
-from waldelta.ledger_rows import Run, TargetCut
+from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.records import Run, TargetCut
+from waldelta.lake.storage import bookkeeping_uri
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

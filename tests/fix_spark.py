@@ -69,12 +69,12 @@ def where_decoded(request, monkeypatch):
     All other tests have small ranges.
     """
     if request.param == "tasks":
-        monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
+        monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
     return request.param
 
 
 @pytest.fixture
 def split_by_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even few messages of few tables are written anew by table before they are read, half of them by tasks."""
-    monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 60)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 60)
     monkeypatch.setattr("spark_jobs.split.WORTH_IT", 1)

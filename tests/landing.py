@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spark_jobs.land import land
 from spark_jobs.result import RunResult, StageResult
-from waldelta.change_log import ChangeLog
+from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.peek import LANDING_SCHEMA, PeekBound
 from waldelta.postgres.server_position import read_position
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.consume import confirmed_lsn
 from waldelta.job import Job, load_job
-from waldelta.ledger_rows import SlotMove, now
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.postgres.server_position import read_position
 
 

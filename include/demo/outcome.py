@@ -14,7 +14,7 @@ from rich.table import Table
 from demo.airflow_client import DagRun
 from demo.flights import Loaded
 from demo.replay import Operations
-from waldelta.ledger import Ledger
+from waldelta.lake.ledger.ledger import Ledger
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:

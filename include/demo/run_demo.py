@@ -25,7 +25,7 @@ from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
 from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
-from waldelta.ledger import Ledger
+from waldelta.lake.ledger.ledger import Ledger
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:

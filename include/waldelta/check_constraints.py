@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from waldelta.config.pipeline_file import split_table_name
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import psycopg
 from waldelta.asked import Asked
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import ConsumeMismatch, PublicationGone
-from waldelta.ledger_rows import SlotMove
+from waldelta.lake.changelog.transaction_counts import Transactions
+from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.peek import peek_error, whole
 from waldelta.slot_count import agree, counted
-from waldelta.tally import Transactions
 
 log = logging.getLogger(__name__)
 

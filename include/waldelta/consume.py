@@ -27,12 +27,12 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.failpoints import fault_point
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import SlotMove, now
+from waldelta.lake.changelog.transaction_counts import Transactions
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.peek import in_binary, name_of_copy, short_name, whole
 from waldelta.slot_count import agree, counted, named_use
-from waldelta.tally import Transactions
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from waldelta.delta_log import DeltaLog
 from waldelta.errors import LateWriter, StateError
 from waldelta.foreign import expire_vacuumed, look_durably
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, TargetCut, now
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.records import BatchCut, TargetCut, now
 from waldelta.watermark import last_cut, uri_of
 
 log = logging.getLogger(__name__)

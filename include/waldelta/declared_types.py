@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from waldelta.check_constraints import CheckConstraint, is_before
-from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.postgres.type_catalog import fetch
 
 BPCHAR, VARCHAR, BIT, VARBIT, NUMERIC = 1042, 1043, 1560, 1562, 1700

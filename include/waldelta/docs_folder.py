@@ -8,7 +8,7 @@ from pathlib import Path
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake import bookkeeping_uri, local_path
+from waldelta.lake.storage import bookkeeping_uri, local_path
 from waldelta.report_list import ENTRIES_FOLDER
 
 # In the folder of the reports: the validation results that they are made from.

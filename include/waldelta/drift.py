@@ -15,7 +15,7 @@ from typing import Any
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.emptied import renewed_files
 from waldelta.errors import FilterNotTranslatable, NeedsSync
-from waldelta.ledger_rows import StorageState, TableState
+from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.present import PresentTable

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.ledger_rows import StorageState, TableState
+from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.present import PresentTable
 from waldelta.rewrite import rewritten
 

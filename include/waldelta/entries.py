@@ -16,7 +16,7 @@ import psycopg
 
 from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.job import Job
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.locks import target_lock
 from waldelta.postgres.publication_membership import (
     Membership,

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
 
 
 def read_enum_labels(

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.postgres.type_catalog import PgType

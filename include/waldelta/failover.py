@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg
 
-from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity
 from waldelta.errors import (
     AuthenticationFailed,
@@ -27,7 +26,8 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.job import Job, life_of
-from waldelta.ledger_rows import SlotMove, TableState, now
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.records import SlotMove, TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
 from waldelta.postgres.server_position import ServerPosition, read_position

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from waldelta.delta_log import Commit, DeltaLog
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.lake import is_within, local_path, sync_commits
-from waldelta.ledger_rows import BatchCut, ForeignCommit, TableState, now
+from waldelta.lake.delta_log import Commit, DeltaLog
+from waldelta.lake.ledger.records import BatchCut, ForeignCommit, TableState, now
+from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.locks import target_lock
 from waldelta.watermark import check_same_copy, last_cut, uri_of
 

@@ -25,7 +25,7 @@ from waldelta.errors import (
     SourceError,
 )
 from waldelta.job import Job, life_of
-from waldelta.ledger_rows import Gap, now
+from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
 from waldelta.slot import read_slot

@@ -15,7 +15,6 @@ from typing import Any
 import psycopg
 
 from waldelta.asked import Asked
-from waldelta.change_log import ChangeLog
 from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
@@ -23,8 +22,10 @@ from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, StateErro
 from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
 from waldelta.job import Job
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.leaves import of_partition, with_leaves
-from waldelta.ledger_rows import TableState, now
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
@@ -42,7 +43,6 @@ from waldelta.standby import check_slot, slot_position, standby_warnings
 from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
 from waldelta.targets import Feed, read_targets
 from waldelta.unreadable import check_next
-from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks, messages_applied
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from typing import Any
 
 import psycopg
 
-from waldelta.change_log import ChangeLog
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, SlotMissing, StateError
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import SlotMove, TableState, now
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import SlotMove, TableState, now
 from waldelta.postgres.connection import (
     connect,
     conninfo_from_environment,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.locks import target_lock
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.present import PresentTable, stored

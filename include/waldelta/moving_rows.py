@@ -12,11 +12,11 @@ import psycopg
 from psycopg import sql
 
 from waldelta import quantities
-from waldelta.copy_where import Choice, of_leaf, of_leaves_through, whole_table
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.postgres.catalog import Leaf
 from waldelta.repair import Repair, Rule, entering, gathers
 from waldelta.row_filter import RowFilter
+from waldelta.snapshot.read_selected import Choice, of_leaf, of_leaves_through, whole_table
 from waldelta.target_filter import filter_of, read_target_filter
 
 # Counting may take so long in all; after that the planner's estimate has to do.

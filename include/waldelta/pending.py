@@ -14,7 +14,8 @@ from waldelta.config.pipeline_file import Source
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import PeekTimeout, StateError
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error, whole
@@ -23,7 +24,6 @@ from waldelta.pgoutput.control import begun_at
 from waldelta.postgres.lock_waits import limited
 from waldelta.slot_count import first_message
 from waldelta.unreadable import Refusal
-from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks
 
 # A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as that goes.

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.ledger_rows import AttributeState, FileState, LabelState, StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState, TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import fetch

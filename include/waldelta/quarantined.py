@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
-from waldelta.expectation_results import (
+from waldelta.gate_verdicts import tell_let_in, told_later
+from waldelta.job import Job
+from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,
@@ -20,13 +22,11 @@ from waldelta.expectation_results import (
     told_last,
     told_unknown,
 )
-from waldelta.gate_verdicts import tell_let_in, told_later
-from waldelta.job import Job
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.quarantine import ACCEPTED, DISCARDED, IncompleteRow, Quarantine, SentMessage
 from waldelta.standing import held_generations
 from waldelta.unreadable_messages import acknowledge_messages, as_json, open_messages
 from waldelta.watermark import Watermarks, check_same_copy

@@ -18,7 +18,7 @@ import psycopg
 from waldelta.errors import TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.postgres.lock_waits import read_around
 from waldelta.postgres.type_catalog import fetch
 from waldelta.standing import NEEDS_SYNC

@@ -12,7 +12,6 @@ import psycopg
 
 from waldelta.asked import Asked
 from waldelta.bite import Bites
-from waldelta.change_log import ChangeLog
 from waldelta.compare_landed import Stretch, check_behind
 from waldelta.consume import SlotIdentity, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import (
@@ -28,7 +27,8 @@ from waldelta.errors import (
 from waldelta.failover import Promotion, find_promotion, record_promotion
 from waldelta.failpoints import fault_point
 from waldelta.job import Job
-from waldelta.ledger_rows import SlotMove, now
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.postgres.server_position import ServerPosition
 

@@ -11,7 +11,7 @@ from typing import Any
 from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, StateError
 from waldelta.job import Job
-from waldelta.ledger_rows import Release, now
+from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.quarantined import current_user
 

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger_rows import StorageState, TableState
+from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse.parse import children, parse_analysed, walk

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 
-from waldelta.change_log import Reach
 from waldelta.errors import StateError
 from waldelta.job import Job, life_of
-from waldelta.ledger_rows import BatchCut, ColumnState, Run, SlotMove, TableState
+from waldelta.lake.changelog.change_log import Reach
+from waldelta.lake.ledger.records import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
 from waldelta.postgres.publication_membership import from_texts

@@ -16,8 +16,8 @@ from waldelta.failover import check_system
 from waldelta.failpoints import fault_point
 from waldelta.gap import BREAKS, describe, open_gaps, record_gap
 from waldelta.job import Job
-from waldelta.lake import check_writable
-from waldelta.ledger_rows import Gap
+from waldelta.lake.ledger.records import Gap
+from waldelta.lake.storage import check_writable
 from waldelta.locks import slot_lock
 from waldelta.peek import end_old_backends
 from waldelta.postgres.server_position import read_position

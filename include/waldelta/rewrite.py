@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from waldelta.ledger_rows import AttributeState, StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState, StorageState, TableState
 
 
 def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from waldelta.job import Job
-from waldelta.ledger_rows import SlotMove, now
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 
 # From an intent to the end of what it announces: counting a large batch takes minutes.

@@ -24,7 +24,7 @@ from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, gathered, problem, warning
 from waldelta.grants import sql_name
 from waldelta.job import Job
-from waldelta.lake import check_writable
+from waldelta.lake.storage import check_writable
 from waldelta.locks import AdvisoryLock, slot_lock
 from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files

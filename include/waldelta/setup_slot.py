@@ -9,14 +9,14 @@ from typing import Any
 
 import psycopg
 
-from waldelta.change_log import ChangeLog
 from waldelta.config.pipeline_file import Source
 from waldelta.consume import kept_copy
 from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, problem, warning
 from waldelta.job import Job
-from waldelta.ledger_rows import SlotMove, now
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import size

@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 
 from waldelta.errors import ConfigError
 from waldelta.job import Job, life_of
-from waldelta.lake import files_of, row_count
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
+from waldelta.lake.storage import files_of, row_count
 from waldelta.lsn import Lsn
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.standing import SYNCED
 from waldelta.targets import Target
 from waldelta.watermark import uri_of

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.ledger_rows import SlotMove
+from waldelta.lake.ledger.records import SlotMove
 from waldelta.quantities import counted, size
 from waldelta.slot import SlotState
 

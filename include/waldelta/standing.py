@@ -17,8 +17,8 @@ import psycopg
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.errors import LakeError, LateWriter, LockHeld
 from waldelta.job import Job
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.locks import target_lock
 from waldelta.postgres.lock_waits import read_barred
 from waldelta.remedies import ERRORS

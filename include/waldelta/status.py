@@ -11,13 +11,13 @@ from waldelta.errors import StateError
 from waldelta.foreign import describe
 from waldelta.gap import open_gaps
 from waldelta.job import Job
-from waldelta.ledger_rows import Gap, TableState, now
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import Gap, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.quantities import counted
-from waldelta.quarantine import Quarantine
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings

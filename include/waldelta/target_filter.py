@@ -13,7 +13,7 @@ import psycopg
 
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ConfigError, StateError
-from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.postgres.catalog import Column, PublishedTable
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
 from waldelta.types.type_map import column_types

@@ -16,15 +16,23 @@ from typing import Any
 
 from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
 from waldelta.job import Job, identity_of
-from waldelta.lake import BOOKKEEPING, MESSAGES
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import (
+    RESOLVED,
+    SKIPPED,
+    UNREADABLE,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    message_key,
+)
+from waldelta.lake.ledger.records import now
+from waldelta.lake.storage import BOOKKEEPING, MESSAGES
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import NAMES
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pgoutput.wire import unsigned, without_dump
-from waldelta.quarantine import RESOLVED, SKIPPED, UNREADABLE, IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.standing import held_generations
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, StateError
 from waldelta.job import Job
-from waldelta.lake import MESSAGES, bookkeeping_uri, target_uri
-from waldelta.ledger_rows import BatchCut, TableState
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import BatchCut, TableState
+from waldelta.lake.storage import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.postgres.catalog import TableId
 from waldelta.standing import SYNCED
-from waldelta.visibility import Snapshot
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:

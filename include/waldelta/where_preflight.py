@@ -13,7 +13,7 @@ from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.findings import Finding, lacking, problem
 from waldelta.grants import Grant, sql_name
-from waldelta.ledger_rows import ColumnState
+from waldelta.lake.ledger.records import ColumnState
 from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve

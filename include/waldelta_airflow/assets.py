@@ -18,7 +18,7 @@ _COUNTS = ("inserted", "updated", "deleted", "skipped")
 
 def target_asset(pipeline: PipelineFile, table: str) -> Asset:
     """The asset of one target, for ``schedule=[target_asset(...)]`` or ``Asset("flights/public.flights")``."""
-    from waldelta.lake import target_uri  # brings Arrow, which parsing the pipelines must not
+    from waldelta.lake.storage import target_uri  # brings Arrow, which parsing the pipelines must not
 
     schema, name = split_table_name(table)
     return Asset(name=f"{pipeline.pipeline}/{table}", uri=target_uri(pipeline.target.root, schema, name))

@@ -15,7 +15,7 @@ from openlineage.client.event_v2 import Dataset, OutputDataset
 from openlineage.client.facet_v2 import RunFacet, output_statistics_output_dataset
 
 from waldelta.config.pipeline_file import PipelineFile, Publication, split_table_name
-from waldelta.lake import target_uri
+from waldelta.lake.storage import target_uri
 
 _ROWS = ("inserted", "updated", "deleted")
 _PORT = 5432

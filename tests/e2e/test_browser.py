@@ -26,8 +26,8 @@ from demo.stack import Stack
 from tests.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.busy import times_longer
 from tests.e2e.shop import Shop, change, make_shop
-from waldelta.ledger import Ledger
-from waldelta.quarantine import Quarantine
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import Quarantine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
 

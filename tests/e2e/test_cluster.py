@@ -24,7 +24,7 @@ from spark_jobs.result import RunResult
 from spark_jobs.stage_tasks import COUNTS, DIVIDED
 from tests.installed import OURS, python_without_ours
 from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.ledger import Ledger
+from waldelta.lake.ledger.ledger import Ledger
 from waldelta_airflow import settings
 from waldelta_airflow.connections import job_environment
 from waldelta_airflow.operators import WaldeltaJobOperator

@@ -14,7 +14,7 @@ from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
 from tests.bookkeeping import read_expectation_results
 from tests.fix_stack import have_parsed
-from waldelta.lake import target_uri
+from waldelta.lake.storage import target_uri
 
 pytestmark = pytest.mark.e2e
 

@@ -25,9 +25,9 @@ from spark_jobs.tasks import run_tasks
 from tests.going_on import insert_that_goes_on
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
-from waldelta.lake import local_path
-from waldelta.ledger_rows import TableState, now
-from waldelta.leftovers import staged_for, staging_folder
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.staging_leftovers import staged_for, staging_folder
+from waldelta.lake.storage import local_path
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed
 from waldelta.watermark import last_cut, uri_of
@@ -242,8 +242,8 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
 
     By their bytes they are several; the rows of large values are staged a few at a time.
     """
-    monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
-    monkeypatch.setattr("spark_jobs.stretch.COUNTED_BYTES", 0)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.COUNTED_BYTES", 0)
     monkeypatch.setattr("spark_jobs.net_files.PART_BYTES", 50_000)
     monkeypatch.setattr(stage_tasks, "BYTES_PER_TASK", 20_000)
     monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
@@ -300,7 +300,7 @@ def _doing_all_twice(*given):
 @pytest.mark.soak
 def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
-    monkeypatch.setattr("spark_jobs.stretch.SMALL_BYTES", 100_000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_BYTES", 100_000)
     staged = []
     real = stage_module.stage_in_tasks
     monkeypatch.setattr(stage_module, "stage_in_tasks", lambda *given: staged.append(1) or real(*given))

@@ -18,8 +18,8 @@ from tests.pipelines import pipeline_file
 from waldelta.errors import SlotGap
 from waldelta.gap import open_gaps
 from waldelta.idle import look
-from waldelta.lake import local_path
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
+from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn
 from waldelta.watermark import uri_of
 

@@ -14,7 +14,7 @@ from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.check_constraints import CheckConstraint, ChecksRead, read_check_constraints
 from waldelta.enum_labels import read_enum_labels
-from waldelta.ledger_rows import BatchCut, ColumnState, TableState, now
+from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, now
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.standing import SYNCED
 from waldelta.watermark import uri_of

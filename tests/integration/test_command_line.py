@@ -18,9 +18,9 @@ from deltalake import write_deltalake
 from spark_jobs.command_line import main
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import StateError
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.locks import target_lock
-from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.status import read_status
 from waldelta.watermark import uri_of

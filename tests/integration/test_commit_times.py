@@ -14,7 +14,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import pipeline_file
 from waldelta.idle import look
 from waldelta.job import load_job
-from waldelta.lake import SPARKS_TIMESTAMPS
+from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.postgres.server_position import read_position

@@ -13,8 +13,8 @@ from spark_jobs.sync import sync
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.job import Job
-from waldelta.lake import target_uri
-from waldelta.ledger_rows import SlotMove, now
+from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.storage import target_uri
 from waldelta.postgres.server_position import read_position
 
 pytestmark = pytest.mark.spark

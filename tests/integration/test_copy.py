@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from waldelta.copy import MOST_EXPRESSIONS, chunk_query, lock_query, plan_copy, raw_map, read_chunks
-from waldelta.copy_where import read_choices, whole_table
 from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
 from waldelta.postgres.connection import connect
 from waldelta.postgres.published_tables import read_published_tables
-from waldelta.snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot.read_selected import read_choices, whole_table
+from waldelta.snapshot.read_table import MOST_EXPRESSIONS, chunk_query, lock_query, plan_copy, raw_map, read_chunks
 
 pytestmark = pytest.mark.pg
 
@@ -146,7 +146,7 @@ class TestRows:
     @pytest.mark.parametrize("most", [MOST_EXPRESSIONS, 3])
     def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(self, copying, monkeypatch, most):
         """The metadata columns: position, no time, PostgreSQL's text where the value itself is null; of wide tables too."""
-        monkeypatch.setattr("waldelta.copy.MOST_EXPRESSIONS", most)
+        monkeypatch.setattr("waldelta.snapshot.read_table.MOST_EXPRESSIONS", most)
         table = copying(
             "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
             "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity'), (3, null, null)",
@@ -215,7 +215,7 @@ class TestSnapshotLost:
     @pytest.mark.parametrize("whole", [False, True], ids=["by chunks", "by a condition"])
     def test_a_lock_that_stays_is_waited_for_no_longer_than_so(self, database, copying, monkeypatch, whole):
         """Whoever waits keeps the snapshot, and with it vacuum, from going on; who is in the way is told by name."""
-        monkeypatch.setattr("waldelta.copy.LOCK_TIMEOUT_MS", 50)
+        monkeypatch.setattr("waldelta.snapshot.read_table.LOCK_TIMEOUT_MS", 50)
         table = copying(
             "create table t (id int primary key) partition by range (id)",
             "create table t1 partition of t for values from (0) to (100)",

@@ -12,7 +12,7 @@ from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.declared_types import read_declared_types
-from waldelta.ledger_rows import ColumnState, TableState, now
+from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.watermark import uri_of
 

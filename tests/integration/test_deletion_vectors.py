@@ -58,7 +58,8 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
     synced = []
     real = os.fsync
     monkeypatch.setattr(
-        "waldelta.lake.os.fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1]
+        "waldelta.lake.storage.os.fsync",
+        lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1],
     )
     assert (marked(pipeline), [rows_in_duckdb(pipeline)]) == (([], []), database.execute(everything))
     database.execute("update t set v = 'new' where id % 100 = 0; delete from t where id % 100 = 1")

@@ -10,7 +10,7 @@ from spark_jobs.flow import consume, run_validate
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.profiles import Profiles
+from waldelta.lake.ledger.profiles import Profiles
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

@@ -34,7 +34,7 @@ from waldelta.errors import (
 )
 from waldelta.gap import open_gaps
 from waldelta.idle import look
-from waldelta.lake import CHANGES, bookkeeping_uri, local_path
+from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
 from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, reader_name

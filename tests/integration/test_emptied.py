@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from waldelta.emptied import renewed_files, with_emptied
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.postgres.connection import connect
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.present import read_present

@@ -19,7 +19,7 @@ from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
 from tests.pipelines import pipeline_file
 from waldelta.errors import StateError
-from waldelta.ledger_rows import TargetCut
+from waldelta.lake.ledger.records import TargetCut
 from waldelta.spark_sql import path
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -17,9 +17,9 @@ from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
-from waldelta.ledger_rows import Release, now
+from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
+from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
-from waldelta.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
 from waldelta.replay import read_span

@@ -15,8 +15,8 @@ from spark_jobs.flow import consume
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
-from waldelta.ledger_rows import now
-from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import now
 from waldelta.spark_sql import quote
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -24,10 +24,10 @@ from tests.browser import open_browser
 from tests.pipelines import pipeline_file
 from tests.plugin_app import plugin_app, serve
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
-from waldelta.lake import target_uri
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import ColumnState, TableState, now
-from waldelta.reconcile.reconciliations import Reconciliation
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.ledger.records import ColumnState, TableState, now
+from waldelta.lake.storage import target_uri
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry, read_entries
 

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from spark_jobs.command_line import main
 from spark_jobs.pipeline import Pipeline
-from waldelta.ledger_rows import now
-from waldelta.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -21,8 +21,8 @@ from waldelta.idle import look
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.lock_waits import read_barred
 from waldelta.recopy import read_table_bytes
-from waldelta.settled import read_version, settle
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.publication_version import read_version, settle
 from waldelta.targets import read_unbarred
 from waldelta.watermark import uri_of
 

@@ -19,7 +19,7 @@ from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaErr
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.idle import look
 from waldelta.job import load_job
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.postgres.server_position import read_position
 from waldelta.resync import renew_slot
@@ -133,7 +133,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     assert [g.status for g in job.ledger.gaps(slot)] == [OPEN]
     database.execute(LATER)
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.settled.wait_for_old_transactions", write_and_stay_open)
+        patched.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", write_and_stay_open)
         result = run_resync(spark, again)
     database.execute(WRITES.format(4002).replace("in (10, 100)", "= 70").replace("id = {0}", "id = 9"))
     writer.commit()

@@ -19,9 +19,9 @@ from spark_jobs.result import RunFailed
 from spark_jobs.target import set_deletion_vectors, set_retention
 from tests.copies import before_rows
 from tests.pipelines import pipeline_file
-from waldelta import ledger_upkeep
-from waldelta.lake import bookkeeping_uri, local_path
-from waldelta.ledger_rows import BatchCut, Run, SlotMove, TableState, now
+from waldelta.lake.ledger import retention as ledger_upkeep
+from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
+from waldelta.lake.storage import bookkeeping_uri, local_path
 from waldelta.locks import target_lock
 from waldelta.watermark import uri_of
 

@@ -247,7 +247,7 @@ def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
 RELEASE = """
 import os, signal, sys
 from spark_jobs.pipeline import Pipeline
-from waldelta.ledger_table import LedgerTable
+from waldelta.lake.ledger.table import LedgerTable
 
 when, file = sys.argv[1:]
 extend = LedgerTable.extend

@@ -178,7 +178,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
             on_each(database, statements)
         with monkeypatch.context() as patch:
             if number == 0:
-                patch.setattr("spark_jobs.stretch.SMALL_ROWS", 0)  # Spark's tasks decode
+                patch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)  # Spark's tasks decode
             assert made.consume(spark, f"run {number}").warnings == []
         columns += ["more"] if statements is LAST else []
         compare(statements)

@@ -23,8 +23,8 @@ from spark_jobs.maintain import run_maintain
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.power import Disk, volatile
-from waldelta.lake import local_path
-from waldelta.ledger import Ledger
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.storage import local_path
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

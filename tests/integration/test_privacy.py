@@ -12,7 +12,7 @@ import pytest
 from spark_jobs.pipeline import Pipeline
 from tests.file_modes import open_to_others
 from tests.pipelines import pipeline_file
-from waldelta import lake as lake_module
+from waldelta.lake import storage as lake_module
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -62,7 +62,7 @@ def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, stag
     pipeline.sync(spark)
     give_tasks_the_usual_umask(spark)
     with monkeypatch.context() as by_spark:
-        by_spark.setattr("spark_jobs.stretch.SMALL_ROWS", 0)
+        by_spark.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
         by_spark.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
         database.execute("insert into t select n, 'b' from generate_series(2, 50) n; update t set v = 'c' where id = 1")
         pipeline.consume(spark)

@@ -19,7 +19,7 @@ from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError
 from waldelta.idle import look
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.watermark import messages_uri, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -33,7 +33,7 @@ from spark_jobs.result import RunFailed
 from tests.fix_postgres import new_database
 from tests.integration.test_reread import wait_until
 from tests.scenario import Both, Scenario, running
-from waldelta.settled import settle
+from waldelta.snapshot.publication_version import settle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -15,10 +15,10 @@ from spark_jobs.quality import Left, check
 from tests.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.errors import ConfigError, QualityFailed, StateError
-from waldelta.lake import target_uri
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut, now
-from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut, now
+from waldelta.lake.storage import target_uri
 
 pytestmark = pytest.mark.spark
 

@@ -29,7 +29,7 @@ from waldelta.background import beside
 from waldelta.config.pipeline_file import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.idle import look
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.orphans import drop_orphans, find_orphans
 from waldelta.postgres.connection import connect
 from waldelta.standby import committed_upto, slot_position

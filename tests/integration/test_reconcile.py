@@ -23,14 +23,14 @@ from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from tests.seeds import is_long
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.expectation_results import (
+from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
 )
-from waldelta.ledger_rows import now
-from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
-from waldelta.reconcile.reconciliations import Reconciliations
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.reconciliations import Reconciliations
+from waldelta.lake.ledger.records import now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -16,7 +16,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.idle import look
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.locks import target_lock
 from waldelta.recopy import read_table_bytes
 from waldelta.review.bookkeeping import Bookkeeping

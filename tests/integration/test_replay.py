@@ -15,9 +15,9 @@ from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import now
 from waldelta.locks import target_lock
-from waldelta.quarantine import Quarantine
 from waldelta.replay import read_span
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import read_changed

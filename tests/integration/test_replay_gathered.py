@@ -16,7 +16,7 @@ from tests.integration.test_partition_targets import assert_equal, source_rows
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
-from waldelta.lake import SPARKS_TIMESTAMPS
+from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -18,18 +18,18 @@ from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta import ledger_table
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
-from waldelta.expectation_results import (
+from waldelta.lake.ledger import table as ledger_table
+from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
     told_unknown,
 )
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import read_changed

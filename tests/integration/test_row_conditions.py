@@ -13,8 +13,8 @@ from spark_jobs.quick_check import quick_outcomes
 from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
 from tests.integration.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.config.expectation_files import OwnExpectation
-from waldelta.lake import target_uri
-from waldelta.ledger_rows import ColumnState
+from waldelta.lake.ledger.records import ColumnState
+from waldelta.lake.storage import target_uri
 
 pytestmark = pytest.mark.spark
 
@@ -171,7 +171,7 @@ def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
 
 def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     """Nulls and keys are looked for in its files."""
-    from waldelta.ledger_rows import ColumnState, TableState, now
+    from waldelta.lake.ledger.records import ColumnState, TableState, now
 
     lake.target([(1, "JFK", "1.50", None), (2, "JFK", "0.00", None)], row_filter=None)
     columns = [

@@ -14,15 +14,15 @@ import pytest
 
 from tests import row_filter_generator as generator
 from tests.seeds import chosen_seed
-from waldelta.copy import raw_map
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.ledger_rows import ColumnState
+from waldelta.lake.ledger.records import ColumnState
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import connect
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
+from waldelta.snapshot.read_table import raw_map
 from waldelta.spark_sql import ddl
 from waldelta.types.type_map import target_type
 

@@ -14,14 +14,14 @@ from spark_jobs.pipeline import Pipeline
 from spark_jobs.route import SENT, judgement, plan_routing
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
-from waldelta.copy import raw_map
 from waldelta.errors import ConfigError
-from waldelta.ledger_rows import ColumnState
+from waldelta.lake.ledger.records import ColumnState
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.setup import plan_setup
+from waldelta.snapshot.read_table import raw_map
 from waldelta.spark_sql import ddl
 from waldelta.types.type_map import target_type
 

@@ -14,7 +14,7 @@ from spark_jobs.sync import sync
 from tests.integration.test_apply import BIG, source_rows
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.idle import look
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

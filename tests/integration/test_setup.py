@@ -29,7 +29,7 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.job import Job
-from waldelta.ledger import Ledger
+from waldelta.lake.ledger.ledger import Ledger
 from waldelta.locks import slot_lock
 from waldelta.orphans import find_orphans
 from waldelta.postgres.connection import connect

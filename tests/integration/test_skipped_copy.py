@@ -13,7 +13,7 @@ from spark_jobs.result import RunFailed
 from tests.native_subscriber import native_subscriber
 from tests.pipelines import pipeline_file
 from tests.scenario import Both, Scenario
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.integration.test_setup import job_for
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.postgres.server_position import read_position
 from waldelta.recover import recover
 from waldelta.setup import apply_setup, teardown

@@ -18,11 +18,11 @@ from waldelta.consume import confirmed_lsn, consume, move_idle_slot
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.gap import gaps_recorded, open_gaps
 from waldelta.idle import look
+from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect, connect_arrow, connect_walsender
 from waldelta.postgres.server_position import read_position
 from waldelta.recover import check_unmoved, slot_move
-from waldelta.tally import Transactions
 
 pytestmark = pytest.mark.pg
 

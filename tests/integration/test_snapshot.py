@@ -11,7 +11,7 @@ from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, Transac
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect
 from waldelta.postgres.server_position import WRITTEN
-from waldelta.snapshot import SnapshotHolder, reader_name, wait_for_old_transactions
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name, wait_for_old_transactions
 
 pytestmark = pytest.mark.pg
 

@@ -9,7 +9,7 @@ from tests.pipelines import bare_slot, pipeline_file
 from waldelta.peek import call
 from waldelta.postgres.server_position import read_position
 from waldelta.slot import read_slot
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.source_bill import SlotMeter, xmin_age
 
 pytestmark = pytest.mark.pg

@@ -8,7 +8,7 @@ import spark_jobs.split as split_module
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.lake import local_path
+from waldelta.lake.storage import local_path
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -57,7 +57,7 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
 
     original = split_module.split
     monkeypatch.setattr(split_module, "split", split)
-    monkeypatch.setattr("spark_jobs.stretch.SMALL_ROWS", 1000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
     write_mixed(database)
     result = consume(spark, job)
     assert len(made) == 1

@@ -11,7 +11,7 @@ from spark_jobs.sync import sync
 from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.idle import look
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.peek import call, whole
 from waldelta.pending import oldest_unread
 from waldelta.postgres.server_position import read_position

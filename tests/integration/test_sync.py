@@ -30,9 +30,9 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.job import Job
-from waldelta.lake import local_path, target_uri
-from waldelta.ledger_rows import SlotMove, TableState, now
-from waldelta.leftovers import staging_folder
+from waldelta.lake.ledger.records import SlotMove, TableState, now
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import local_path, target_uri
 from waldelta.locks import target_lock
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.server_position import read_position

@@ -10,7 +10,7 @@ from spark_jobs.sync import sync
 from tests.copies import before_rows
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
-from waldelta.snapshot import wait_for_old_transactions
+from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -49,7 +49,7 @@ def test_a_filter_widened_between_the_wait_and_a_snapshot(spark, database, job, 
         writer.execute("insert into t values (20, 'not sent by the old filter')")
         database.execute(narrowed)
 
-    monkeypatch.setattr("waldelta.settled.wait_for_old_transactions", wait)
+    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
     sync(spark, job)
     writer.close()
     consume(spark, job)
@@ -67,7 +67,7 @@ def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narro
             writer.execute("insert into t values (20, 'x')")
             database.execute(narrowed)
 
-    monkeypatch.setattr("waldelta.settled.wait_for_old_transactions", wait)
+    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
     monkeypatch.setattr(sync_module, "ATTEMPTS", 2)
     with pytest.raises(SyncFailed) as caught:
         sync(spark, job, old_transactions_timeout_s=0.2)

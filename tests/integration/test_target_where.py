@@ -16,7 +16,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
-from waldelta.quarantine import REREAD, Quarantine
+from waldelta.lake.ledger.quarantine import REREAD, Quarantine
 from waldelta.target_filter import filter_of
 from waldelta.watermark import uri_of
 

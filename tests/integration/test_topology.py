@@ -9,8 +9,8 @@ import pytest
 from waldelta.config.pipeline_file import PipelineFile, TargetTable
 from waldelta.drift import find_drift
 from waldelta.emptied import with_emptied
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.leaves import of_partition, with_leaves
-from waldelta.ledger_rows import TableState, now
 from waldelta.postgres.connection import connect
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.postgres.refused_statements import refused_statements

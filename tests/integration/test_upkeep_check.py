@@ -16,10 +16,10 @@ from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.judged import JudgedSuites
-from waldelta.lake import local_path
-from waldelta.leftovers import staging_folder
-from waldelta.quarantine import Quarantine
+from waldelta.lake.ledger.passed_suites import JudgedSuites
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import local_path
 from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -14,7 +14,7 @@ from spark_jobs.writable import find_unwritable_in_task
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import PreflightFailed, TargetNotWritable
-from waldelta.lake import CHANGES, bookkeeping_uri, find_unwritable
+from waldelta.lake.storage import CHANGES, bookkeeping_uri, find_unwritable
 
 pytestmark = pytest.mark.pg
 

@@ -18,13 +18,13 @@ from spark_jobs.task_error import describe_error
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.docs_folder import docs_folder
-from waldelta.expectation_results import ExpectationResult, expectations_table
-from waldelta.lake import target_uri
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import BatchCut, ColumnState, ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
+from waldelta.lake.ledger.records import BatchCut, ColumnState, ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.lake.storage import target_uri
 from waldelta.lsn import Lsn
-from waldelta.quarantine import IncompleteRow, Quarantine
-from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
 from waldelta.slot_health import SlotReading

@@ -20,7 +20,7 @@ from demo.stack.airflow_entries import environment_of
 from tests.browser import open_browser, prefer
 from tests.pictures.__main__ import take
 from tests.plugin_app import plugin_app, serve
-from waldelta.lake import target_uri
+from waldelta.lake.storage import target_uri
 
 _WIDTH, _HEIGHT = 1240, 900
 _RECONCILE = f"{PIPELINE}_reconcile"

@@ -26,7 +26,7 @@ import waldelta.saved
 from spark_jobs.pipeline import Pipeline
 from spark_jobs.result import RunFailed
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 
 MASTER = "local[2,4]"
 

@@ -30,7 +30,7 @@ from tests.soak.scene import IN_STEPS, Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from tests.soak.within import Within
 from waldelta.failpoints import SOCKET
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 
 LANES = 4
 _ATTEMPTS = 3

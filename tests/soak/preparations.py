@@ -12,9 +12,9 @@ from spark_jobs.pipeline import Pipeline
 from tests.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
 from tests.standby import ask, catch_up, follow, keep_slot, promote
-from waldelta.lake import target_uri, write_parquet
-from waldelta.ledger_rows import now
-from waldelta.leftovers import staging_folder
+from waldelta.lake.ledger.records import now
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import target_uri, write_parquet
 
 
 def changes(scene: Scene) -> None:

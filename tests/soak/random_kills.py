@@ -30,7 +30,7 @@ from tests.soak.driver import Driver, said
 from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import PLAIN, STEP_CHANGES, Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
 from waldelta.errors import WaldeltaError
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 
 KILLS = {"driver": kill_driver, "python": kill_process, "jvm": kill_jvm}
 CLIENT = {"client": kill_process}  # of a Spark Connect server, which lives on

@@ -32,7 +32,7 @@ from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
 from tests.soak.network import Network
 from waldelta.errors import WaldeltaError
-from waldelta.lake import MESSAGES, bookkeeping_uri, local_path
+from waldelta.lake.storage import MESSAGES, bookkeeping_uri, local_path
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"

@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from tests.bookkeeping import did, minutes, pipeline, result, run
-from waldelta.expectation_results import ExpectationResult, append_expectation_results
-from waldelta.ledger_rows import ForeignCommit, Gap, Run, TableState, TargetCut
-from waldelta.quarantine import IncompleteRow, Quarantine
-from waldelta.reconcile.reconciliations import Reconciliation, Reconciliations
+from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
+from waldelta.lake.ledger.records import ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import read_compared
 from waldelta.review.glance import read_glance

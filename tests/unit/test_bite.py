@@ -9,8 +9,8 @@ import pytest
 from tests.pipelines import pipeline_file
 from waldelta.bite import Bite, Bites
 from waldelta.job import Job
-from waldelta.ledger_rows import now
-from waldelta.ledger_upkeep import prune_ledger
+from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.retention import prune_ledger
 
 FILE = (512, 600)
 

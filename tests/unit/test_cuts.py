@@ -14,8 +14,8 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.cuts import renew_cut
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.lake import local_path, sync_commit
-from waldelta.ledger_rows import BatchCut, TargetCut, now
+from waldelta.lake.ledger.records import BatchCut, TargetCut, now
+from waldelta.lake.storage import local_path, sync_commit
 
 NAMES = ("t", "u")
 

@@ -13,8 +13,8 @@ from demo.airflow_client import DagRun, TaskRun
 from demo.flights import Loaded
 from demo.outcome import Outcome, show
 from spark_jobs.compare import Difference
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, TargetCut, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import Run, TargetCut, now
 
 EQUAL = Difference("public.flights", 200, 200, 0, 0)
 UNEQUAL = Difference("public.flights", 200, 200, 1, 1, ("missing carrier=AA, flight=1", "extra carrier=AA, flight=1"))

@@ -13,7 +13,7 @@ import waldelta.errors
 from spark_jobs.arguments import VERBS
 from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
 from waldelta.errors import WaldeltaError
-from waldelta.ledger_rows import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
+from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
 from waldelta.remedies import REMEDIES
 
 ROOT = Path(__file__).parents[2]

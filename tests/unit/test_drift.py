@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.drift import find_drift
-from waldelta.ledger_rows import AttributeState, ColumnState, FileState, StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState, ColumnState, FileState, StorageState, TableState
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.postgres.type_catalog import PgType

@@ -14,7 +14,7 @@ from waldelta.evolution import (
     plan_ignoring,
     unchanged,
 )
-from waldelta.ledger_rows import ColumnState, TableState, now
+from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.postgres.type_catalog import PgType
 from waldelta.present import PresentColumn, PresentTable

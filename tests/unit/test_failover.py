@@ -20,9 +20,9 @@ from waldelta.failover import (
     record_promotion,
 )
 from waldelta.job import Job, identity_of
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, SlotMove, TableState
-from waldelta.ledger_upkeep import keep_moves
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import Run, SlotMove, TableState
+from waldelta.lake.ledger.retention import keep_moves
 from waldelta.lsn import Lsn
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends

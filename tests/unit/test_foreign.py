@@ -13,11 +13,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import PyFileSystem
 
-from waldelta.delta_log import DeltaLog
 from waldelta.errors import StateError
 from waldelta.foreign import look, looked_upto
-from waldelta.lake import rooted, sync_commits
-from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.lake.storage import rooted, sync_commits
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
 OURS = '{"waldelta": {"verb": "apply"}}'
@@ -152,7 +152,7 @@ def test_what_was_looked_through(lake):
 @pytest.mark.parametrize("files", [rooted, lambda uri, options: PyFileSystem(DeltaStorageHandler(uri, options))])
 def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, monkeypatch, files):
     """On a disk, and as an object store's files are asked for."""
-    monkeypatch.setattr("waldelta.delta_log.rooted", files)
+    monkeypatch.setattr("waldelta.lake.delta_log.rooted", files)
     log = DeltaLog(uri)
     write_deltalake(uri, ROWS, mode="append")  # 2
     assert all(log.can_be_read_at(version) for version in (0, 1, 2))

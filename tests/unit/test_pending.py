@@ -21,9 +21,9 @@ from tests.unit.spark_jobs.test_decode_streams import (
     prepared,
     row,
 )
-from waldelta.change_log import ChangeLog
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.peek import TIMELINE_KINDS
-from waldelta.visibility import Snapshot
 
 # The helpers commit plain transactions at TS, streamed ones a microsecond later, prepared ones two later; None: nothing is lacking.
 CASES = {

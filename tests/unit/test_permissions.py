@@ -10,9 +10,9 @@ from threading import Barrier, Thread
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.lake import check_writable, local_path
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import Run, now
+from waldelta.lake.storage import check_writable, local_path
 from waldelta.permissions import UMASK_VARIABLE, lake_umask, private_files
 from waldelta.spark_settings import driver_settings
 

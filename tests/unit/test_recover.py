@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests import pgoutput_encoder as enc
 from waldelta.asked import Asked
-from waldelta.change_log import ChangeLog
+from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, _landing_batch
 from waldelta.pgoutput.envelope import Envelope

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.test_drift import EVERY, member
 from tests.unit.test_drift import state as drift_state
 from tests.unit.test_drift import table as drift_table
-from waldelta.ledger_rows import FileState, StorageState
+from waldelta.lake.ledger.records import FileState, StorageState
 from waldelta.moving_rows import moving_rows
 from waldelta.postgres.catalog import TableId, Through
 from waldelta.postgres.publication_membership import to_texts

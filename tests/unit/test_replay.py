@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta.change_log import Reach
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger_rows import BatchCut, ColumnState, FileState, Run, SlotMove, StorageState, TableState
+from waldelta.lake.changelog.change_log import Reach
+from waldelta.lake.ledger.records import BatchCut, ColumnState, FileState, Run, SlotMove, StorageState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.replay import (

@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 from spark_jobs.result import RunResult, StageResult, TableResult
 from tests.bookkeeping import NOON, did, minutes, pipeline, result, run
-from waldelta.expectation_results import (
+from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,
     IS_FRESH,
@@ -21,11 +21,11 @@ from waldelta.expectation_results import (
     append_expectation_results,
     prune_expectation_results,
 )
-from waldelta.lake import bookkeeping_uri
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import ColumnState, Run, TableState, TargetCut
-from waldelta.ledger_table import LedgerTable
-from waldelta.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import ColumnState, Run, TableState, TargetCut
+from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.storage import bookkeeping_uri
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed, read_tables
 from waldelta.review.glance import read_glance

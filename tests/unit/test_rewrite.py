@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.ledger_rows import AttributeState, ColumnState, FileState, LabelState, StorageState, TableState, now
+from waldelta.lake.ledger.records import (
+    AttributeState,
+    ColumnState,
+    FileState,
+    LabelState,
+    StorageState,
+    TableState,
+    now,
+)
 from waldelta.rewrite import relabelled, rewritten, to_record, unsent_changes
 
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.unit.test_ledger import NOON
-from waldelta.ledger_rows import SlotMove
+from tests.unit.lake.ledger.test_ledger import NOON
+from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.saved import MOVING, written_down
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.ledger_rows import SlotMove
+from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.slot import SlotState
 from waldelta.slot_health import forecast, slot_warnings, wal_rate

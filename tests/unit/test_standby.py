@@ -26,7 +26,7 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.job import Job
-from waldelta.ledger_rows import ConsumedBatch
+from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
 from waldelta.postgres.server_position import ServerPosition

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pipelines import pipeline_file
 from waldelta.job import Job
-from waldelta.ledger_rows import SlotMove, TableState
+from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.postgres.catalog import TableId
 from waldelta.standing import Due, Life, Standing, lives, read_standings, record_removed, standing
 from waldelta.targets import Feed

@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 
 from tests.bookkeeping import minutes, pipeline, result, run
-from waldelta.expectation_results import append_expectation_results
 from waldelta.gate_verdicts import STOP
-from waldelta.ledger_rows import SlotMove, TableState
+from waldelta.lake.ledger.expectation_results import append_expectation_results
+from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
 from waldelta.review.stopped import read_stopped

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config.pipeline_file import TargetTable
+from waldelta.lake.ledger.records import TableState
 from waldelta.leaves import with_leaves
-from waldelta.ledger_rows import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.postgres.catalog import Column, Leaf, Partition, PublishedRelation, PublishedTable, Relation, TableId
 from waldelta.postgres.type_catalog import PgType

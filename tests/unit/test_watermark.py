@@ -13,7 +13,7 @@ from tests.pipelines import pipeline_file
 from waldelta.consume import SlotIdentity
 from waldelta.errors import StateError
 from waldelta.job import Job
-from waldelta.ledger_rows import SlotMove, TableState, now
+from waldelta.lake.ledger.records import SlotMove, TableState, now
 from waldelta.watermark import Watermarks, uri_of
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)

@@ -1,6 +1,6 @@
 """Partitions that the role may not read: SELECT on a partitioned table covers its partitions only where it is read itself.
 
-Copies, repairs and comparisons then read through the table above (waldelta.snapshot). Preflight, status and runs report such
+Copies, repairs and comparisons then read through the table above (waldelta.snapshot.exported_snapshot). Preflight, status and runs report such
 partitions, since one that the application adds next month has the grants of none of today's.
 """
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from waldelta.lake.ledger.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
-from waldelta.reconcile.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
 from waldelta.reconcile.rows import RowDifference
 from waldelta.report_list import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
 from waldelta.report_page import fact_table, mark, page

@@ -17,7 +17,16 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.copy import (
+from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.postgres.connection import connect, describe
+from waldelta.reconcile.canonical import source_text
+from waldelta.reconcile.fingerprint import Fingerprint, Sums, hash_as
+from waldelta.reconcile.hash64 import Hashes
+from waldelta.reconcile.rows import Rows, Valued
+from waldelta.snapshot.exported_snapshot import Chunk, reader_name
+from waldelta.snapshot.read_selected import Choice, is_one_of, other_files
+from waldelta.snapshot.read_table import (
     GONE,
     LOCK_TIMEOUT_MS,
     NO_PRIVILEGE,
@@ -29,15 +38,6 @@ from waldelta.copy import (
     filter_conditions,
     lock_query,
 )
-from waldelta.copy_where import Choice, is_one_of, other_files
-from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
-from waldelta.pgoutput.wire import ArrowArray
-from waldelta.postgres.connection import connect, describe
-from waldelta.reconcile.canonical import source_text
-from waldelta.reconcile.fingerprint import Fingerprint, Sums, hash_as
-from waldelta.reconcile.hash64 import Hashes
-from waldelta.reconcile.rows import Rows, Valued
-from waldelta.snapshot import Chunk, reader_name
 from waldelta.types.base import printed
 
 Connection = psycopg.Connection[Any]

@@ -9,8 +9,8 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.reconcile.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers, last_whole
-from waldelta.reconcile.reconciliations import FAILED as NOT_ANSWERED
+from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers, last_whole
+from waldelta.lake.ledger.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.review.attention import Attention, names
 from waldelta.review.bookkeeping import Bookkeeping, last_rows
 from waldelta.review.freshness import copied_at

@@ -8,8 +8,16 @@ from datetime import datetime
 
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import Release
-from waldelta.quarantine import ACCEPTED, DISCARDED, QUARANTINED, RESOLVED, SKIPPED, IncompleteRow, message_of
+from waldelta.lake.ledger.quarantine import (
+    ACCEPTED,
+    DISCARDED,
+    QUARANTINED,
+    RESOLVED,
+    SKIPPED,
+    IncompleteRow,
+    message_of,
+)
+from waldelta.lake.ledger.records import Release
 from waldelta.review.bookkeeping import Bookkeeping
 
 _WHAT = {

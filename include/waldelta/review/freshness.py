@@ -10,7 +10,7 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import ForeignCommit, Run, TableState
+from waldelta.lake.ledger.records import ForeignCommit, Run, TableState
 from waldelta.review.bookkeeping import Bookkeeping, last_rows
 from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open

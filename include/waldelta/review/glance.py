@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotUnreadable
 from waldelta.gap import open_gaps
-from waldelta.ledger_rows import Gap
+from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.ledger.records import Gap
 from waldelta.quantities import counted, size
-from waldelta.reconcile.reconciliations import Reconciliation
 from waldelta.review.attention import Attention, names, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import Compared, of_compared, read_compared

@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import Run
+from waldelta.lake.ledger.records import Run
 from waldelta.review.bookkeeping import Bookkeeping
 
 # The verbs that bring changes into the lake.

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.quarantine import MESSAGE_HEAD, QUARANTINED, IncompleteRow, as_row, row_id_of
+from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, QUARANTINED, IncompleteRow, as_row, row_id_of
 from waldelta.review.bookkeeping import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import Run
+from waldelta.lake.ledger.records import Run
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import RunLine
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.ledger_rows import TableState
-from waldelta.quarantine import IncompleteRow
+from waldelta.lake.ledger.quarantine import IncompleteRow
+from waldelta.lake.ledger.records import TableState
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import RunLine, read_runs
 from waldelta.review.lacking import read_of_run

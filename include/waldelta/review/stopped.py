@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from waldelta.change_log import ChangeLog
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotMissing, StateError
-from waldelta.expectation_results import ExpectationResult
 from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.job import Job
-from waldelta.ledger_rows import Release, TableState
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.records import Release, TableState
 from waldelta.quantities import counted
 from waldelta.release import landed_upto
 from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import LANDING, RunLine, latest_run, read_runs
 from waldelta.review.results import read_result
-from waldelta.row_messages import ROW_KINDS, of_batches
-from waldelta.visibility import Snapshot
 from waldelta.watermark import Watermarks
 
 # How far back is looked for a run that came as far as its apply stage.

@@ -11,8 +11,8 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from waldelta.lake import files_of, has_deletion_vectors, row_count, target_uri
-from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.lake.ledger.records import ColumnState, TableState
+from waldelta.lake.storage import files_of, has_deletion_vectors, row_count, target_uri
 from waldelta.postgres.catalog import TableId
 from waldelta.review.bookkeeping import Bookkeeping
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.config.pipeline_file import Source
-from waldelta.ledger_rows import ForeignCommit
+from waldelta.lake.ledger.records import ForeignCommit
 from waldelta.postgres.unpublished_tables import listed
 from waldelta.review.attention import Attention, names
 from waldelta.review.compared import Compared

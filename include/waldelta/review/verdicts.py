@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.expectation_results import CAN_BE_JUDGED, NO_CHECKS, ON_OTHERS, ExpectationResult
+from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, NO_CHECKS, ON_OTHERS, ExpectationResult
 from waldelta.quantities import counted
 from waldelta.review.bookkeeping import Bookkeeping
 

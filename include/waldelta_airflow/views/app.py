@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta.review.compared import read_compared
 from waldelta.review.freshness import fed_tables

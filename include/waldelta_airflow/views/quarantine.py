@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.quarantine import IncompleteRow, SentMessage
+from waldelta.lake.ledger.quarantine import IncompleteRow, SentMessage
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.decided import read_decided
 from waldelta.review.lacking import open_keys, read_by_id, read_open, read_since

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.ledger_rows import now
-from waldelta.reconcile.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
+from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
+from waldelta.lake.ledger.records import now
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.compared import read_compared
 from waldelta.review.freshness import fed_tables

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
 
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.records import now
 from waldelta_airflow.views.dags import ActionDag
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from spark_jobs.expectation_suite import plan_suite
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import ConfigError
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.records import TableState, now
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
 REFUSED = [

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from waldelta.config.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import Run, now
 from waldelta.peek import most_messages, plugin_options, protocol_version, whole
 
 REPOSITORY = Path(__file__).parents[3]

@@ -16,8 +16,8 @@ from spark_jobs.stage_tasks import tasks_for
 from spark_jobs.step_cut import is_published
 from spark_jobs.steps import plan_steps, told_steps
 from waldelta.errors import LockHeld
-from waldelta.ledger_rows import BatchCut, TableState, TargetCut, now
-from waldelta.row_messages import Volume
+from waldelta.lake.changelog.row_messages import Volume
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
 
 
 def cut(batch: int, **generations: int) -> BatchCut:

@@ -13,10 +13,10 @@ from spark_jobs import copy_files as module
 from spark_jobs.copy_files import copy_files, open_target
 from spark_jobs.target import TargetColumn
 from tests.unit.spark_jobs.test_merge_files import one_by_one
-from waldelta.copy import METADATA_COLUMNS, RAW_TYPE
-from waldelta.data_file import recurring_columns
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
-from waldelta.lake import local_path
+from waldelta.lake.data_file import recurring_columns
+from waldelta.lake.storage import local_path
+from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
 
 COLUMNS = [
     TargetColumn("id", "bigint", pa.int64(), False),

@@ -11,17 +11,17 @@ from spark_jobs.collapse import EventShape
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, decode
 from spark_jobs.versions import read_versions
 from tests import pgoutput_encoder as enc
-from waldelta.change_log import landmarks
 from waldelta.errors import DecodeError
+from waldelta.lake.changelog.change_log import landmarks
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.row_messages import ROW_KINDS
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog.transaction_counts import COLUMNS, PreparedRows, Tally, Transactions
 from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve
 from waldelta.postgres.type_catalog import PgType
-from waldelta.row_messages import ROW_KINDS
-from waldelta.stream import Stream
-from waldelta.tally import COLUMNS, PreparedRows, Tally, Transactions
 from waldelta.types.type_map import target_type
-from waldelta.visibility import Snapshot
 
 T, TS = 16400, 1_700_000_000_000_000
 NARROW = [("id", 23, -1, True), ("v", 25, -1, False)]

@@ -15,7 +15,7 @@ from spark_jobs.expectation_suite import departures, is_judged, plan_suite
 from spark_jobs.table_profile import profile_by_values, profile_here
 from tests.unit.spark_jobs.test_expectation_suite import HELD, ID, state
 from waldelta.config.quality import Drift
-from waldelta.profiles import ColumnProfile, Profile, Profiles
+from waldelta.lake.ledger.profiles import ColumnProfile, Profile, Profiles
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 WANTED = Drift()
@@ -179,7 +179,7 @@ def test_the_latest_profiles_of_each_table(tmp_path):
 
 def test_pruning_keeps_the_latest(tmp_path, monkeypatch):
     """Of each table, however long ago."""
-    monkeypatch.setattr("waldelta.profiles.KEPT_PER_TABLE", 2)
+    monkeypatch.setattr("waldelta.lake.ledger.profiles.KEPT_PER_TABLE", 2)
     profiles = Profiles(f"file://{tmp_path}")
     for k in range(4):
         profiles.append([profile(k)])

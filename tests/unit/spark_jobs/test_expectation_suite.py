@@ -13,7 +13,7 @@ from spark_jobs.judged_before import rest_of
 from spark_jobs.quick_check import rest_outcomes
 from waldelta.check_constraints import CheckConstraint
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.ledger_rows import ColumnState, TableState
+from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.row_filter import RowFilter
 from waldelta.target_filter import to_text
 

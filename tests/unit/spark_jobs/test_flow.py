@@ -14,14 +14,14 @@ from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from tests.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
-from waldelta.expectation_results import (
+from waldelta.job import Job
+from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
 )
-from waldelta.job import Job
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import TableState, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import TableState, now
 from waldelta.source_bill import SourceBill
 
 NAMES = ("land", "apply", "check", "report")

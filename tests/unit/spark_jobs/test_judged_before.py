@@ -12,10 +12,10 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from spark_jobs.expectation_suite import PlannedExpectation, SuitePlan
 from spark_jobs.judged_before import At, Known, changed_since, is_settled, met_at, suite_of
 from tests.unit.spark_jobs.test_expectation_suite import state
-from waldelta.delta_log import DeltaLog
 from waldelta.errors import ConfigError
-from waldelta.judged import Judged, JudgedSuites
-from waldelta.ledger_rows import BatchCut, TargetCut, now
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
+from waldelta.lake.ledger.records import BatchCut, TargetCut, now
 
 PLAN = SuitePlan("public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),))
 FRESH = PlannedExpectation("expect_target_to_be_fresh", {"is_met": True}, "warning", "pipeline", "n")

@@ -14,10 +14,10 @@ from spark_jobs.keep_report import keep_report
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict
 from tests.bookkeeping import read_expectation_results
 from waldelta import quarantined
-from waldelta.expectation_results import ALL_VALUES_KNOWN, newest_versions, told_unknown
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import TableState, now
-from waldelta.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, newest_versions, told_unknown
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import TableState, now
 
 PLANNED = (
     PlannedExpectation("a", {}, "critical", "catalog", "m"),

@@ -9,10 +9,10 @@ import pytest
 
 from spark_jobs.collapse import EventShape
 from spark_jobs.decode import DecodePlan, collapse_events
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.pgoutput.transactions import Segments
 from waldelta.postgres.type_catalog import PgType
 from waldelta.types.type_map import target_type
-from waldelta.visibility import Snapshot
 
 TYPES = tuple(target_type(PgType(*of)) for of in ((25, -1, "text"), (25, -1, "text"), (1082, -1, "date")))
 DATES = [b"2000-01-01", b"infinity", b"-infinity", b"2024-02-29", None]

@@ -38,9 +38,9 @@ from tests.unit.spark_jobs.test_merge_here import (
     tag,
     write,
 )
-from waldelta.copy import RAW_TYPE
 from waldelta.errors import LockHeld, StagedLost
-from waldelta.lake import local_path, write_parquet
+from waldelta.lake.storage import local_path, write_parquet
+from waldelta.snapshot.read_table import RAW_TYPE
 
 __all__ = ["job"]
 

@@ -16,10 +16,10 @@ from spark_jobs.merge import CommitTag
 from spark_jobs.merge_here import merge_here
 from spark_jobs.target_commit import read_commit
 from tests.unit.spark_jobs.test_collapse import SHAPE, apply_one_by_one, events_table, random_events
-from waldelta.copy import RAW_TYPE
 from waldelta.errors import LockHeld
-from waldelta.lake import local_path
-from waldelta.ledger_rows import TableState
+from waldelta.lake.ledger.records import TableState
+from waldelta.lake.storage import local_path
+from waldelta.snapshot.read_table import RAW_TYPE
 
 NAMES = ("Id", "the `v`", "it's.big")
 SCHEMA = pa.schema(

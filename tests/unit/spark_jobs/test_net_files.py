@@ -12,7 +12,7 @@ from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, PyFileSyst
 
 from spark_jobs import net_files
 from spark_jobs.net_files import NetFiles, at_places
-from waldelta.lake import rooted
+from waldelta.lake.storage import rooted
 
 ROWS = pa.Table.from_batches([pa.record_batch({"n": [k], "text": ["x" * 1_000_000]}) for k in range(40)])
 

@@ -11,7 +11,7 @@ from spark_jobs.overlap import Overlap, WholeSteps
 from spark_jobs.steps import plan_steps, whole_upto
 from tests.waiting import wait_until
 from waldelta.errors import LateWriter
-from waldelta.tally import Landed, Transactions
+from waldelta.lake.changelog.transaction_counts import Landed, Transactions
 
 WAIT_S = 30
 

@@ -20,7 +20,7 @@ from spark_jobs.references import (
     touched,
 )
 from waldelta.foreign_keys import ForeignKey, KeyColumn
-from waldelta.ledger_rows import BatchCut, ColumnState, TableState, TargetCut
+from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = ["insert", "update", "delete", "truncate"]

@@ -9,7 +9,7 @@ import pytest
 
 from spark_jobs.reread import discarded_since
 from tests.unit.spark_jobs.test_decode_streams import change_log, described, plain, plan_of
-from waldelta.lake import write_parquet
+from waldelta.lake.storage import write_parquet
 
 CASES = {
     "not touched": ([("update", 2, 2)], set(), {}),

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spark_jobs import split, stretch
-from spark_jobs.stretch import Stretches
+from spark_jobs import split
 from tests import pgoutput_encoder as enc
 from tests.seeds import chosen_seed
 from tests.unit.spark_jobs.test_decode_streams import aborted, chunk, commit, decided, plain, prepared
 from tests.unit.test_pending import written
-from waldelta.row_messages import row_messages
-from waldelta.visibility import Snapshot
+from waldelta.lake.changelog import batch_range as stretch
+from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.row_messages import row_messages
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
 
 TABLES = list(range(16400, 16412))
 

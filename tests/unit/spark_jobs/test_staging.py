@@ -10,7 +10,7 @@ from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrp
 
 from spark_jobs.staging import staged_in
 from waldelta.errors import ApplyError
-from waldelta.lake import local_path, write_parquet
+from waldelta.lake.storage import local_path, write_parquet
 
 # Which kind of session by the module of its class.
 Classic = type("SparkSession", (), {"__module__": "pyspark.sql.session"})

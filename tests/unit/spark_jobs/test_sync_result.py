@@ -9,7 +9,7 @@ import pytest
 
 from spark_jobs.sync_result import SyncResult, synced_state
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.ledger_rows import AttributeState, ColumnState, StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState, ColumnState, StorageState, TableState
 from waldelta.lsn import Lsn
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.postgres.type_catalog import PgType

@@ -8,7 +8,7 @@ from spark_jobs import target, writable
 from spark_jobs.attempts import told
 from spark_jobs.task_error import is_conflict, named_error, of_table
 from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, TargetNotWritable
-from waldelta.unwritable import unwritable
+from waldelta.lake.write_errors import unwritable
 
 ERRORS = [
     DecodeError(

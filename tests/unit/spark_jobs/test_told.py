@@ -8,8 +8,8 @@ import pytest
 
 from spark_jobs.result import RunResult, TableResult
 from spark_jobs.told import Told
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import Run, now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import Run, now
 
 BEGAN = now()
 

@@ -20,8 +20,8 @@ from sqlalchemy.pool import StaticPool
 
 from tests.bookkeeping import NOON, run
 from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.ledger import Ledger
-from waldelta.ledger_rows import now
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import now
 from waldelta_airflow.views.dags import (
     ActionDag,
     DagRunState,

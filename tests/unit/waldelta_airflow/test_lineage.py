@@ -13,7 +13,7 @@ import pytest
 
 from tests.pipelines import pipeline_file
 from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.lake import local_path
+from waldelta.lake.storage import local_path
 from waldelta_airflow.operators import ReportOperator
 
 DOCUMENT = {

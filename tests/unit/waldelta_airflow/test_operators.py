@@ -57,8 +57,8 @@ def use_spark_submit(monkeypatch, host: str = "local[2]", **extra: str) -> None:
 
 
 def ledger_says(pipeline, run_id: str, result: dict) -> None:
-    from waldelta.ledger import Ledger
-    from waldelta.ledger_rows import Run, now
+    from waldelta.lake.ledger.ledger import Ledger
+    from waldelta.lake.ledger.records import Run, now
 
     Ledger(pipeline.target.root).append(Run(now(), run_id, "consume", result["status"], result=json.dumps(result)))
 

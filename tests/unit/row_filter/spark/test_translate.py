@@ -7,7 +7,7 @@ import re
 import pytest
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.ledger_rows import ColumnState
+from waldelta.lake.ledger.records import ColumnState
 from waldelta.row_filter import Collation, RowFilter, published_filter
 from waldelta.row_filter.signatures import CASTS, SIGNATURES
 from waldelta.row_filter.spark.functions import BUILT, TEMPLATES

@@ -1,0 +1,1 @@
+"""Every write to Delta Lake: storage, layout, durability, statistics of data files."""

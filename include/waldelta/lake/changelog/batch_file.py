@@ -1,0 +1,193 @@
+"""A batch's file of the change log, written where the slot is read, record batch by record batch; and the commit that adds it."""
+
+from __future__ import annotations
+
+import errno
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tenacity
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSelector, FileSystem
+
+from waldelta.errors import LateWriter
+from waldelta.lake.file_statistics import FileStatistics
+from waldelta.lake.storage import checkpoint, only_if_unchanged, remove_empty_log, rooted, sync_commit
+from waldelta.lake.write_errors import unwritable
+from waldelta.permissions import private_files
+
+# What files are pruned by and the landed end is read from.
+STATISTICS = ("relation_id", "xid8", "end_lsn")
+# Small row groups let both cores decode one batch, and readers of the timeline skip those without any.
+ROW_GROUP_BYTES = 16 << 20
+# Of these few values recur, or all are near each other; the messages themselves aren't worth a dictionary, nor statistics.
+_RECURRING = ["kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "timeline", "moves"]
+CHECKPOINT_INTERVAL = 50
+_KEPT = "; nothing was consumed from the slot"
+_PROPERTIES = {
+    "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+}
+_ATTEMPTS = 10
+_NEWEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """A file that was written and isn't committed yet: its place in the table, its bytes and Delta's statistics of it."""
+
+    path: str
+    size: int
+    stats: str
+
+
+def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
+    """Create the empty change log, unless it is there, as the table that Spark's CREATE TABLE would make; raises TargetNotWritable."""
+    if DeltaTable.is_deltatable(uri, storage_options):
+        return
+    remove_empty_log(uri)
+    try:
+        there = rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True))
+        # A log may have come about meanwhile, which is one as good.
+        if any(found.base_name != "_delta_log" for found in there) and not DeltaTable.is_deltatable(
+            uri, storage_options
+        ):
+            raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
+        with private_files():
+            DeltaTable.create(
+                uri,
+                Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
+                mode="ignore",
+                partition_by=["batch"],
+                configuration=_PROPERTIES,
+                storage_options=storage_options,
+                raise_if_key_not_exists=False,
+            )
+            sync_commit(uri, 0)
+    except (DeltaError, OSError) as err:
+        raise unwritable(uri, err, besides=_KEPT) from None
+
+
+def write_batch(
+    files: FileSystem, uri: str, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> BatchFile | None:
+    """Write what comes as one file of the change log, which ``files`` is rooted at; None, and no file, when nothing comes.
+
+    Memory holds a row group. Raises TargetNotWritable when the file can't be written, and what ``parts`` raises.
+    """
+    written = _Written(files, uri, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
+    try:
+        for part in parts:
+            written.add(part)
+        return written.close()
+    except BaseException:
+        written.discard()
+        raise
+
+
+class _Written:
+    """One Parquet file under way, and its statistics; there is none before the first row."""
+
+    def __init__(self, files: FileSystem, uri: str, path: str, schema: pa.Schema) -> None:
+        self._files, self._uri, self._path, self._schema = files, uri, path, schema
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._statistics = FileStatistics(STATISTICS)
+
+    def add(self, part: pa.RecordBatch) -> None:
+        self._held.append(part)
+        self._bytes += part.nbytes
+        self._statistics.add(part)
+        if self._bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not any(len(part) for part in self._held):
+            return
+        with self._named_errors():
+            if self._writer is None:
+                self._files.create_dir(self._path.rpartition("/")[0])
+                self._writer = pq.ParquetWriter(
+                    self._path, self._schema, filesystem=self._files, compression="snappy",
+                    use_dictionary=_RECURRING, write_statistics=_RECURRING,
+                )  # fmt: skip
+            group = pa.Table.from_batches(self._held, self._schema)
+            self._held, self._bytes = [], 0
+            self._writer.write_table(group, row_group_size=len(group))
+
+    def close(self) -> BatchFile | None:
+        """Finish it."""
+        self._flush()
+        if self._writer is None:
+            return None
+        with self._named_errors():
+            self._writer.close()
+            return BatchFile(self._path, int(self._files.get_file_info(self._path).size), self._statistics.text())
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as err:
+            raise unwritable(self._uri, err, "Spark's tasks", _KEPT) from None
+
+    def discard(self) -> None:
+        """What nobody will commit; maintenance removes it otherwise."""
+        with suppress(OSError, pa.ArrowException):
+            if self._writer is not None:
+                self._writer.close()
+        with suppress(OSError):
+            self._files.delete_file(self._path)
+
+
+def commit_batch(
+    opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
+) -> int:
+    """Add a batch to the change log, or with no file its number alone, which then counts as landed; the version that has it.
+
+    Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises LateWriter when it is there already.
+    """
+    version = -1
+    for attempt in tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(CommitFailedError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_random(0, 0.5),
+        reraise=True,
+    ):
+        with attempt:
+            table = opened()
+            if (table.transaction_version(app_id) or 0) >= batch:
+                if (version := _version_of(table, metadata)) >= 0:
+                    break  # by an attempt whose answer was lost
+                raise LateWriter(f"batch {batch} of the change log was landed by another run: run again")
+            _commit(table, app_id, batch, file, metadata)
+            version = table.version() + 1  # a compare-and-swap; by now maintenance may have committed, too
+            table.update_incremental()
+            checkpoint(table, CHECKPOINT_INTERVAL)
+    return version
+
+
+def _version_of(table: DeltaTable, metadata: str) -> int:
+    """The version that one of the newest commits made; -1 when none of them has this userMetadata."""
+    return next((int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1)
+
+
+def _commit(table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str) -> None:
+    added: list[AddAction | RemoveAction] = [] if file is None else [
+        AddAction(file.path, file.size, {"batch": str(batch)}, int(time.time() * 1000), data_change=True, stats=file.stats)
+    ]  # fmt: skip
+    table.create_write_transaction(
+        added,
+        mode="append",
+        schema=table.schema(),
+        partition_by=["batch"],
+        **only_if_unchanged(app_id, batch, metadata),
+    )

@@ -1,0 +1,137 @@
+"""Stretch: a range of landed batches as the driver reads it, once for all the targets that have it before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState
+
+# Up to this much is read into the driver and decoded there; Spark's tasks take what is more.
+SMALL_ROWS = 100_000
+SMALL_BYTES = 32 << 20
+# Above what one task collapses (stage_tasks) it is worth to read all of it to learn which tables its bytes are of.
+COUNTED_BYTES = 128 << 20
+
+SplitUp = Callable[[Stream], RowMessages | None]
+
+
+class Stretch:
+    """What lies in the change log between two batches (after the first, up to and with the second).
+
+    ``split`` writes it anew by relation where that is worth it, of many messages for many targets; gives None where it isn't.
+    """
+
+    def __init__(
+        self, change_log: ChangeLog, batches: tuple[int, int], messages: int, split: SplitUp = lambda _: None
+    ) -> None:
+        self.change_log, self.batches, self._messages = change_log, batches, messages
+        self._split_up = split
+        self._read: tuple[list[int], pa.Table | None] | None = None
+
+    @cached_property
+    def stream(self) -> Stream:
+        """What counts of it, in commit order, and its relation, type, truncate and control messages."""
+        return self.change_log.stream(*self.batches)
+
+    @cached_property
+    def split(self) -> RowMessages | None:
+        """Its row messages by relation; None where they are read from the change log."""
+        return None if self._rows is not None else self._split_up(self.stream)
+
+    @cached_property
+    def _rows(self) -> pa.Table | None:
+        """All row messages, or None when they are too many to be read here."""
+        if self._messages > SMALL_ROWS:
+            return None
+        return self.change_log.rows(self.stream, SMALL_BYTES)
+
+    def volume(self, state: TableState) -> Volume:
+        """How much of it waits for one target."""
+        rows = self.rows_of(state)
+        return Volume(*self._waiting(state), self._bytes_of(state) if rows is None else rows.nbytes)
+
+    def count(self, state: TableState) -> int:
+        """How many of its row messages wait for one target."""
+        return self._waiting(state)[0]
+
+    def _waiting(self, state: TableState) -> tuple[int, bool]:
+        snapshot = Snapshot.parse(state.snapshot)
+        if (rows := self.rows_of(state)) is None:
+            return (self.split or self.change_log).unseen(self.stream, state.relation_ids, snapshot)
+        unseen = ~snapshot.sees(rows["xid8"].to_numpy())
+        return int(unseen.sum()), bool(np.any(rows["moves"].to_numpy()[unseen]))
+
+    def _bytes_of(self, state: TableState) -> int:
+        if self.split is not None:
+            return sum(piece.bytes for piece in self._pieces_of(self.split, state))
+        if self._bytes <= COUNTED_BYTES:
+            return self._bytes
+        return sum(self._bytes_by_relation.get(oid, 0) for oid in state.relation_ids)
+
+    @cached_property
+    def _bytes(self) -> int:
+        return self.change_log.bytes_at_most(self.stream)
+
+    @cached_property
+    def _bytes_by_relation(self) -> dict[int, int]:
+        return self.change_log.bytes_by_relation(self.stream)
+
+    def rows_of(self, state: TableState) -> pa.Table | None:
+        """One target's row messages, when they are few enough to be read here."""
+        if self._rows is None:
+            return self._rows_in_split(state)
+        parts = [self._by_relation[oid] for oid in state.relation_ids if oid in self._by_relation]
+        return pa.concat_tables(parts) if parts else self._rows.slice(0, 0)
+
+    def _rows_in_split(self, state: TableState) -> pa.Table | None:
+        if self.split is None:
+            return None
+        ids = [*state.relation_ids]
+        if self._read is None or self._read[0] != ids:  # asked for several times, of one target after the other
+            rows = None
+            if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= SMALL_ROWS:
+                rows = self.split.rows(self.stream, SMALL_BYTES, ids)
+            self._read = ids, rows
+        return self._read[1]
+
+    def _pieces_of(self, split: RowMessages, state: TableState) -> list[Piece]:
+        return split.pieces(row_messages(self.stream.segments, state.relation_ids, Snapshot.parse(state.snapshot)))
+
+    @cached_property
+    def _by_relation(self) -> dict[int, pa.Table]:
+        return {} if self._rows is None else split_by_relation(self._rows)
+
+
+def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
+    """Row messages by relation, each in the order of the log: sorted once, so that many relations cost no more than one."""
+    if not len(rows):
+        return {}
+    relation_id = rows["relation_id"].to_numpy()
+    order = np.argsort(relation_id, kind="stable")
+    sorted_rows, sorted_ids = rows.take(pa.array(order)), relation_id[order]
+    starts = np.flatnonzero(np.concatenate([[True], sorted_ids[1:] != sorted_ids[:-1]]))
+    ends = [*starts[1:], len(order)]
+    return {int(sorted_ids[a]): sorted_rows.slice(a, b - a) for a, b in zip(starts, ends, strict=True)}
+
+
+class Stretches:
+    """The stretches of one step; targets with the same batches before them share one."""
+
+    def __init__(self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None) -> None:
+        self.change_log, self._sizes, self._split = change_log, sizes, split
+        self._read: dict[tuple[int, int], Stretch] = {}
+
+    def between(self, after: int, upto: int) -> Stretch:
+        """What lies after one batch, up to and with another."""
+        if (after, upto) not in self._read:
+            messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
+            self._read = {(after, upto): Stretch(self.change_log, (after, upto), messages, self._split)}
+        return self._read[after, upto]

@@ -1,0 +1,443 @@
+"""The change log: every message ever landed, raw, by batch; read here without a JVM.
+
+A task of Spark writes each batch's file, and tasks decode it (spark_jobs); this module commits it, and reads back what a commit
+really holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import TableNotFoundError
+
+from waldelta.errors import DecodeError, SlotGap
+from waldelta.failpoints import fault_point
+from waldelta.lake.changelog.batch_file import BatchFile, commit_batch, create_log, write_batch
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, Tally
+from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.ledger.quarantine import SKIPPED, Quarantine
+from waldelta.lake.ledger.records import ConsumedBatch
+from waldelta.lake.storage import (
+    CHANGES,
+    NO_HOOKS,
+    bookkeeping_uri,
+    files_of,
+    remove_empty_folders,
+    rooted,
+    sync_behind,
+    sync_commit,
+    write_checkpoint,
+)
+from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
+from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
+from waldelta.pgoutput.transactions import (
+    LAST_SEQ,
+    SEQ_BITS,
+    Landmark,
+    Prepared,
+    order_of,
+    prepared_transactions,
+    resolve,
+)
+from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pgoutput.unread_message import MARK
+from waldelta.pgoutput.wire import unsigned
+from waldelta.quantities import counted
+
+_TIMELINE = [
+    "batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "data",
+]  # fmt: skip
+# With commit times as integers: not every one becomes a Python datetime.
+_TIMELINE_SCHEMA = pa.schema(
+    [
+        pa.field(name, pa.int64()) if name in ("batch", "commit_ts") else ENVELOPE_SCHEMA.field(name)
+        for name in _TIMELINE
+    ]
+)
+# With those that landed without being read.
+_CONTROLS = [*CONTROL_KINDS, *(MARK + kind for kind in CONTROL_KINDS)]
+# Without one of these nobody knows where a transaction's changes belong, or whether they count. One of an unknown kind has in
+# its last letter what it may stand for.
+_DECISIVE = f"^{MARK}.?[BbScPpKr]$"
+_CHANGE_KINDS = ("I", "U", "D", "T", "M")
+# Commits that are looked through first.
+_NEWEST = 50
+# Delta's transaction id of the commits that drop old batches; its version is the last batch that was dropped.
+_PRUNED = "waldelta:pruned"
+# Batches that an error names.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the log holds of one life of the slot: the end of each batch, and whether earlier ones were dropped.
+
+    Those that were dropped, ``dropped`` the last of them, end before ``begins_at``.
+    """
+
+    ends: dict[int, int]
+    is_cut: bool = False
+    begins_at: int = 0
+    dropped: int = 0
+
+
+class ChangeLog(RowMessages):
+    """Reads the change log of one lake; ``app_id`` is the slot's incarnation that writes it."""
+
+    def __init__(self, root: str, app_id: str, storage_options: dict[str, str] | None = None) -> None:
+        self.uri = bookkeeping_uri(root, CHANGES)
+        self._root = root
+        self.app_id = app_id
+        self.storage_options = storage_options
+
+    def last_batch(self) -> int | None:
+        """The number of the last batch landed by this incarnation of the slot, from the log's own transaction id."""
+        table = self._open()
+        return table.transaction_version(self.app_id) if table is not None else None
+
+    def highest_batch(self) -> int:
+        """The highest batch number in the log, of any incarnation; 0 when it is empty."""
+        return max(self._batches(), default=0)
+
+    def lowest_batch(self) -> int | None:
+        """The lowest batch number that the log still holds, of any incarnation; None when it is empty."""
+        return min(self._batches(), default=None)
+
+    def _batches(self) -> list[int]:
+        table = self._open()
+        return [] if table is None else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
+
+    def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
+        """Messages by batch in a range, from the log's file statistics."""
+        table = self._open()
+        return {} if table is None else _sizes(table, after_batch, upto_batch)
+
+    def whole_sizes(self, consumed: Mapping[int, ConsumedBatch], after_batch: int, upto_batch: int) -> dict[int, int]:
+        """The same; raises SlotGap when a batch of the range has other messages than the slot was moved over.
+
+        Batches that maintenance has dropped are no hole.
+        """
+        table = self._open()
+        pruned = (table.transaction_version(_PRUNED) or 0) if table is not None else 0
+        held = _sizes(table, after_batch, upto_batch) if table is not None else {}
+        expected = {
+            batch: of_batch.messages
+            for batch, of_batch in consumed.items()
+            if max(after_batch, pruned) < batch <= upto_batch and of_batch.messages is not None
+        }
+        if holes := sorted(batch for batch, messages in expected.items() if held.get(batch, 0) != messages):
+            named = [
+                f"batch {b} holds {counted(held.get(b, 0), 'message')}, {expected[b]:,} had landed"
+                for b in holes[:_MOST_NAMED]
+            ]
+            more = (
+                f", and {counted(len(holes) - _MOST_NAMED, 'more batch', 'more batches')}"
+                if len(holes) > _MOST_NAMED
+                else ""
+            )
+            before = [of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]]
+            raise SlotGap(
+                f"the change log {self.uri} has lost messages that were consumed from the slot: {'; '.join(named)}{more}; nothing is "
+                "read past them: bring back what was removed from it, or run resync (where a replay was refused, with tables), "
+                "which repairs the targets by the rows that differ",
+                lost=(max(before, default=None), consumed[holes[-1]].lsn),
+            )
+        return held
+
+    def prune(self, upto_batch: int, hours: int) -> None:
+        """Drop the batches up to one, and delete files that no version younger than ``hours`` consists of.
+
+        Committed as batches are, as a compare-and-swap: Spark's DELETE, on an object store without one, would overwrite a batch
+        that lands at the same moment. The commit says what was dropped, so that nobody takes it for a hole.
+        """
+        table = self._must_open()
+        version = table.version()
+        if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
+            properties = CommitProperties(app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))])
+            # batch is the partition column, so whole files go, and none is read.
+            table.delete(f"batch <= {upto_batch:d}", commit_properties=properties, post_commithook_properties=NO_HOOKS)
+        fault_point("maintain.forgotten")
+        version = sync_behind(self.uri, version)
+        table.vacuum(
+            hours, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS, full=True
+        )
+        sync_behind(self.uri, version)
+        # A later batch's folder may be about to get its file.
+        remove_empty_folders(self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch)
+        if write_checkpoint(table):  # in the place of the log's old entries
+            table.cleanup_metadata()
+
+    def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
+        """Bytes by batch in a range, before compression, from the footers of the files."""
+        found: dict[int, int] = {}
+        for piece in self.pieces(of_batches(after_batch, upto_batch)):
+            if piece.batch is not None:
+                found[piece.batch] = found.get(piece.batch, 0) + piece.bytes
+        return found
+
+    def held_by(self, snapshot: Snapshot, after_batch: int) -> int:
+        """The last batch up to which a snapshot sees every transaction after ``after_batch``, from file statistics alone.
+
+        A copy taken from that snapshot holds all of them, so nobody has to read them for it.
+        """
+        table = self._open()
+        if table is None:
+            return after_batch
+        actions = files_of(table)
+        if "max.xid8" not in actions.column_names:
+            return after_batch
+        last: dict[int, int | None] = {}
+        for file in actions.select(["partition.batch", "max.xid8"]).to_pylist():
+            batch, highest = int(file["partition.batch"]), file["max.xid8"]
+            before = last.get(batch, highest)
+            last[batch] = None if highest is None or before is None else max(highest, before)
+        held = after_batch
+        for batch in sorted(batch for batch in last if batch > after_batch):
+            highest = last[batch]
+            if highest is None or highest >= snapshot.xmin:
+                break
+            held = batch
+        return held
+
+    def landed_end(self, batch: int) -> int:
+        """The end of a batch's last transaction, from the log's file statistics alone; 0 of an empty one, which tells nothing."""
+        actions = files_of(self._must_open())
+        of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
+        ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
+        return max(ends) if ends else self.landed(batch).end_lsn
+
+    def told(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
+        """What the commits of recent batches tell, by batch, as far as Delta's log still has them."""
+        found: dict[int, dict[str, Any]] = {}
+        wanted, count = set(batches), _NEWEST
+        while wanted:
+            history = self._must_open().history(count)
+            for told in map(read_metadata, history):
+                # Numbers go on where a slot's former life ended: none is given twice.
+                if told.get("batch") in wanted:
+                    found[told["batch"]] = told
+            wanted -= found.keys()
+            if len(history) < count:
+                break
+            count *= 4
+        return found
+
+    def end_after(self, first_batch: int) -> int:
+        """The end of the last transaction in the batches after ``first_batch``, however many empty ones follow; 0: none."""
+        return max(self.reach(first_batch).ends.values(), default=0)
+
+    def reach(self, first_batch: int) -> Reach:
+        """What it still holds of the batches after ``first_batch``, from file statistics alone."""
+        table = self._open()
+        if table is None:
+            return Reach({})
+        actions = files_of(table)
+        names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
+        ends: dict[int, int] = {}
+        begins: dict[int, int] = {}
+        # A log without files has no statistics.
+        for file in actions.select(names).to_pylist() if set(names) <= set(actions.column_names) else ():
+            batch, least, most = int(file[names[0]]), file[names[1]], file[names[2]]
+            if batch > first_batch and most is not None:
+                ends[batch] = max(most, ends.get(batch, most))
+                begins[batch] = min(least, begins.get(batch, least))
+        landed = table.transaction_version(self.app_id) or 0
+        lowest = min(ends, default=max(landed, first_batch) + 1)
+        return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
+
+    def create(self, schema: pa.Schema) -> None:
+        """Create the empty log of batches with this schema, unless it is there; raises TargetNotWritable."""
+        create_log(self.uri, schema, self.storage_options)
+
+    def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
+        """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""
+        return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
+
+    def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
+        """Commit a batch, durable when this returns; raises LateWriter when another run has."""
+        sync_commit(self.uri, commit_batch(self._must_open, self.app_id, batch, file, metadata))
+
+    def landed(self, batch: int) -> Landed:
+        """Count what the committed files of one batch hold."""
+        tally = Tally(batch, _counted_landmarks(self.timeline(batch - 1, batch)))
+        for part in self.scan(pc.field("batch") == batch, list(COLUMNS)):
+            tally.add(part)
+        return tally.landed()
+
+    def timeline(self, after_batch: int, upto_batch: int) -> pa.Table:
+        """Relation, type, truncate and control messages of a range of batches, in the order of the log."""
+        return self._timeline(of_batches(after_batch, upto_batch))
+
+    def controls(self, upto_batch: int | None = None) -> pa.Table:
+        """The control messages of a timeline, of all batches or up to one."""
+        chosen = pc.field("kind").isin(_CONTROLS)
+        return self._timeline(chosen if upto_batch is None else of_batches(0, upto_batch) & chosen)
+
+    def stream(self, after_batch: int, upto_batch: int) -> Stream:
+        """A range of batches in commit order, without the messages that are skipped."""
+        timeline = self.timeline(after_batch, upto_batch)
+        left_out = _left_out(timeline)
+        segments = resolve(landmarks(timeline, left_out), after_batch, upto_batch)
+        if segments.missing:
+            # Prepared before the range, committed in it.
+            earlier = self.controls(after_batch)
+            left_out |= _left_out(earlier)
+            known = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
+            segments = resolve(known, after_batch, upto_batch)
+            batches = sorted({part.batch for part in segments.older})
+            timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
+        skipped = [*((place, place) for place in sorted(self._skipped)), *self._stretches(left_out)]
+        rows = self._relations_at(self._skipped) if self._skipped else set()
+        return Stream(timeline, replace(segments, skipped=tuple(skipped)), undescribed=_undescribed(timeline) | rows)
+
+    @cached_property
+    def _skipped(self) -> frozenset[int]:
+        """The places of landed messages that an operator has taken out of the count."""
+        rows = Quarantine(self._root, self.storage_options).messages()
+        sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
+        return frozenset(order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None)
+
+    def _stretches(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Where the changes of transactions that weren't streamed stand; one transaction's lie together."""
+        found = []
+        for batch, xid8 in sorted(transactions):
+            chosen = (pc.field("batch") == batch) & (pc.field("xid8") == xid8)
+            chosen &= pc.field("streamed_xid").is_null() & pc.field("kind").isin(_CHANGE_KINDS)
+            seqs = [seq for part in self.scan(chosen, ["seq"]) for seq in part["seq"].to_pylist()]
+            if seqs:
+                found.append((order_of(batch, min(seqs)), order_of(batch, max(seqs))))
+        return found
+
+    def _relations_at(self, places: Collection[int]) -> set[tuple[int, int]]:
+        """Batch and relation of the row messages at these places."""
+        batches = sorted({place >> SEQ_BITS for place in places})
+        chosen = pc.field("batch").isin(batches) & pc.field("seq").isin([place & LAST_SEQ for place in sorted(places)])
+        parts = self.scan(chosen & pc.field("kind").isin(ROW_KINDS), ["batch", "seq", "relation_id"])
+        rows = [row for part in parts for row in part.to_pylist()]
+        return {(row["batch"], row["relation_id"]) for row in rows if order_of(row["batch"], row["seq"]) in places}
+
+    def first_truncate(self, after_batch: int, upto_batch: int, relation_ids: Collection[int]) -> int | None:
+        """The first batch of a range that has a TRUNCATE of one of these relations; None when none has. Only TRUNCATEs are read."""
+        chosen = of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
+        wanted, found = set(relation_ids), []
+        for part in self.scan(chosen, ["batch", "seq", "streamed_xid", "data"]):
+            for row in part.to_pylist():
+                if order_of(row["batch"], row["seq"]) in self._skipped:
+                    continue
+                truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+                if not wanted.isdisjoint(truncated.relation_ids):
+                    found.append(row["batch"])
+        return min(found, default=None)
+
+    def prepared(self) -> list[Prepared]:
+        """Every prepared transaction in the log, with the batch that decided it."""
+        timeline = self.controls()
+        return prepared_transactions(landmarks(timeline, _left_out(timeline)))
+
+    def _timeline(self, chosen: pc.Expression) -> pa.Table:
+        parts = list(self.scan(chosen & pc.field("timeline"), _TIMELINE))
+        if not parts:
+            return _TIMELINE_SCHEMA.empty_table()
+        found = pa.Table.from_batches(parts).select(_TIMELINE).cast(_TIMELINE_SCHEMA)
+        timeline = found.sort_by([("batch", "ascending"), ("seq", "ascending")])
+        if not self._skipped:
+            return timeline
+        places = zip(timeline["batch"].to_pylist(), timeline["seq"].to_pylist(), strict=True)
+        chosen = pa.array([order_of(*place) in self._skipped for place in places])
+        marked = pc.if_else(chosen, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"])
+        return timeline.set_column(timeline.schema.get_field_index("kind"), "kind", marked)
+
+    def dataset(self) -> ds.Dataset | None:
+        """All its files, by batch; None before anything has landed."""
+        table = self._open()
+        return None if table is None else table.to_pyarrow_dataset()
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.uri, storage_options=self.storage_options)
+        except TableNotFoundError:
+            return None
+
+    def _must_open(self) -> DeltaTable:
+        return DeltaTable(self.uri, storage_options=self.storage_options)
+
+
+def _batch_of(folder: str) -> int | None:
+    """The batch whose files a folder of the change log holds."""
+    column, _, number = folder.partition("=")
+    return int(number) if column == "batch" and number.isdecimal() else None
+
+
+def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for file in files_of(table).select(["partition.batch", "num_records"]).to_pylist():
+        batch = int(file["partition.batch"])
+        if after_batch < batch <= upto_batch:
+            found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
+    return found
+
+
+def landmarks(timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozenset()) -> list[Landmark]:
+    """The control messages of a timeline, read; without those of transactions that are left out.
+
+    Of a Stream Abort or Stream Stop that nothing has read the slot function says enough.
+    """
+    xids = {xid8 for _, xid8 in left_out}
+    kinds = pa.array([*CONTROL_KINDS, MARK + "A", MARK + "E"])
+    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=kinds)).to_pylist()
+    return [
+        Landmark(
+            row["batch"],
+            row["seq"],
+            row["xid8"],
+            _told_by_the_slot(row) if row["kind"][0] == MARK else read_control(row["data"]),
+        )
+        for row in rows
+        if row["xid8"] not in xids
+    ]
+
+
+def _counted_landmarks(timeline: pa.Table) -> list[Landmark]:
+    """All control messages, for counting: of one that can't be read, what the slot function says is enough."""
+    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(_CONTROLS))).to_pylist()
+    return [Landmark(row["batch"], row["seq"], row["xid8"], _leniently(row)) for row in rows]
+
+
+def _leniently(row: dict[str, Any]) -> Control:
+    try:
+        return read_control(row["data"]) if row["kind"][0] != MARK else _told_by_the_slot(row)
+    except DecodeError:
+        return _told_by_the_slot(row)
+
+
+def _told_by_the_slot(row: dict[str, Any]) -> Control:
+    """A control message by its kind, its transaction, and the position at which it stands."""
+    kind, xid = row["kind"].removeprefix(MARK), row["xid8"] & XID_MASK
+    if kind == "A" and len(row["data"]) in ABORT_SIZES:
+        return Control(kind, unsigned(row["data"], 1) or 0, unsigned(row["data"], 5) or 0)
+    # The slot function gives an abort its own (sub)transaction.
+    return Control(kind, -1 if kind == "A" else xid, xid, end_lsn=row["end_lsn"] or 0)
+
+
+def _left_out(timeline: pa.Table) -> frozenset[tuple[int, int]]:
+    """Batch and xid8 of transactions of which a message that decides on their changes isn't read."""
+    chosen = pc.and_(pc.match_substring_regex(timeline["kind"], _DECISIVE), pc.is_valid(timeline["xid8"]))
+    rows = timeline.filter(chosen).select(["batch", "xid8"]).to_pylist()
+    return frozenset((row["batch"], row["xid8"]) for row in rows)
+
+
+def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
+    """Batch and relation of Relation messages that aren't read; None of one that is too short to name it."""
+    rows = timeline.filter(pc.equal(timeline["kind"], MARK + "R"))
+    return frozenset((row["batch"], row["relation_id"]) for row in rows.select(["batch", "relation_id"]).to_pylist())

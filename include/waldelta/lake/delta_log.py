@@ -1,0 +1,136 @@
+"""A Delta table's log, commit by commit: whose a commit is, whether it changes data, which files it adds and removes.
+
+Read as the files they are: neither delta-rs's nor Spark's history says whether a commit changes data, and both read commits that
+nobody asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow.fs import FileSystem, FileType
+
+from waldelta.lake.storage import deletion_vector_path, is_within, rooted
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table, by the lines of its log entry; they are parsed when they are asked for."""
+
+    version: int
+    lines: list[bytes]
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """Who did what, as the writer says (``commitInfo``); empty when it says nothing."""
+        return next(iter(self._actions("commitInfo")), {})
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """What waldelta wrote about it; nothing for somebody else's."""
+        return read_metadata(self.info)
+
+    @property
+    def changes_data(self) -> bool:
+        """Whether rows may be others afterwards; OPTIMIZE, VACUUM and changes of properties leave them as they are."""
+        return any(action.get("dataChange", True) for action in [*self._actions("add"), *self._actions("remove")])
+
+    @property
+    def added(self) -> set[str]:
+        """The files with rows that it brings, and those that mark rows of them as gone."""
+        return {path for action in self._actions("add") for path in _paths(action)}
+
+    @property
+    def named(self) -> Iterator[str]:
+        """The paths of the files that it brings, as they are written: also those that lead elsewhere."""
+        return (path for action in self._actions("add") for path in _named(action))
+
+    @property
+    def removed(self) -> set[str]:
+        """The files that the table doesn't need any more from then on."""
+        return {path for action in self._actions("remove") for path in _paths(action)}
+
+    def _actions(self, kind: str) -> list[dict[str, Any]]:
+        name = f'"{kind}"'.encode()
+        return [json.loads(line)[kind] for line in self.lines if name in line[: len(name) + 4]]
+
+
+class DeltaLog:
+    """The log of the table at ``uri``, read anew with each question."""
+
+    def __init__(self, uri: str, storage_options: dict[str, str] | None = None) -> None:
+        self.uri, self._options = uri, storage_options
+
+    @cached_property
+    def _files(self) -> FileSystem:
+        return rooted(self.uri, self._options)
+
+    def read(self, version: int) -> Commit | None:
+        """One commit; None when it was never made, or its entry is gone with the log's retention."""
+        try:
+            with self._files.open_input_file(f"_delta_log/{version:020d}.json") as file:
+                return Commit(version, file.read().splitlines())
+        except FileNotFoundError:
+            return None
+
+    def behind(self, version: int) -> Iterator[Commit]:
+        """The commits after a version, in order."""
+        while (commit := self.read(version := version + 1)) is not None:
+            yield commit
+
+    def same_rows_as(self, version: int) -> int:
+        """The newest version up to which no commit changed any data since ``version``."""
+        for commit in self.behind(version):
+            if commit.changes_data:
+                break
+            version = commit.version
+        return version
+
+    def can_be_read_at(self, version: int) -> bool:
+        """Whether all that a version consists of is still there; without listing the table's folder.
+
+        What the newest version consists of is taken to be there: nothing may delete that.
+        """
+        later = list(self.behind(version))
+        if not later:
+            return self.read(version) is not None
+        try:
+            DeltaTable(self.uri, version=version, storage_options=self._options)
+        except (DeltaError, OSError):
+            return False
+        gone: set[str] = set()
+        added: set[str] = set()
+        for commit in later:
+            gone |= commit.removed - added
+            added |= commit.added
+        return all(file.type == FileType.File for file in self._files.get_file_info(sorted(gone)))
+
+
+def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What waldelta wrote about one of its commits; nothing for somebody else's."""
+    try:
+        found = json.loads(entry.get("userMetadata") or "{}").get("waldelta", {})
+    except (ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _paths(action: Mapping[str, Any]) -> Iterator[str]:
+    """What an action names of the table's own folder; a clone's files are another table's."""
+    return filter(is_within, _named(action))
+
+
+def _named(action: Mapping[str, Any]) -> Iterator[str]:
+    yield unquote(action["path"])
+    vector = action.get("deletionVector")
+    if (marks := deletion_vector_path(vector)) is not None:
+        yield marks
+    elif vector is not None and vector["storageType"] == "p":
+        yield unquote(vector["pathOrInlineDv"])

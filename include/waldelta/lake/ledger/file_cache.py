@@ -1,0 +1,107 @@
+"""The rows of a ledger table's files, kept in memory: Delta's files never change, and a run reads the same ones again and again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from threading import Lock
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pa_fs
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from waldelta.lake.storage import files_of
+
+# Larger files come of compaction, and are few.
+_SMALL_ROWS = 2_000
+_MOST_FILES = 512
+# File statistics hold timestamps in milliseconds, rounded down.
+STATISTIC = timedelta(milliseconds=1)
+
+_held: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
+_lock = Lock()
+
+
+def read_sorted(
+    table: DeltaTable, chosen: pc.Expression | None = None, storage_options: Mapping[str, str] | None = None
+) -> pa.Table:
+    """The rows that a filter chooses, oldest first (by ``at``)."""
+    schema = pa.schema(table.schema().to_arrow())
+    files = files_of(table).select(["path", "num_records"]).to_pylist()
+    reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
+    parts = [reader.read(file["path"], file["num_records"], chosen) for file in files]
+    rows = pa.concat_tables(parts) if parts else schema.empty_table()
+    return (rows if chosen is None else rows.filter(chosen)).sort_by("at")
+
+
+def scan_sorted(
+    table: DeltaTable,
+    columns: Sequence[str],
+    since: datetime | None = None,
+    chosen: pc.Expression | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    kept: bool = True,
+) -> pa.Table:
+    """Some columns of the rows from ``since`` on that a filter chooses, oldest first.
+
+    Of files written before a column existed its values are null, and so of tables. Files whose rows are all older aren't
+    opened, and of large ones only the row groups and columns that are asked for are read; so of small ones, which are else kept in
+    memory, without ``kept``.
+    """
+    schema = pa.schema(table.schema().to_arrow())
+    actions = files_of(table)
+    if since is not None:
+        recent = pc.field("at") >= since
+        chosen = recent if chosen is None else recent & chosen
+        if "max.at" in actions.column_names:  # in milliseconds, rounded down
+            ends = pc.field("max.at")
+            actions = actions.filter(ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC"))))
+    reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
+    held = [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
+    files = actions.select(["path", "num_records"]).to_pylist()
+    parts = [reader.scan(file["path"], file["num_records"], held, chosen, kept=kept) for file in files]
+    empty = pa.schema([schema.field(name) for name in held]).empty_table()
+    return pa.concat_tables(parts or [empty]).sort_by("at")
+
+
+class _Reader:
+    def __init__(self, uri: str, schema: pa.Schema, options: dict[str, str]) -> None:
+        self.uri, self.schema, self.options = uri, schema, options
+        # Columns, and fields of structs, are added in time: a file is read as the table is now.
+        self._columns = str(schema)
+        self._files: pa_fs.FileSystem | None = None
+
+    def read(self, path: str, row_count: int, chosen: pc.Expression | None) -> pa.Table:
+        """A file's rows, at least those that the filter chooses."""
+        if row_count > _SMALL_ROWS:
+            return self._open(path).to_table(filter=chosen)
+        key = (self.uri, path, self._columns)
+        with _lock:
+            if (rows := _held.get(key)) is not None:
+                _held.move_to_end(key)
+                return rows
+        rows = self._open(path).to_table()
+        with _lock:
+            _held[key] = rows
+            if len(_held) > _MOST_FILES:
+                _held.popitem(last=False)
+        return rows
+
+    def scan(
+        self, path: str, row_count: int, columns: list[str], chosen: pc.Expression | None, *, kept: bool
+    ) -> pa.Table:
+        """Some columns of the rows that the filter chooses."""
+        if row_count > _SMALL_ROWS or not kept:
+            return self._open(path).to_table(columns, filter=chosen)
+        rows = self.read(path, row_count, None)
+        return (rows if chosen is None else rows.filter(chosen)).select(columns)
+
+    def _open(self, path: str) -> ds.Dataset:
+        if self._files is None:
+            self._files = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
+        return ds.dataset([path], schema=self.schema, filesystem=self._files, format="parquet")

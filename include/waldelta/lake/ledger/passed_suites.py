@@ -1,0 +1,86 @@
+"""Judged suites: which expectations all rows of a target were found to meet, as of which version, in ``_waldelta/judged``.
+
+What hasn't changed since needn't be judged again: rows by a check after few changes, whole targets by maintenance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.storage import bookkeeping_uri
+
+_GROUP_ROWS = 20_000
+# Each check reads them all.
+_MOST_FILES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target's version all of whose rows meet a suite (by its digest).
+
+    ``whole``: every row was looked at; else those that had changed since an earlier version of which this was known.
+    ``end_lsn``: the version holds all changes before this position and none behind it; None where that isn't known.
+    """
+
+    at: datetime
+    run_id: str
+    table_name: str
+    generation: int
+    version: int
+    suite: str
+    whole: bool
+    end_lsn: int | None = None
+
+    table: ClassVar[str] = "judged"
+    schema: ClassVar[pa.Schema] = pa.schema(
+        [
+            ("at", pa.timestamp("us", tz="UTC")), ("run_id", pa.string()), ("table_name", pa.string()),
+            ("generation", pa.int64()), ("version", pa.int64()), ("suite", pa.string()), ("whole", pa.bool_()),
+            ("end_lsn", pa.int64()),
+        ]
+    )  # fmt: skip
+
+
+class JudgedSuites:
+    """Reads and writes the table of one lake; without a JVM."""
+
+    def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
+        uri = bookkeeping_uri(root, Judged.table)
+        self._table = LedgerTable(uri, Judged.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES)
+
+    def append(self, rows: Sequence[Judged]) -> None:
+        """Add what one check found, in one commit."""
+        if rows:
+            self._table.extend([asdict(row) for row in rows])
+
+    def latest(self, tables: Collection[str]) -> dict[str, list[Judged]]:
+        """Of each of these tables the latest row, and the latest of a whole target, the former last."""
+        rows = self._table.scan(Judged.schema.names, chosen=pc.field("table_name").isin(list(tables))).to_pylist()
+        newest = {(row["table_name"], part): row for row in rows for part in _parts(row)}
+        found: dict[str, list[Judged]] = {}
+        for name in {row["table_name"] for row in rows}:
+            both = [newest[name, part] for part in (True, False) if (name, part) in newest]
+            found[name] = [Judged(**row) for row in both]
+        return found
+
+    def prune(self) -> int:
+        """Drop all but these; returns how many were dropped."""
+        return self._table.prune(_keep)
+
+
+def _parts(row: dict[str, Any]) -> tuple[bool, ...]:
+    """What a row is the latest of, maybe: whole targets, and any."""
+    return (True, False) if row["whole"] else (False,)
+
+
+def _keep(rows: Sequence[dict[str, Any]]) -> list[bool]:
+    latest = {(row["table_name"], part): number for number, row in enumerate(rows) for part in _parts(row)}
+    kept = set(latest.values())
+    return [number in kept for number in range(len(rows))]

@@ -1,0 +1,306 @@
+"""One table of the ledger on disk: appended in a total order, read through a filter, kept in few files.
+
+Every append is a compare-and-swap on the table's Delta version, so whoever appends has seen the row before his own:
+``at`` always grows within a table, whatever the clocks of the machines say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import tenacity
+from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from waldelta.errors import LateWriter
+from waldelta.failpoints import fault_point
+from waldelta.lake.ledger.file_cache import STATISTIC, read_sorted, scan_sorted
+from waldelta.lake.storage import NO_HOOKS, checkpoint, files_of, sync_commit, write_checkpoint
+from waldelta.lake.write_errors import unwritable
+
+log = logging.getLogger(__name__)
+
+# A read opens every file that may hold what it looks for, at about a millisecond each.
+MOST_FILES = 64
+_ATTEMPTS = 20
+# One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading the others'.
+_GROUP_ROWS = 500
+_ONLY_IF_UNCHANGED: dict[str, Any] = {
+    "commit_properties": CommitProperties(max_commit_retries=0),
+    "post_commithook_properties": NO_HOOKS,
+}
+CHECKPOINT_INTERVAL = 100
+# A reader that opened the table before a rewrite still finds its files.
+_KEEP_FILES_HOURS = 24
+
+_again_when_changed = tenacity.retry(
+    retry=tenacity.retry_if_exception_type(CommitFailedError),
+    wait=tenacity.wait_random(0.01, 0.2),
+    stop=tenacity.stop_after_attempt(_ATTEMPTS),
+    reraise=True,
+)
+# For whoever looks at a table's rows and appends, as Newest says, what follows from them: he looks again.
+again_when_late = tenacity.retry(
+    retry=tenacity.retry_if_exception_type(LateWriter),
+    wait=tenacity.wait_random(0.01, 0.2),
+    stop=tenacity.stop_after_attempt(_ATTEMPTS),
+    reraise=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Which row must still be the newest of those that a filter chooses (all: None): the one of ``at``, or none at all.
+
+    ``kept``: see ledger_files.scan_sorted().
+    """
+
+    at: datetime | None
+    chosen: pc.Expression | None = None
+    kept: bool = True
+
+
+class LedgerTable:
+    """A small Delta table whose rows have an ``at``; written and read without a JVM."""
+
+    def __init__(
+        self,
+        uri: str,
+        schema: pa.Schema,
+        storage_options: dict[str, str] | None = None,
+        group_rows: int = _GROUP_ROWS,
+        most_files: int | None = None,
+    ) -> None:
+        self.uri, self.schema = uri, schema
+        self._most_files = most_files
+        self._options = storage_options
+        self._groups = WriterProperties(max_row_group_size=group_rows)
+
+    def append(self, row: dict[str, Any], after: Newest | None = None) -> dict[str, Any]:
+        """Add a row behind all others, creating the table with the first; durable when it returns, as it was written.
+
+        A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter, and adds nothing, when the
+        row that it was to follow isn't the newest any more; TargetNotWritable, with the cause, when it can't be.
+        """
+        return self.extend([row], after)[0]
+
+    @_again_when_changed
+    def extend(
+        self, rows: Sequence[dict[str, Any]], after: Newest | None = None, check: Callable[[], object] | None = None
+    ) -> list[dict[str, Any]]:
+        """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``.
+
+        ``check`` raises when the caller may not write any more. It is asked once the table was read, so that whoever writes
+        later has changed the version on which the commit depends.
+        """
+        with self._named_errors():
+            return self._extend(rows, after, check)
+
+    def _extend(
+        self, rows: Sequence[dict[str, Any]], after: Newest | None, check: Callable[[], object] | None
+    ) -> list[dict[str, Any]]:
+        table = self._open()
+        if check is not None:
+            check()
+        if after is not None and self._last_at(table, after) != after.at:
+            raise LateWriter(f"{self.uri}: another run has written what this one was about to replace: run again")
+        if table is None:
+            self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
+            return list(rows)
+        rows = self._behind(table, rows)
+        write_deltalake(
+            table,
+            pa.Table.from_pylist(list(rows), schema=self.schema),
+            mode="append",
+            schema_mode=self._schema_mode(table),
+            **_ONLY_IF_UNCHANGED,
+        )
+        self._keep(table)
+        if len(table.file_uris()) > (self._most_files or MOST_FILES):
+            self._compact(table)
+        return rows
+
+    def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
+        """The rows that a filter chooses, oldest first."""
+        table = self._open()
+        return [] if table is None else read_sorted(table, chosen, self._options).to_pylist()
+
+    def scan(
+        self,
+        columns: Sequence[str],
+        since: datetime | None = None,
+        chosen: pc.Expression | None = None,
+        *,
+        kept: bool = True,
+    ) -> pa.Table:
+        """Some columns of the rows from ``since`` on that a filter chooses, oldest first; no rows while there is no table.
+
+        It reads little of a long history. A column that the table hasn't got yet is null. ``kept``: see scan_sorted().
+        """
+        table = self._open()
+        fields = [self.schema.field(name) for name in columns]
+        if table is None:
+            return pa.schema(fields).empty_table()
+        rows = scan_sorted(table, columns, since, chosen, self._options, kept=kept)
+        for field in fields:
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        return rows.select(list(columns))
+
+    def version(self) -> int:
+        """The table's Delta version; -1 while there is no table."""
+        table = self._open()
+        return -1 if table is None else table.version()
+
+    def newest(self) -> dict[str, Any] | None:
+        """The row appended last."""
+        table = self._open()
+        at = self._newest_at(table) if table is not None else None
+        return (
+            read_sorted(table, pc.field("at") >= at, self._options).to_pylist()[-1]
+            if table is not None and at is not None
+            else None
+        )
+
+    @_again_when_changed
+    def replace(
+        self, rows: Sequence[dict[str, Any]], predicate: str, check: Callable[[], object] | None = None
+    ) -> None:
+        """Put rows, behind all others, in the place of those that a predicate (of Delta's SQL) chooses, in one commit.
+
+        Durable when it returns, a commit also where nothing is to be written; ``check`` as of extend().
+        """
+        with self._named_errors():
+            table = self._open()
+            if check is not None:
+                check()
+            if table is None:
+                self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
+                return
+            write_deltalake(
+                table,
+                pa.Table.from_pylist(self._behind(table, rows), schema=self.schema),
+                mode="overwrite",
+                predicate=predicate,
+                schema_mode=self._schema_mode(table),
+                **_ONLY_IF_UNCHANGED,
+            )
+            self._keep(table)
+
+    @_again_when_changed
+    def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
+        """Set a flag in the rows that ``chosen`` picks by their ``at``, in one commit; returns how many didn't have it yet."""
+        table = self._open()
+        if table is None:
+            return 0
+        rows = read_sorted(table, storage_options=self._options)
+        known = rows[flag] if flag in rows.column_names else pa.chunked_array([pa.nulls(len(rows), pa.bool_())])
+        fresh = pc.and_not(chosen(rows["at"]), known.fill_null(False))
+        if not (marked := pc.sum(fresh).as_py()):
+            return 0
+        columns = {name: rows[name] for name in rows.column_names} | {flag: pc.or_(fresh, known.fill_null(False))}
+        with self._named_errors():
+            write_deltalake(
+                table,
+                pa.table(columns),
+                mode="overwrite",
+                schema_mode="merge",
+                **_ONLY_IF_UNCHANGED,
+            )
+            self._keep(table)
+        return int(marked)
+
+    @_again_when_changed
+    def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
+        """Drop the rows that ``keep`` says no to, and leave one file; returns how many were dropped.
+
+        Rows that somebody appends meanwhile are judged with the others: then it is all done again.
+        """
+        table = self._open()
+        if table is None:
+            return 0
+        rows = read_sorted(table, storage_options=self._options)
+        kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
+        dropped = int(rows.num_rows - kept.num_rows)
+        if dropped:
+            write_deltalake(table, kept, mode="overwrite", writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
+            fault_point("maintain.pruned")
+            sync_commit(self.uri, table.version())
+        elif len(table.file_uris()) > 1:
+            self._compact(table)
+        table.vacuum(
+            _KEEP_FILES_HOURS, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS
+        )
+        if write_checkpoint(table):  # in the place of the log's old entries
+            table.cleanup_metadata()
+        return dropped
+
+    def _create(self, data: pa.Table) -> None:
+        try:
+            write_deltalake(self.uri, data, mode="error", storage_options=self._options, **_ONLY_IF_UNCHANGED)
+        except DeltaError as err:
+            if self._open() is None:
+                raise
+            raise CommitFailedError("somebody else has created the table") from err
+        sync_commit(self.uri, 0)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError:
+            raise
+        except (DeltaError, OSError) as err:
+            raise unwritable(self.uri, err) from None
+
+    def _compact(self, table: DeltaTable) -> None:
+        try:
+            table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
+        except DeltaError as err:
+            # Somebody else compacts, or appends: there will be a next time, and no row depends on it.
+            log.info("%s not compacted: %s", self.uri, err)
+            return
+        self._keep(table)
+
+    def _keep(self, table: DeltaTable) -> None:
+        """Make a commit durable, and with every so many a checkpoint."""
+        sync_commit(self.uri, table.version())
+        checkpoint(table, CHECKPOINT_INTERVAL)
+
+    def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
+        """A table of an older version gets the columns, and the fields of structs, that it lacks."""
+        held: pa.Schema = pa.schema(table.schema().to_arrow())
+        known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
+        return None if known else "merge"
+
+    def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
+        if table is None:
+            return None
+        rows = scan_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)["at"].to_pylist()
+        return rows[-1] if rows else None
+
+    def _behind(self, table: DeltaTable, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows as far behind the newest one as it takes, whatever the clock says."""
+        newest = self._newest_at(table)
+        early = newest + STATISTIC - rows[0]["at"] if rows and newest is not None else timedelta(0)
+        return [row | {"at": row["at"] + early} for row in rows] if early > timedelta(0) else list(rows)
+
+    def _newest_at(self, table: DeltaTable) -> datetime | None:
+        actions = files_of(table)
+        if "max.at" not in actions.column_names:
+            return None
+        newest: datetime | None = pc.max(actions["max.at"]).as_py()
+        return newest
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.uri, storage_options=self._options)
+        except TableNotFoundError:
+            return None

@@ -1,0 +1,117 @@
+"""Leftovers: staged changes in ``_waldelta/staging`` that a run which was killed, or lost its target's lock, never removed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+
+from waldelta.errors import TargetNotWritable
+from waldelta.failpoints import fault_point
+from waldelta.lake.storage import (
+    bookkeeping_uri,
+    encode_segment,
+    folders_in,
+    list_folders,
+    remove_folder,
+    write_parquet,
+)
+
+log = logging.getLogger(__name__)
+
+STAGING = "staging"
+# Of a table's name in a folder's, which file systems bound, as they do the whole path.
+_LONGEST_NAME = 100
+# How the name ends of a folder that stands for those of runs which are still to be fenced.
+_TAKEN = "-taken"
+# What follows the table: generation, batch, run, and which of the run's folders it is.
+_REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A folder of staged changes, and the tables one of which it was staged for: one's name may begin like another's."""
+
+    uri: str
+    tables: tuple[str, ...]
+
+
+def staging_folder(root: str, table_name: str, generation: int, batch: int, run_id: str) -> str:
+    """URI of a folder for the changes of one target up to one batch; another one with each call.
+
+    An attempt that went on unseen removes its own when it ends, not that of the run's next attempt.
+    """
+    # Any run id, however long, gives a short folder name.
+    name = f"{_prefix(table_name)}{generation}-{batch}-{_digest(f'{run_id} {uuid.uuid4()}')}"
+    return f"{bookkeeping_uri(root, STAGING)}/{name}"
+
+
+def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[Leftover]:
+    """Folders in which nothing was written since ``before``.
+
+    Whoever removes one holds the locks of its tables: a run at work on one of them may still read it.
+    """
+    names = sorted(tables)
+    folders = list_folders(bookkeeping_uri(root, STAGING))
+    return [
+        Leftover(uri, tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name))))
+        for uri, written in sorted(folders.items())
+        if written < before
+    ]
+
+
+def staged_for(root: str, table_name: str) -> list[str]:
+    """The folders of changes that are staged for a target."""
+    prefix = _prefix(table_name)
+    found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(bookkeeping_uri(root, STAGING))]
+    return [uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))]
+
+
+def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str]:
+    """Remove whatever is staged for a target, before anything is committed to it, and ``fence`` who staged it; the folders that were.
+
+    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed. A
+    statement of theirs that starts late fails, since its source is gone; one that began before, by what the fence commits to the
+    target, as a conflict. So the fence comes last; until it has returned, a folder of ours stands for those that are gone, so
+    that whoever follows a kill in between fences, too. Raises TargetNotWritable for a folder that can't be removed: while it is
+    there, nobody can be known to come too late.
+    """
+    found = staged_for(root, table_name)
+    if not found:
+        return []
+    mark = next((uri for uri in found if uri.endswith(_TAKEN)), None)
+    if mark is None:
+        mark = staging_folder(root, table_name, 0, 0, "") + _TAKEN
+        write_parquet(mark, pa.table({"folder": found}))
+    for uri in found:
+        if uri == mark:
+            continue
+        log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
+        if not remove_folder(uri):
+            error = TargetNotWritable(
+                f"{table_name}: {uri} can't be removed, and a late statement of another run could still apply it: make it "
+                "removable, or remove it; the next run goes on"
+            )
+            error.retryable = True  # nothing was read for it yet, and a store may answer again
+            raise error
+    fault_point("takeover.removed")
+    fence()
+    remove_folder(mark)
+    return found
+
+
+def _prefix(table_name: str) -> str:
+    encoded = encode_segment(table_name)
+    if len(encoded) > _LONGEST_NAME:
+        encoded = f"{encoded[: _LONGEST_NAME - 13]}-{_digest(table_name)}"
+    return f"{encoded}-"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""Rows of the source as one exported snapshot sees them."""

@@ -1,0 +1,204 @@
+"""Rows that came incomplete: which are open, and that a run that is done again writes them once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from waldelta.errors import LateWriter
+from waldelta.lake.ledger.quarantine import (
+    DISCARDED,
+    FAILS,
+    QUARANTINED,
+    REREAD,
+    RESOLVED,
+    IncompleteRow,
+    Outline,
+    Quarantine,
+    SentMessage,
+    watched_rows,
+)
+from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.table import LedgerTable
+
+NAME = 'public."it\'s"'
+
+
+def row(status, key, batch, generation=1, table=NAME):
+    return IncompleteRow(now(), "r", status, table, generation, batch, key, ["big"])
+
+
+def told(quarantine, generation=1):
+    return [(r.status, r.key, r.batch) for r in quarantine.rows(NAME, generation)]
+
+
+def test_a_batch_that_is_done_again_replaces_its_rows(lake):
+    """What a killed run wrote for batches it never applied goes; other tables, copies and older batches stay."""
+    quarantine = Quarantine(lake)
+    assert told(quarantine) == []
+    quarantine.replace(NAME, 1, 0, [row(QUARANTINED, "a", 3), row(REREAD, "b", 3)])
+    quarantine.replace("public.t", 1, 0, [row(QUARANTINED, "x", 5, table="public.t")])
+    quarantine.replace(NAME, 2, 0, [row(QUARANTINED, "a", 5, generation=2)])
+    quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "c", 5)])
+    quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 6), row(QUARANTINED, "a", 6)])
+    assert told(quarantine) == [(QUARANTINED, "a", 3), (REREAD, "b", 3), (RESOLVED, "a", 6), (QUARANTINED, "a", 6)]
+    quarantine.replace(NAME, 1, 3, [])
+    assert told(quarantine) == [(QUARANTINED, "a", 3), (REREAD, "b", 3)]
+    assert told(quarantine, generation=2) == [(QUARANTINED, "a", 5)]
+    assert quarantine.open_counts({NAME: 1, "public.t": 1}) == {NAME: 1, "public.t": 1}
+    assert quarantine.open_counts({NAME: 3}) == {}
+
+
+WRITES = {
+    "a batch's rows": lambda quarantine, check: quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "a", 4)], check),
+    "a replay's, or a person's": lambda quarantine, check: quarantine.add([row(QUARANTINED, "a", 3)], check),
+    "nothing": lambda quarantine, check: quarantine.forget(NAME, 1, 3, check),
+}
+MEANWHILE = {
+    "told": lambda quarantine: quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 5)]),
+    "had nothing to tell": lambda quarantine: quarantine.forget(NAME, 1, 3, lambda: None),
+    "removed what is staged": lambda quarantine: quarantine.fence(lambda: None),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_run_that_slept_since_it_asked_writes_nothing(lake, write, meanwhile, is_first):
+    """The next one has told the batches, and more: its rows would go, or be open again."""
+    quarantine, holders = Quarantine(lake), ["sleeper"]
+    if not is_first:
+        quarantine.add([row(QUARANTINED, "a", 2)])
+
+    def check():
+        if holders != ["sleeper"]:
+            raise LateWriter("it is another run's")
+        holders[:] = ["next"]
+        meanwhile(quarantine)
+
+    with pytest.raises(LateWriter, match="another run's"):
+        write(quarantine, check)
+    expected = [] if is_first else [(QUARANTINED, "a", 2)]
+    assert told(quarantine) == expected + [(RESOLVED, "a", 5)] * (meanwhile is MEANWHILE["told"])
+
+
+def test_rows_that_replace_others_come_last_though_a_clock_was_set_back(lake):
+    """On a machine whose clock is behind, a row that is resolved would go on being open."""
+    quarantine = Quarantine(lake)
+    quarantine.add([replace(row(QUARANTINED, "a", 3), at=now() + timedelta(days=1))])
+    quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "b", 4), row(RESOLVED, "b", 4), row(RESOLVED, "a", 4)])
+    assert told(quarantine) == [(QUARANTINED, "a", 3), (QUARANTINED, "b", 4), (RESOLVED, "b", 4), (RESOLVED, "a", 4)]
+    assert quarantine.open_counts({NAME: 1}) == {}
+
+
+def test_the_latest_row_of_a_key_counts():
+    """A key is open while its row is neither in the target nor gone from the source."""
+    rows = [row(QUARANTINED, "a", 1), row(REREAD, "b", 1), row(QUARANTINED, "c", 1), row(RESOLVED, "c", 2)]
+    assert watched_rows(rows).keys() == {"a"}
+    assert watched_rows([*rows, row(QUARANTINED, "c", 3)]).keys() == {"a", "c"}
+
+
+LACKING = {
+    "open": ([row(QUARANTINED, "a", 1)], {"a"}),
+    "discarded": ([row(QUARANTINED, "a", 1), row(DISCARDED, "a", 1)], {"a"}),
+    "there with other values": ([row(REREAD, "a", 1)], set()),
+    "discarded, and another row stands there": ([row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)], set()),
+    "of an earlier copy": ([row(DISCARDED, "a", 1, generation=0), row(QUARANTINED, "b", 1, generation=0)], set()),
+    "of a batch behind the target's": (
+        [row(DISCARDED, "a", 3), row(RESOLVED, "a", 4), row(QUARANTINED, "b", 4)],
+        {"a"},
+    ),
+    "of another table": ([row(DISCARDED, "a", 1, table="public.t")], set()),
+}
+
+
+@pytest.mark.parametrize("rows, expected", LACKING.values(), ids=LACKING)
+def test_what_a_copy_is_known_to_lack(lake, rows, expected):
+    """As of its batch: what somebody discarded is lacking until a row stands there again."""
+    quarantine = Quarantine(lake)
+    quarantine.add(rows)
+    assert quarantine.lacking(NAME, 1, 3).keys() == expected
+
+
+def test_rows_that_came_without_a_value_are_counted(lake):
+    """Of the copy that is there; not those that a gate keeps out, nor what somebody has decided on."""
+    quarantine = Quarantine(lake)
+    assert quarantine.unknown_counts({NAME: 1}) == {}
+    whole = replace(row(QUARANTINED, "gate", 1), columns=[], reason=f"{FAILS}positive")
+    unsent = replace(row(QUARANTINED, "update", 1), columns=["v"], reason=f"{FAILS}positive")
+    old, other = row(QUARANTINED, "c", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t")
+    quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), old, other])
+    quarantine.add([whole, unsent])
+    quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
+    assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
+    assert quarantine.unknown_counts({}) == {}
+
+
+def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):
+    """And again when another run, or a person, has written since."""
+    quarantine, asked, scan = Quarantine(lake), [], LedgerTable.scan
+
+    def noted(table, columns, *of, **options):
+        asked.append(list(columns))
+        return scan(table, columns, *of, **options)
+
+    monkeypatch.setattr(LedgerTable, "scan", noted)
+    assert quarantine.outlines(NAME, 1) == quarantine.outlines("public.t", 1) == []
+    message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
+    told = [replace(row(QUARANTINED, key, 3), messages=[message]) for key in "ab"]
+    Quarantine(lake).add([*told, row(REREAD, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)])
+    assert quarantine.outlines(NAME, 1) == [Outline("a", QUARANTINED, 3), Outline("b", QUARANTINED, 3)]
+    assert quarantine.outlines("public.t", 1) == [Outline("x", REREAD, 3)]
+    assert len(asked) == 2
+    assert all("messages" not in columns for columns in asked)
+    Quarantine(lake).add([row(DISCARDED, "a", 4)])
+    assert watched_rows(quarantine.outlines(NAME, 1)).keys() == {"b"}
+    (found,) = quarantine.rows(NAME, 1, ["b"])
+    assert (found.key, found.messages) == ("b", [message])
+
+
+def test_pruning_keeps_what_is_open_and_what_is_young(lake):
+    """However old: an open or discarded row is the only trace of what the target lacks."""
+    quarantine = Quarantine(lake)
+    assert quarantine.prune(now()) == 0
+    old = [row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), row(REREAD, "c", 2)]
+    old += [row(QUARANTINED, "e", 1), row(DISCARDED, "e", 1), row(DISCARDED, "f", 1), row(RESOLVED, "f", 2)]
+    quarantine.replace(NAME, 1, 0, old)
+    quarantine.replace(NAME, 2, 0, [row(RESOLVED, "a", 2, generation=2)])
+    oldest = now()
+    quarantine.replace(NAME, 1, 2, [row(REREAD, "d", 3)])
+    assert quarantine.prune(oldest) == 6
+    kept = [(QUARANTINED, "a", 1), (QUARANTINED, "e", 1), (DISCARDED, "e", 1), (REREAD, "d", 3)]
+    assert (told(quarantine), told(quarantine, generation=2)) == (kept, [])
+
+
+def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
+    """Its rows stay as they are; both ways of writing add the columns, and rows are found again by the same id."""
+    newer = {"messages", "by"}
+    older = pa.schema([field for field in IncompleteRow.schema if field.name not in newer])
+    uri = Quarantine(lake).uri
+    first = {name: value for name, value in asdict(row(QUARANTINED, "a", 3)).items() if name not in newer}
+    LedgerTable(uri, older).append(first)
+    quarantine = Quarantine(lake)
+    (held,) = quarantine.rows(NAME, 1)
+    assert (held.messages, held.by) == (None, None)
+    message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
+    quarantine.replace(NAME, 1, 3, [replace(row(QUARANTINED, "b", 4), messages=[message])])
+    quarantine.add([replace(held, at=now(), status=DISCARDED, by="me", reason="gone for good")])
+    a, b, discarded = quarantine.rows(NAME, 1)
+    assert (a, b.messages) == (held, [message])
+    assert (discarded.status, discarded.by, discarded.id) == (DISCARDED, "me", held.id)
+    assert [r.key for r in quarantine.open_rows({NAME: 1})] == ["b"]
+    assert quarantine.prune(now()) == 0
+
+
+def test_each_row_has_an_id_of_its_own():
+    """Another key, another table, and the same key quarantined anew are other rows."""
+    rows = [
+        row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(QUARANTINED, "a", 2),
+        row(QUARANTINED, "a", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t"),
+    ]  # fmt: skip
+    assert len({r.id for r in rows}) == len(rows)

@@ -1,0 +1,73 @@
+"""Statistics of a data file: what readers may skip it by, and what has no bounds because they would skip too much."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from waldelta.lake.file_statistics import FileStatistics, bounded_columns
+
+LONG = "x" * 33
+UTC_US, PLAIN_US = pa.timestamp("us", "UTC"), pa.timestamp("us")
+# A column's type and values, and its least and greatest as Delta has them; None: no bounds.
+CASES = {
+    "integers": (pa.int32(), [3, None, -7], (-7, 3)),
+    "texts by their bytes": (pa.string(), ["ä", "z", ""], ("", "ä")),
+    "long texts, cut as Spark cuts them": (pa.string(), [LONG, "b" * 40], ("b" * 32, "x" * 32 + "\x7f")),
+    "a long text that goes on beyond ASCII": (pa.string(), [LONG[:32] + "\x7f"], ("x" * 32, "x" * 32 + "\U0010ffff")),
+    "a long text that nothing ends": (pa.string(), [LONG[:32] + "\U0010ffff!"], None),
+    "a text of 32 characters of several bytes": (pa.string(), ["ä" * 32], ("ä" * 32, "ä" * 32)),
+    "dates": (pa.date32(), [date(2024, 2, 29), date(1, 1, 1)], ("0001-01-01", "2024-02-29")),
+    "a date of no calendar": (pa.date32(), [-719_163, 0], None),
+    "moments, the last one rounded up": (
+        UTC_US, [datetime(2024, 1, 1, microsecond=1, tzinfo=UTC)], ("2024-01-01T00:00:00.000Z", "2024-01-01T00:00:00.001Z"),
+    ),
+    "moments before 1970": (
+        PLAIN_US, [-1], ("1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000"),
+    ),
+    "a moment that rounds up beyond 9999": (PLAIN_US, [253_402_300_799_999_999], None),
+    "floats, which may be NaN": (pa.float64(), [1.0], None),
+    "decimals, whose doubles are others": (pa.decimal128(10, 2), [Decimal("1.5")], None),
+    "whole decimals": (pa.decimal128(15, 0), [Decimal(-7), Decimal(10**15 - 1)], (-7, 10**15 - 1)),
+    "whole decimals beyond doubles": (pa.decimal128(16, 0), [Decimal(1)], None),
+    "truth": (pa.bool_(), [True], None),
+    "nulls alone": (pa.int64(), [None], None),
+}  # fmt: skip
+
+
+def column_of(kind, values) -> pa.Array:
+    """Days and microseconds may be given as numbers: not all of them have a Python object."""
+    if isinstance(values[0], int) and pa.types.is_temporal(kind):
+        return pa.array(values, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
+    return pa.array(values, kind)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bounds(case):
+    """Over all parts, in which a column may be without a value."""
+    kind, values, bounds = CASES[case]
+    made = FileStatistics(["c"])
+    column = column_of(kind, values)
+    for part in (column, pa.array([None], kind), column.slice(0, 1)):
+        made.add(pa.table({"c": part}))
+    told = json.loads(made.text())
+    least, most = ({}, {}) if bounds is None else ({"c": bounds[0]}, {"c": bounds[1]})
+    assert (told["numRecords"], told["minValues"], told["maxValues"]) == (len(values) + 2, least, most)
+    assert told["nullCount"] == {"c": values.count(None) + 1 + (values[0] is None)}
+
+
+def test_characters_are_not_escaped():
+    """Of escaped ones beyond 16 bits delta-rs loses a bit, and skips files that hold what it looks for."""
+    made = FileStatistics(["c"])
+    made.add(pa.table({"c": ["\U00020000"]}))
+    assert made.text().count("\U00020000") == 2
+
+
+def test_of_which_columns():
+    """Not of those that hold several values, nor of later ones than Spark."""
+    fields = [("a", pa.list_(pa.int32())), *((f"c{i}", pa.int32()) for i in range(40))]
+    assert bounded_columns(pa.schema(fields)) == [f"c{i}" for i in range(31)]
