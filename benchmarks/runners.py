@@ -156,7 +156,7 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
 LOOK = """
 import sys
 from waldelta.idle import look
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import load_pipeline_file
 assert not look(load_job(load_pipeline_file(sys.argv[1]))).has_work
 """

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from spark_jobs.task_error import of_table, unexpected_error
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
-from waldelta.job import Job
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut
-from waldelta.repair import Repair
+from waldelta.pipeline.drift.repair_plan import Repair
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.skipped_copy import stopped
-from waldelta.targets import Feed
 
 log = logging.getLogger(__name__)
 

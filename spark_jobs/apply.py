@@ -26,31 +26,31 @@ from spark_jobs.staging import staged_in
 from spark_jobs.step_cut import finish_step
 from spark_jobs.steps import measures, plan_steps, told_steps
 from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
-from spark_jobs.task_error import of_table, writing_error
 from spark_jobs.untold import left_untold, unreported
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
-from waldelta.evolution import Evolution
 from waldelta.failpoints import fault_point
-from waldelta.foreign import Watch
 from waldelta.gate_verdicts import tell_passed
-from waldelta.job import Job
 from waldelta.lake.changelog.batch_range import Stretches
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.locks import LockSessions, target_lock
 from waldelta.metadata_columns import clashes
+from waldelta.pipeline.advisory_locks import LockSessions, target_lock
+from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.schema_evolution import Evolution
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.shared_connection import SharedConnection
+from waldelta.pipeline.targets.external_commits import Watch
+from waldelta.pipeline.targets.lifecycle import record_removed
+from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.unreadable_messages import record_unreadable
+from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
-from waldelta.present import PresentTable
-from waldelta.recopy import mark
-from waldelta.shared_connection import SharedConnection
 from waldelta.skipped_copy import is_empty
-from waldelta.standing import record_removed
-from waldelta.unreadable_messages import record_unreadable
-from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_jobs.task_error import named_error
 from waldelta.errors import WaldeltaError
+from waldelta.pipeline.task_errors import named_error
 
 Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

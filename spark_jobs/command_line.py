@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from spark_jobs.arguments import check_decision, parse
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.task_error import describe_error
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
+from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
 from waldelta.replay import REPLAY
 from waldelta.spark_settings import log_level
@@ -27,7 +27,7 @@ from waldelta.spark_settings import log_level
 if TYPE_CHECKING:
     import argparse
 
-    from spark_jobs.result import RunResult
+    from waldelta.pipeline.run_result import RunResult
     from waldelta.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
@@ -160,8 +160,8 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    from spark_jobs.result import RunFailed
     from spark_jobs.session import open_session
+    from waldelta.pipeline.run_result import RunFailed
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
@@ -234,7 +234,7 @@ def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
 def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
     if options.result is None:
         return
-    from spark_jobs.result import RunResult, StageResult
+    from waldelta.pipeline.run_result import RunResult, StageResult
 
     stage = StageResult("succeeded", 0.0, text)
     RunResult(verb, options.run_id or "", "succeeded", {verb: stage}).write(options.result)
@@ -243,7 +243,7 @@ def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
 def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
     if options.result is None:
         return
-    from spark_jobs.result import RunResult
+    from waldelta.pipeline.run_result import RunResult
 
     RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(options.result)
 

@@ -23,12 +23,12 @@ from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import target_uri
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets.target_sources import Target, read_target
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
 from waldelta.spark_sql import ddl, quote
-from waldelta.target_filter import filter_of
-from waldelta.targets import Target, read_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,6 @@ from pyarrow.fs import FileSelector
 from spark_jobs.merge import ROWS_PER_FILE
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_known
 from spark_jobs.target import VARIANT, TargetColumn, Written, needs_mapping, write_error
-from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
@@ -31,6 +30,7 @@ from waldelta.lake.storage import checkpoint, files_of, only_if_unchanged, roote
 from waldelta.lake.write_errors import unwritable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
+from waldelta.pipeline.task_errors import first_line
 
 log = logging.getLogger(__name__)
 

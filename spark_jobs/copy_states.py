@@ -28,15 +28,15 @@ from spark_jobs.target_commit import check_alone, commit_equal, read_commit, rea
 from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
 from waldelta.config.target_mode import CHANGELOG, HISTORY, MIRROR, TargetMode, check_change, check_key, mode_columns
 from waldelta.errors import ModeRefused, WaldeltaError
-from waldelta.job import Job
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark_sql import parquet, path, quote
-from waldelta.standing import SYNCED
-from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -18,10 +18,10 @@ from spark_jobs.expectation_import import import_great_expectations
 from spark_jobs.report_view import check_page
 from spark_jobs.verdict import TableVerdict
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
-from waldelta.docs_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
 from waldelta.lake.ledger.reconciliations import Reconciliation
 from waldelta.lake.storage import encode_segment
 from waldelta.permissions import OWNER_ONLY, private_files
+from waldelta.pipeline.report_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
 from waldelta.reconcile.report import prune_pages, write_pages
 from waldelta.report_list import (
     ReportEntry,

@@ -25,20 +25,20 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.failover import check_followed
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.storage import check_writable
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
+from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.quantities import counted
 from waldelta.recover import check_unmoved, recover, slot_move
 from waldelta.slot import check_received
-from waldelta.source_bill import SlotMeter, SourceBill, moves, peeks
 from waldelta.standby import slot_position
 from waldelta.unreadable import Reading
-from waldelta.unreadable_messages import record_unreadable, skipped_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

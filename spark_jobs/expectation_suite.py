@@ -21,7 +21,6 @@ from waldelta.check_constraints import CheckConstraint
 from waldelta.config.expectation_files import OwnSuiteFile, Severity
 from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.declared_types import DeclaredType, base_columns
-from waldelta.drift import EVERYTHING
 from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -32,13 +31,14 @@ from waldelta.lake.ledger.expectation_results import (
 )
 from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.metadata_columns import RAW, UNCHANGED
+from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_constraint import of_column
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import quote
-from waldelta.target_filter import filter_of
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"

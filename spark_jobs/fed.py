@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_jobs.applied import Applied, isolated
-from spark_jobs.drift import check_drift, read_published_now
 from spark_jobs.repair_end import end_killed_repairs
-from spark_jobs.rewrites import check_mode, check_rewrite
-from waldelta.drift import find_drift
-from waldelta.emptied import with_emptied
 from waldelta.errors import StateError
-from waldelta.job import Job
 from waldelta.lake.ledger.records import TableState, TargetCut
-from waldelta.leaves import of_partition, record_leaves, with_leaves
+from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift.partition_truncates import with_emptied
+from waldelta.pipeline.drift.partitions import of_partition, record_leaves, with_leaves
+from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
+from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
+from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import Due, Standing, due, read_published, read_standings
+from waldelta.pipeline.targets.lifecycle import states as due_states
+from waldelta.pipeline.targets.target_sources import Feed, Target
 from waldelta.postgres.lock_waits import Barred, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
-from waldelta.present import PresentTable, read_present
-from waldelta.rewrite import unsent_changes
-from waldelta.standing import Due, Standing, due, read_published, read_standings
-from waldelta.standing import states as due_states
-from waldelta.targets import Feed, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,22 +24,24 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
-from spark_jobs.task_error import describe_error, unexpected_error
 from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, LockHeld, SlotGap, SlotUnreadable, StateError, SyncFailed, WaldeltaError
 from waldelta.failover import check_system
 from waldelta.failpoints import fault_point
 from waldelta.gap import breaks_recorded, describe, gaps_recorded
-from waldelta.job import Job
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.ledger.quarantine import IncompleteRow
 from waldelta.lake.ledger.records import BatchCut, now
 from waldelta.lake.storage import BOOKKEEPING
-from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files
+from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult, TableResult
+from waldelta.pipeline.targets.unreadable_messages import notices
+from waldelta.pipeline.targets.watermarks import synced_states
+from waldelta.pipeline.task_errors import describe_error, unexpected_error
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published
@@ -50,8 +52,6 @@ from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.slot import read_slot
 from waldelta.slot_health import critical, reading, slot_warnings, tell
 from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
-from waldelta.unreadable_messages import notices
-from waldelta.watermark import synced_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,15 +29,15 @@ from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_
 from spark_jobs.set_aside import Judged, set_aside
 from spark_jobs.stage import Staged
 from spark_jobs.target import VARIANT
-from spark_jobs.task_error import named_error
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.gate_verdicts import QUARANTINE, STOP
-from waldelta.job import Job
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.quarantine import FAILS
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.task_errors import named_error
 from waldelta.quantities import counted
 from waldelta.reconcile.canonical import may_be_raw
 from waldelta.release import lands_later, released_upto

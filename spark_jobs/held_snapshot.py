@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import psycopg
 
 from waldelta.errors import WaldeltaError
-from waldelta.job import Job
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.source_load import SourceBill, xmin_age
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.source_bill import SourceBill, xmin_age
 
 
 @dataclass

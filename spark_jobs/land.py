@@ -12,7 +12,6 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.attempts import told as told_error
-from spark_jobs.task_error import named_error
 from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
 from waldelta.asked import Asked
@@ -23,6 +22,7 @@ from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pgoutput.unread_message import UnreadMessage
+from waldelta.pipeline.task_errors import named_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

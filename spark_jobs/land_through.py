@@ -14,9 +14,9 @@ import tenacity
 
 from spark_jobs.drain import Drained, drain
 from waldelta.errors import LockHeld, SnapshotLost, StandbyAway
-from waldelta.job import Job
-from waldelta.locks import AdvisoryLock, slot_lock
 from waldelta.lsn import Lsn
+from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
+from waldelta.pipeline.job import Job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

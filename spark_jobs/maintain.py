@@ -14,26 +14,26 @@ from deltalake.exceptions import DeltaError
 from spark_jobs.flow import Stage, all_failures, run_stages
 from spark_jobs.merge import session_settings
 from spark_jobs.merge_here import is_known
-from spark_jobs.result import RunResult, StageResult, TableResult
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.target import set_deletion_vectors, set_retention, writes_deletion_vectors
-from spark_jobs.task_error import of_table, unexpected_error
-from waldelta.cuts import renew_cut
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
 from waldelta.lake.storage import NO_HOOKS, files_of, has_deletion_vectors, remove_folder, sync_behind
-from waldelta.locks import target_lock
 from waldelta.pgoutput.transactions import Prepared
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline.targets.consistent_cuts import renew_cut
+from waldelta.pipeline.targets.lifecycle import copies_under_way
+from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied, synced_states, uri_of
+from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
 from waldelta.saved import saved_upto
 from waldelta.spark_sql import path
-from waldelta.standing import copies_under_way
-from waldelta.watermark import Watermarks, messages_applied, synced_states, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

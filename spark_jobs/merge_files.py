@@ -29,14 +29,14 @@ from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_
 from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
 from spark_jobs.net_files import NetFiles, at_places, batches, gathered, packed, unpacked
 from spark_jobs.plan import TargetPlan
-from spark_jobs.task_error import first_line
 from spark_jobs.tasks import Run, shares
 from waldelta.errors import WaldeltaError
-from waldelta.job import Job
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged, rooted
-from waldelta.watermark import uri_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.pipeline.task_errors import first_line
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from spark_jobs.merge_arrow import MergedRows, Written, are_new, match, matched_
 from spark_jobs.net_files import batches
 from spark_jobs.plan import TargetPlan
 from spark_jobs.small_target import is_small
-from waldelta.job import Job
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged
-from waldelta.watermark import uri_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 

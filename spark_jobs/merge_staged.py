@@ -27,10 +27,10 @@ from spark_jobs.merge_states import merge_states
 from spark_jobs.plan import TargetPlan
 from spark_jobs.stage import Staged, check_whole
 from spark_jobs.target import VARIANT
-from spark_jobs.task_error import is_passing
 from spark_jobs.tasks import run_tasks
-from waldelta.job import Job
-from waldelta.watermark import uri_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.pipeline.task_errors import is_passing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,19 +19,19 @@ from spark_jobs.changes import read_changes
 from spark_jobs.merge import CommitTag
 from spark_jobs.message_search import find_unreadable_logical
 from spark_jobs.target import plainly_typed
-from spark_jobs.task_error import is_conflict, named_error
 from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import commits, place_columns
 from waldelta.lake.storage import sync_commit
-from waldelta.locks import messages_lock
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS, Segments
+from waldelta.pipeline.advisory_locks import messages_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.unreadable_messages import record_unreadable
+from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied, messages_uri
+from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.spark_sql import ddl
-from waldelta.unreadable_messages import record_unreadable
-from waldelta.watermark import messages_app_id, messages_applied, messages_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file, split_table_name
-from waldelta.job import Job, load_job
 from waldelta.lake.storage import target_uri
+from waldelta.pipeline.job import Job, load_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.result import RunResult
+    from waldelta.pipeline.run_result import RunResult
     from waldelta.setup import SetupPlan
 
 
@@ -214,8 +214,8 @@ class Pipeline:
         self, messages: Collection[str], reason: str | None, by: str | None = None, run_id: str | None = None
     ) -> list[dict[str, Any]]:
         """Let runs go on without these messages that can't be read (ids of ``quarantined``), which stay in quarantine. Without Spark."""
+        from waldelta.pipeline.targets.unreadable_messages import skip_messages
         from waldelta.quarantined import current_user
-        from waldelta.unreadable_messages import skip_messages
 
         return skip_messages(self.job(run_id), messages, by=by or current_user(), reason=reason)
 
@@ -232,7 +232,7 @@ class Pipeline:
 
         From the lake alone, without Spark and the source. Raises StateError when no cut can be read any more.
         """
-        from waldelta.cuts import readable_cut
+        from waldelta.pipeline.targets.consistent_cuts import readable_cut
 
         cut = readable_cut(Job(self.file, "", "cut"))
         return {} if cut is None else {target.table_name: target.version for target in cut.targets}

@@ -19,14 +19,6 @@ from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.config.target_mode import MIRROR
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.evolution import (
-    Evolution,
-    check_key,
-    other_type,
-    plan_evolution,
-    plan_ignoring,
-    unchanged,
-)
 from waldelta.lake.changelog.batch_range import Stretch
 from waldelta.lake.changelog.commit_order import Stream, commits
 from waldelta.lake.changelog.row_messages import RowMessages, Volume
@@ -35,10 +27,18 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.schema_evolution import (
+    Evolution,
+    check_key,
+    other_type,
+    plan_evolution,
+    plan_ignoring,
+    unchanged,
+)
+from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import INT8, PgType
-from waldelta.present import PresentTable
-from waldelta.target_filter import filter_of
 from waldelta.types.numeric import NumericAsDouble
 from waldelta.types.type_map import TargetType, column_types
 from waldelta.types.wire.wire_format import wire_name

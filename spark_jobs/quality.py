@@ -37,12 +37,10 @@ from spark_jobs.keep_report import keep_report
 from spark_jobs.quick_check import affordable, is_known, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
 from spark_jobs.session_pool import SessionPool
 from spark_jobs.table_profile import Measured
-from spark_jobs.task_error import unexpected_error
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
 from waldelta.config.expectation_files import OwnSuites, read_own_suites
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.config.target_mode import MIRROR
-from waldelta.docs_folder import own_docs_folder
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.delta_log import DeltaLog
@@ -53,7 +51,9 @@ from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.storage import target_uri
 from waldelta.permissions import OWNER_ONLY, private_files
-from waldelta.standing import SYNCED
+from waldelta.pipeline.report_folder import own_docs_folder
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.task_errors import unexpected_error
 
 if TYPE_CHECKING:
     from datetime import datetime

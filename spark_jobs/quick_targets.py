@@ -12,10 +12,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.result import RunResult
-from waldelta.job import Job
 from waldelta.lake.storage import files_of, row_count
-from waldelta.watermark import uri_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult
+from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,9 @@ from spark_jobs.land_through import land_backlog, land_through
 from spark_jobs.reconcile_table import Feeding, Found, compare, why_not_compared
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
-from spark_jobs.result import RunResult, StageResult, TableResult
-from spark_jobs.task_error import first_line, of_table
 from waldelta.config.target_mode import MIRROR
-from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
 from waldelta.failover import check_source
-from waldelta.foreign import repaired_commits
-from waldelta.job import Job
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,
@@ -36,16 +31,21 @@ from waldelta.lake.ledger.reconciliations import (
     Reconciliations,
 )
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.leaves import of_partition, with_leaves
+from waldelta.pipeline.drift.catalog_state import read_present
+from waldelta.pipeline.drift.drift import fed_as_copied
+from waldelta.pipeline.drift.partitions import of_partition, with_leaves
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline.targets.external_commits import repaired_commits
+from waldelta.pipeline.targets.lifecycle import Due, Standing
+from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.unreadable_messages import close_compared
+from waldelta.pipeline.targets.watermarks import Watermarks
+from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres.connection import describe, named_loss
-from waldelta.present import read_present
 from waldelta.quantities import counted
 from waldelta.quarantined import current_user, tell_anew
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.standing import Due, Standing
-from waldelta.targets import read_unbarred
-from waldelta.unreadable_messages import close_compared
-from waldelta.watermark import Watermarks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

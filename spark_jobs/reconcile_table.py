@@ -30,7 +30,6 @@ from spark_jobs.repair_rows import within_leaves
 from spark_jobs.touched import stage_changed
 from waldelta.arrow import one_array
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.job import Job
 from waldelta.lake.changelog.batch_range import Stretches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.quarantine import Quarantine
@@ -46,6 +45,10 @@ from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import files_of, open_parquet, remove_folder
 from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pipeline.drift.repair_plan import Repair, is_dear
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.target_filter import read_target_filter
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.reconcile.canonical import is_comparable
 from waldelta.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys
@@ -53,12 +56,9 @@ from waldelta.reconcile.hash64 import Hashes
 from waldelta.reconcile.rows import DIFFERENT as DIFFERS
 from waldelta.reconcile.rows import KINDS, RowDifference, Rows, differing_rows, with_columns
 from waldelta.reconcile.source import BYTES_PER_CHUNK, SourceSide
-from waldelta.repair import Repair, is_dear
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
 from waldelta.snapshot.read_selected import whole_table
 from waldelta.snapshot.read_table import TableCopy, plan_copy
-from waldelta.target_filter import read_target_filter
-from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

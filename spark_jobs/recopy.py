@@ -6,16 +6,16 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spark_jobs.result import RunResult
 from waldelta.errors import StateError, WaldeltaError
-from waldelta.job import Job
 from waldelta.lsn import Lsn
+from waldelta.pipeline.drift.repair_plan import Repair
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult
+from waldelta.pipeline.targets.lifecycle import Due, Standing, due, never_copied, read_standings, record_killed
+from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.quantities import counted
 from waldelta.quarantined import tell_anew
-from waldelta.recopy import read_table_bytes
-from waldelta.repair import Repair
-from waldelta.standing import Due, Standing, due, never_copied, read_standings, record_killed
-from waldelta.targets import Feed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,12 +14,12 @@ from deltalake import DeltaTable
 
 from spark_jobs.live_rows import live_rows
 from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
-from waldelta.drift import EVERYTHING
 from waldelta.foreign_keys import ForeignKey, KeyColumn
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState
+from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.row_filter.typed_tree import column_type
-from waldelta.standing import SYNCED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@
 5. Enter a new generation into the ledger, with the snapshot, commit, enter that it is done: the stream goes on from there as
    after a copy. Killed in between, the next run finds out which it was (spark_jobs.repair_end).
 
-Why that is exact: waldelta.repair. Whatever it can't be exact for is left to a copy, before anything is changed.
+Why that is exact: waldelta.pipeline.drift.repair_plan. Whatever it can't be exact for is left to a copy, before anything is changed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,9 @@ from spark_jobs.repair_rows import (
 from spark_jobs.staging import staged_in
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
 from spark_jobs.target_commit import commit_untouched, read_commit, take_over_target
-from spark_jobs.task_error import first_line, named_error
 from spark_jobs.touched import stage_changed
-from waldelta.drift import unpublished_columns
 from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.foreign import looked_upto, mirrored_at
-from waldelta.job import Job
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
@@ -62,21 +58,25 @@ from waldelta.lake.ledger.quarantine import (
 )
 from waldelta.lake.ledger.records import FileState, StorageState, TableState, TargetCut, now
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.drift.drift import unpublished_columns
+from waldelta.pipeline.drift.repair_plan import Repair, is_dear, obstacle
+from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.external_commits import looked_upto, mirrored_at
+from waldelta.pipeline.targets.lifecycle import COPYING, NEEDS_SYNC, SYNCED
+from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
+from waldelta.pipeline.targets.target_sources import Target
+from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.publication_membership import to_texts, was_interrupted
 from waldelta.quantities import counted
 from waldelta.release import landed_upto
-from waldelta.repair import Repair, is_dear, obstacle
-from waldelta.rewrite import unsent_changes
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.snapshot.publication_version import check_settled, read_version_as_of, settle
-from waldelta.standing import COPYING, NEEDS_SYNC, SYNCED
-from waldelta.target_filter import column_states, read_target_filter, to_text
-from waldelta.targets import Target
-from waldelta.watermark import Watermarks, check_same_copy, last_cut, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

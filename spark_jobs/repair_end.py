@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from spark_jobs.merge import CommitTag, tagged, void_statement
 from spark_jobs.target_commit import committed_verb, read_commit
-from spark_jobs.task_error import first_line
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
 from waldelta.failpoints import fault_point
-from waldelta.job import Job, identity_of, life_of
 from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows
 from waldelta.lake.ledger.records import TableState, TargetCut, now
-from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.standing import COPYING, SYNCED, Due, Standing, read_standings
-from waldelta.targets import Feed
-from waldelta.watermark import uri_of
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job, identity_of, life_of
+from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED, Due, Standing, read_standings
+from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.pipeline.task_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,12 +21,13 @@ from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
 from spark_jobs.decode import typed_key
 from spark_jobs.merge_rows import staged_names
 from waldelta.errors import NeedsSync
-from waldelta.job import Job
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import write_parquet
 from waldelta.metadata_columns import RELID
-from waldelta.moving_rows import moving_rows
-from waldelta.repair import Repair, gathers, is_dear
+from waldelta.pipeline.drift.moving_rows import moving_rows
+from waldelta.pipeline.drift.repair_plan import Repair, gathers, is_dear
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.analyzed_filter import published_filter
 from waldelta.row_filter.spark.translate import spark_condition
@@ -34,7 +35,6 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
 from waldelta.snapshot.read_table import TableCopy, of_leaves, plan_copy
 from waldelta.spark_sql import ddl, quote
-from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -38,24 +38,24 @@ from spark_jobs.stage import Staged
 from spark_jobs.staging import staged_in
 from spark_jobs.target import VARIANT
 from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
-from spark_jobs.task_error import of_table, writing_error
 from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.changelog.batch_range import Stretch, Stretches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.quarantine import DISCARDED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import write_parquet
-from waldelta.locks import AdvisoryLock, target_lock
-from waldelta.present import PresentTable, read_present
+from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
+from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import Due, Standing, read_published, read_standings
+from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, uri_of
+from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
 from waldelta.replay import Span
 from waldelta.spark_sql import parquet
-from waldelta.standing import Due, Standing, read_published, read_standings
-from waldelta.watermark import Watermarks, apply_app_id, check_same_copy, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

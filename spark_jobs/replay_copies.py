@@ -17,11 +17,11 @@ from spark_jobs.merge_copies import CopiedColumn, different_rows, rewritten_rows
 from spark_jobs.replay_plan import ReplayPlan
 from spark_jobs.stage import stage
 from waldelta.errors import SchemaChanged
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger.records import TableState
+from waldelta.pipeline.job import Job
 from waldelta.spark_sql import parquet, path
 
 if TYPE_CHECKING:

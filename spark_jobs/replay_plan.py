@@ -19,16 +19,16 @@ from spark_jobs.plan import (
 )
 from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.evolution import Evolution, NewColumn
-from waldelta.job import Job
 from waldelta.lake.changelog.batch_range import Stretch
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState
+from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.postgres.type_catalog import read_types
-from waldelta.present import PresentTable
 from waldelta.replay import doubtful_leaves, may_lack_rows, place_columns_by_history, place_columns_by_name
-from waldelta.rewrite import unsent_changes
-from waldelta.standing import SYNCED
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ from spark_jobs.stage import Staged
 from waldelta.arrow import one_array
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.quarantine import (
     DISCARDED,
@@ -61,6 +60,7 @@ from waldelta.lake.ledger.quarantine import (
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import by_row_group, open_parquet, write_parquet
 from waldelta.metadata_columns import RELID
+from waldelta.pipeline.job import Job
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
 

@@ -13,16 +13,16 @@ from pyspark.sql import functions as F
 
 from spark_jobs.target import VARIANT, TargetColumn, prepare_target, replace_target
 from waldelta.errors import NeedsSync
-from waldelta.evolution import Evolution, NewColumn
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.storage import remove_folder, write_parquet
 from waldelta.metadata_columns import COMMIT_TS, LSN, OF_MODES, RAW
+from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.spark_sql import path, quote
 from waldelta.types.type_map import TargetType
-from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

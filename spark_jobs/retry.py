@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
 from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
-from spark_jobs.result import RunResult, StageResult
-from spark_jobs.task_error import of_table
-from waldelta.drift import fed_as_copied
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
-from waldelta.job import Job
 from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
 from waldelta.lake.ledger.records import TableState
-from waldelta.leaves import of_partition
-from waldelta.present import PresentTable, read_present
+from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.drift.drift import fed_as_copied
+from waldelta.pipeline.drift.partitions import of_partition
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline.targets.lifecycle import Due, states
+from waldelta.pipeline.targets.target_sources import Target, read_unbarred
+from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
 from waldelta.quarantined import current_user, rows_to_accept
-from waldelta.standing import Due, states
-from waldelta.targets import Target, read_unbarred
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

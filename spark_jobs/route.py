@@ -27,10 +27,10 @@ from pyspark.sql import functions as F
 
 from spark_jobs.collapse import DELETE, INSERT
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.evolution import Evolution
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.lake.storage import write_parquet
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline.drift.schema_evolution import Evolution
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.typed_tree import column_type

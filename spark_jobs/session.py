@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from spark_jobs.connect_server import check_reachable, named_refusal
-from spark_jobs.task_error import first_line
 from waldelta.errors import ConfigError, SparkUnreachable, WaldeltaError
 from waldelta.java import check_java
-from waldelta.locks import session_lock
 from waldelta.permissions import private_files
+from waldelta.pipeline.advisory_locks import session_lock
+from waldelta.pipeline.task_errors import first_line
 from waldelta.spark_settings import (
     DRIVER_MEMORY_VARIABLE,
     LOCAL_MASTER,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    from waldelta.job import Job
+    from waldelta.pipeline.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from spark_jobs.target import VARIANT, write_error
 from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
 from waldelta.errors import WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark_sql import quote
-from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

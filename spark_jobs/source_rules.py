@@ -15,7 +15,6 @@ import psycopg
 from spark_jobs.expectation_suite import SourceRules
 from spark_jobs.freshness import Lag, freshness_limits
 from spark_jobs.references import Changed, Lake, plan_references, touched
-from spark_jobs.result import RunResult
 from waldelta.check_constraints import read_check_constraints
 from waldelta.consume import confirmed_lsn
 from waldelta.declared_types import read_declared_types
@@ -26,14 +25,15 @@ from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.pending import oldest_unapplied, oldest_unread
+from waldelta.pipeline.run_result import RunResult
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
 from waldelta.postgres.lock_waits import read_around
 from waldelta.standby import slot_position
-from waldelta.standing import SYNCED
-from waldelta.watermark import Watermarks, uri_of
 
 if TYPE_CHECKING:
-    from waldelta.job import Job
     from waldelta.lake.ledger.records import BatchCut, TableState
+    from waldelta.pipeline.job import Job
 
 Connection = psycopg.Connection[Any]
 

@@ -15,10 +15,10 @@ from psycopg import sql
 
 from spark_jobs.plan import TargetPlan
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
+from waldelta.pipeline.job import Job
 from waldelta.postgres.catalog import READ_THROUGH, Through
 from waldelta.postgres.connection import describe
 from waldelta.postgres.lock_waits import BARRED, limited, lock_holders

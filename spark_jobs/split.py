@@ -21,16 +21,16 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from spark_jobs.stage_tasks import BYTES_PER_DECODE, ROWS_PER_DECODE
-from spark_jobs.task_error import named_error
 from spark_jobs.tasks import run_tasks, shares
 from spark_jobs.writable import write_error
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder, rooted
 from waldelta.pgoutput.transactions import Ints
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.task_errors import named_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

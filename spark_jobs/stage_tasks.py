@@ -26,11 +26,11 @@ from spark_jobs.collapse import ACTION_INSERT, ACTION_UPSERT
 from spark_jobs.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from spark_jobs.net_files import rows_at_once
 from spark_jobs.plan import TargetPlan
-from spark_jobs.task_error import first_line
 from spark_jobs.tasks import run_tasks, shares
 from waldelta.errors import StagedLost
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.lake.storage import rooted
+from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
 from waldelta.types.base import TargetType
 

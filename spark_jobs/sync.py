@@ -28,7 +28,6 @@ from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
 from spark_jobs.sync_result import SyncResult, synced_state
 from spark_jobs.target import target_columns
-from spark_jobs.task_error import first_line
 from spark_jobs.write_copy import CopyRows, keep_target, write_copy
 from waldelta.config.target_mode import MIRROR
 from waldelta.consume import SlotIdentity
@@ -45,14 +44,18 @@ from waldelta.errors import (
 from waldelta.failover import check_source
 from waldelta.failpoints import fault_point
 from waldelta.gap import close_gaps
-from waldelta.job import Job
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.records import StorageState, TableState, now
 from waldelta.lake.storage import check_writable
-from waldelta.locks import AdvisoryLock, target_lock
+from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
+from waldelta.pipeline.drift.catalog_state import read_present_tables, stored
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
+from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
+from waldelta.pipeline.targets.target_sources import Target, read_target, read_unbarred
+from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import describe, named_loss
-from waldelta.present import read_present_tables, stored
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.skipped_copy import check_skipped_copy, skip_copy
@@ -74,9 +77,6 @@ from waldelta.snapshot.publication_version import (
     settle_again,
 )
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
-from waldelta.target_filter import column_states, read_target_filter, to_text
-from waldelta.targets import Target, read_target, read_unbarred
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

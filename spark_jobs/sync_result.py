@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from spark_jobs.snapshot_diff import RowDiff
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.config.target_mode import MIRROR
-from waldelta.drift import unpublished_columns
 from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.lsn import Lsn
+from waldelta.pipeline.drift.drift import unpublished_columns
+from waldelta.pipeline.source_load import SourceBill
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.target_filter import column_states
+from waldelta.pipeline.targets.target_sources import Target
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.skipped_copy import SkippedCopy
-from waldelta.source_bill import SourceBill
-from waldelta.standing import SYNCED
-from waldelta.target_filter import column_states
-from waldelta.targets import Target
 
 
 @dataclass(frozen=True, slots=True)

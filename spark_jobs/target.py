@@ -14,12 +14,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from spark_jobs.merge import ROWS_PER_FILE
-from spark_jobs.task_error import first_line, is_conflict, named_error
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_written
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
+from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark_sql import ddl, path, quote

@@ -24,17 +24,17 @@ from spark_jobs.merge import (
     void_statement,
 )
 from spark_jobs.target import set_generation, write_error
-from spark_jobs.told import Told
 from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.delta_log import DeltaLog, read_metadata
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
-from waldelta.watermark import apply_app_id, uri_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.reported_commits import Told
+from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from spark_jobs.attempts import once
 from spark_jobs.attempts import told as told_error
-from spark_jobs.task_error import named_error
 from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
+from waldelta.pipeline.task_errors import named_error
 from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:

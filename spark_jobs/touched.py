@@ -16,13 +16,13 @@ from spark_jobs.collapse import DELETE, INSERT
 from spark_jobs.decode import DecodePlan, decode, typed_key
 from spark_jobs.plan import TargetPlan, plan_target
 from waldelta.errors import NeedsSync
-from waldelta.job import Job
 from waldelta.lake.changelog.batch_range import Stretches
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import write_parquet
+from waldelta.pipeline.drift.catalog_state import read_present
+from waldelta.pipeline.job import Job
 from waldelta.postgres.type_catalog import read_types
-from waldelta.present import read_present
 from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.job import Job
 from waldelta.metadata_columns import RAW
-from waldelta.watermark import uri_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from spark_jobs.task_error import first_line
 from waldelta.errors import TargetNotWritable
 from waldelta.lake.storage import find_unwritable
 from waldelta.lake.write_errors import not_written
+from waldelta.pipeline.task_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,13 +25,13 @@ from spark_jobs.target import (
 from spark_jobs.target_commit import take_over_for_copy
 from spark_jobs.tasks import Task, run_tasks
 from waldelta.config.target_mode import MIRROR
-from waldelta.job import Job
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.storage import target_uri
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import COPYING
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.read_table import TableCopy
-from waldelta.standing import COPYING
-from waldelta.watermark import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

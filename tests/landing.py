@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_jobs.land import land
-from spark_jobs.result import RunResult, StageResult
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.peek import LANDING_SCHEMA, PeekBound
+from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import read_position
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.consume import confirmed_lsn
-from waldelta.job import Job, load_job
 from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.pipeline.job import Job, load_job
 from waldelta.postgres.server_position import read_position
 
 

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunResult
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.pipeline.run_result import RunResult
 
 
 @dataclass(frozen=True)

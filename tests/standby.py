@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.idle import look
+from waldelta.pipeline.run_result import RunFailed
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 

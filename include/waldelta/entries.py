@@ -1,7 +1,7 @@
 """Entries: what in its publications publishes a table, as the ledger knows it, while setup itself puts others in their place.
 
 Setup changes publications in one transaction, so a table that is published before and after it was published all the time.
-Anybody else may have taken it out for a while: that the entry is another one is all that tells (waldelta.drift).
+Anybody else may have taken it out for a while: that the entry is another one is all that tells (waldelta.pipeline.drift.drift).
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
-from waldelta.job import Job
 from waldelta.lake.ledger.records import now
-from waldelta.locks import target_lock
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.publication_membership import (
     Membership,
     from_texts,
@@ -28,9 +31,6 @@ from waldelta.postgres.publication_membership import (
     to_texts,
     was_away,
 )
-from waldelta.standing import SYNCED
-from waldelta.targets import read_unbarred
-from waldelta.watermark import check_same_copy
 
 log = logging.getLogger(__name__)
 

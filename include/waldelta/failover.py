@@ -25,16 +25,16 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.failpoints import fault_point
-from waldelta.job import Job, life_of
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, TableState, now
-from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job, life_of
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends
-from waldelta.recopy import mark
 from waldelta.slot import SlotState, read_slot
-from waldelta.standing import SYNCED
 
 log = logging.getLogger(__name__)
 

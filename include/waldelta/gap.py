@@ -24,13 +24,13 @@ from waldelta.errors import (
     SourceChanged,
     SourceError,
 )
-from waldelta.job import Job, life_of
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job, life_of
+from waldelta.pipeline.targets.lifecycle import Due, due, read_published, read_standings
 from waldelta.quantities import counted
 from waldelta.slot import read_slot
 from waldelta.standby import slot_position
-from waldelta.standing import Due, due, read_published, read_standings
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from waldelta.errors import WaldeltaError
-from waldelta.job import Job
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results, expectations_table
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
-from waldelta.standing import held_generations
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import held_generations
 
 log = logging.getLogger(__name__)
 

@@ -16,34 +16,42 @@ import psycopg
 
 from waldelta.asked import Asked
 from waldelta.consume import SlotIdentity, move_idle_slot
-from waldelta.drift import find_drift
-from waldelta.emptied import with_emptied
 from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, StateError
 from waldelta.failover import check_system
 from waldelta.gap import gaps_recorded
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.leaves import of_partition, with_leaves
-from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
 from waldelta.permissions import private_files
+from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift.partition_truncates import with_emptied
+from waldelta.pipeline.drift.partitions import of_partition, with_leaves
+from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import (
+    Due,
+    due,
+    never_copied,
+    read_published,
+    read_standings,
+    record_removed,
+    states,
+)
+from waldelta.pipeline.targets.target_sources import Feed, read_targets
+from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied
 from waldelta.postgres.lock_waits import limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published, unpublished
-from waldelta.present import PresentTable, read_present
 from waldelta.recover import check_unmoved, recover, slot_move
-from waldelta.rewrite import unsent_changes
 from waldelta.slot_count import first_message
 from waldelta.slot_health import critical, slot_warnings, tell
 from waldelta.standby import check_slot, slot_position, standby_warnings
-from waldelta.standing import Due, due, never_copied, read_published, read_standings, record_removed, states
-from waldelta.targets import Feed, read_targets
 from waldelta.unreadable import check_next
-from waldelta.watermark import Watermarks, messages_applied
 
 log = logging.getLogger(__name__)
 

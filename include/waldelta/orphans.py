@@ -14,7 +14,7 @@ import psycopg
 
 from waldelta.consume import name_of_kept
 from waldelta.errors import ConfigError, PrivilegeMissing
-from waldelta.locks import advisory_lock, slot_lock_name
+from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.publication import Mark, PublicationState, plan_drop, read_marked
 from waldelta.quantities import size
 from waldelta.setup import run_statements

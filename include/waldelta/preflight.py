@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from waldelta.config.pipeline_file import PipelineFile, Publication
-from waldelta.docs_folder import judge_docs
 from waldelta.effective_publication import find_clashes, members
 from waldelta.errors import ConfigError, SlotForeign
 from waldelta.findings import Finding, lacking, owning, problem, warning
 from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.lake_preflight import judge_columns, judge_store
+from waldelta.pipeline.report_folder import judge_docs
 from waldelta.publication import Mark, PublicationState
 from waldelta.quantities import counted, size
 from waldelta.row_filter import parse_row_filter

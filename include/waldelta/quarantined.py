@@ -13,7 +13,6 @@ from typing import Any
 
 from waldelta.errors import ConfigError, StateError
 from waldelta.gate_verdicts import tell_let_in, told_later
-from waldelta.job import Job
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
@@ -25,11 +24,12 @@ from waldelta.lake.ledger.expectation_results import (
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.locks import target_lock
 from waldelta.lsn import Lsn
-from waldelta.standing import held_generations
-from waldelta.unreadable_messages import acknowledge_messages, as_json, open_messages
-from waldelta.watermark import Watermarks, check_same_copy
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.unreadable_messages import acknowledge_messages, as_json, open_messages
+from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from waldelta.errors import (
 )
 from waldelta.failover import Promotion, find_promotion, record_promotion
 from waldelta.failpoints import fault_point
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
+from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import ServerPosition
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Any
 
 from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, StateError
-from waldelta.job import Job
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
 from waldelta.quarantined import current_user
 
 

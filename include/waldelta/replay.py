@@ -14,11 +14,11 @@ from datetime import datetime
 from itertools import accumulate
 
 from waldelta.errors import StateError
-from waldelta.job import Job, life_of
 from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger.records import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
+from waldelta.pipeline.job import Job, life_of
 from waldelta.postgres.publication_membership import from_texts
 
 CONSUME, REPLAY = "consume", "replay"

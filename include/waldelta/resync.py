@@ -15,11 +15,11 @@ from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
 from waldelta.failover import check_system
 from waldelta.failpoints import fault_point
 from waldelta.gap import BREAKS, describe, open_gaps, record_gap
-from waldelta.job import Job
 from waldelta.lake.ledger.records import Gap
 from waldelta.lake.storage import check_writable
-from waldelta.locks import slot_lock
 from waldelta.peek import end_old_backends
+from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import read_position
 from waldelta.recover import recover
 from waldelta.setup import carry_out

@@ -12,9 +12,9 @@ from typing import Any
 
 import psycopg
 
-from waldelta.job import Job
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
 
 # From an intent to the end of what it announces: counting a large batch takes minutes.
 MOVING = timedelta(hours=1)

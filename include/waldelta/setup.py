@@ -23,11 +23,12 @@ from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, Sour
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, gathered, problem, warning
 from waldelta.grants import sql_name
-from waldelta.job import Job
 from waldelta.lake.storage import check_writable
-from waldelta.locks import AdvisoryLock, slot_lock
 from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files
+from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_removed
 from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.preflight import MIN_VERSION, judge, judge_filters, privileges_needed
@@ -59,7 +60,6 @@ from waldelta.slot import PLUGIN, SlotState, read_slot
 from waldelta.source_facts import Facts, read_facts
 from waldelta.standby import left_on_primary
 from waldelta.standby_preflight import judge_standby
-from waldelta.standing import read_published, read_standings, record_removed
 from waldelta.suites_preflight import judge_suites
 from waldelta.target_preflight import plan_targets
 from waldelta.where_preflight import Translate, judge_wheres, resolvable

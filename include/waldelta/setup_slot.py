@@ -14,10 +14,10 @@ from waldelta.consume import kept_copy
 from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, problem, warning
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import size
 from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot

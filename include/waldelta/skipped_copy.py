@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from deltalake import DeltaTable
 
 from waldelta.errors import ConfigError
-from waldelta.job import Job, life_of
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import files_of, row_count
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job, life_of
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.target_sources import Target
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.standing import SYNCED
-from waldelta.targets import Target
-from waldelta.watermark import uri_of
 
 # Transaction ids begin at 3, so this snapshot sees none, and apply takes every landed change.
 _SEES_NOTHING = "3:3:"

@@ -28,8 +28,8 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.job import Job
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
 from waldelta.postgres.connection import describe, describe_server
 from waldelta.postgres.server_position import (
     READABLE_LSN,

@@ -16,7 +16,7 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.findings import Finding, problem, warning
-from waldelta.job import Job
+from waldelta.pipeline.job import Job
 from waldelta.source_facts import Facts, ServerFacts
 from waldelta.standby import left_on_primary, slot_position
 

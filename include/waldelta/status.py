@@ -6,14 +6,16 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from waldelta.cuts import readable_cut
 from waldelta.errors import StateError
-from waldelta.foreign import describe
 from waldelta.gap import open_gaps
-from waldelta.job import Job
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import Gap, TableState, now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.consistent_cuts import readable_cut
+from waldelta.pipeline.targets.external_commits import describe
+from waldelta.pipeline.targets.lifecycle import Standing, held_generations, read_published, read_standings
+from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.unpublished_tables import unpublished
@@ -21,8 +23,6 @@ from waldelta.quantities import counted
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot_health import SlotWarning, forecast, slot_warnings
 from waldelta.standby import slot_position, standby_warnings
-from waldelta.standing import Standing, held_generations, read_published, read_standings
-from waldelta.unreadable_messages import as_json, open_messages
 
 
 def read_status(job: Job) -> dict[str, Any]:

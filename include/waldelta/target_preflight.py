@@ -18,6 +18,7 @@ from waldelta.effective_publication import members
 from waldelta.errors import ModeRefused
 from waldelta.findings import Finding, problem
 from waldelta.metadata_columns import RELID
+from waldelta.pipeline.targets.target_sources import Feed, feeds, gathered_roots, sources
 from waldelta.postgres.catalog import (
     Partition,
     PublishedRelation,
@@ -28,7 +29,6 @@ from waldelta.postgres.catalog import (
 )
 from waldelta.publication import PublicationState
 from waldelta.source_facts import Facts
-from waldelta.targets import Feed, feeds, gathered_roots, sources
 
 Connection = psycopg.Connection[Any]
 

@@ -14,13 +14,13 @@ from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.findings import Finding, lacking, problem
 from waldelta.grants import Grant, sql_name
 from waldelta.lake.ledger.records import ColumnState
+from waldelta.pipeline.targets.target_filter import column_states, unpublished
+from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed_tree import column_type
-from waldelta.target_filter import column_states, unpublished
 from waldelta.target_preflight import PlannedTargets
-from waldelta.targets import Feed
 
 Connection = psycopg.Connection[Any]
 # Raises FilterNotTranslatable for a filter over such columns that can't be evaluated exactly.

@@ -16,9 +16,9 @@ import psycopg
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import PublicationGone, SourceUnreachable
 from waldelta.findings import Finding, problem, warning
-from waldelta.job import Job
 from waldelta.lsn import Lsn
 from waldelta.peek import call, peek_error, whole
+from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
 from waldelta.publication import PublicationState

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
 
     from waldelta.config.pipeline_file import PipelineFile
-    from waldelta.job import Job
+    from waldelta.pipeline.job import Job
     from waldelta_airflow.child_process import ChildProcess
     from waldelta_airflow.forked_job import ForkedJob
     from waldelta_airflow.spark_submit import SparkSubmit
@@ -291,7 +291,7 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     """
     import json
 
-    from waldelta.job import Job
+    from waldelta.pipeline.job import Job
 
     ledger = Job(pipeline, "", run_id).ledger
     runs = [ledger.run_result(run_id, name) for name in ((verb, "replay") if verb == "consume" else (verb,))]
@@ -301,7 +301,7 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
 
 def job_of(context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None) -> Job:
     """The run as the job knows it: who asked, and for which interval."""
-    from waldelta.job import Job
+    from waldelta.pipeline.job import Job
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)

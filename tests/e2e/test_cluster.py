@@ -20,11 +20,11 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
 from spark_jobs.merge_files import MERGED
-from spark_jobs.result import RunResult
 from spark_jobs.stage_tasks import COUNTS, DIVIDED
 from tests.installed import OURS, python_without_ours
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.ledger import Ledger
+from waldelta.pipeline.run_result import RunResult
 from waldelta_airflow import settings
 from waldelta_airflow.connections import job_environment
 from waldelta_airflow.operators import WaldeltaJobOperator

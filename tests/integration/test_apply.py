@@ -13,13 +13,12 @@ import spark_jobs.apply as apply_module
 import spark_jobs.merge_staged as merge_module
 import spark_jobs.stage as stage_module
 import spark_jobs.untold as untold_module
-import waldelta.job as job_module
-import waldelta.locks as locks_module
+import waldelta.pipeline.advisory_locks as locks_module
+import waldelta.pipeline.job as job_module
 from spark_jobs import fed, stage_tasks
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
 from spark_jobs.tasks import run_tasks
 from tests.going_on import insert_that_goes_on
@@ -28,9 +27,10 @@ from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, Sta
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
+from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed
-from waldelta.watermark import last_cut, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
 

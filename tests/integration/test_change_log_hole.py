@@ -13,7 +13,6 @@ from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume, run_resync
 from spark_jobs.maintain import run_maintain
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotGap
 from waldelta.gap import open_gaps
@@ -21,7 +20,8 @@ from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn
-from waldelta.watermark import uri_of
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

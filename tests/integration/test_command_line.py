@@ -20,10 +20,10 @@ from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.locks import target_lock
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.status import read_status
-from waldelta.watermark import uri_of
 
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (

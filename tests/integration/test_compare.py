@@ -12,9 +12,9 @@ from spark_jobs.compare import compare_target, difference
 from spark_jobs.sync import sync
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
-from waldelta.job import Job
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lake.storage import target_uri
+from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import read_position
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.file_modes import open_to_others
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.watermark import messages_uri, uri_of
+from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -29,7 +29,7 @@ CLIENT = """
 import json, os, sys, time
 from pathlib import Path
 from spark_jobs.session import open_session
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
 folder, document = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -127,7 +127,7 @@ def test_what_a_killed_run_left_behind_is_ended(client):
 COLUMNS = """
 import json, os, sys
 from spark_jobs.session import COMMIT_SETTINGS, open_session
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
 with open_session("test", load_job(PipelineFile.model_validate(json.loads(sys.argv[1]))), "columns") as spark:
@@ -163,7 +163,7 @@ import psycopg
 from spark_jobs.flow import consume
 from spark_jobs.session import open_session
 from spark_jobs.sync import sync
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
 job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))

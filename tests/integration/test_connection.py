@@ -16,9 +16,9 @@ from psycopg.conninfo import make_conninfo
 from demo.embedded_postgres import free_port
 from tests.pipelines import pipeline_file
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
-from waldelta.job import Job
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.shared_connection import SharedConnection
 from waldelta.postgres.connection import connect, connect_arrow
-from waldelta.shared_connection import SharedConnection
 
 pytestmark = pytest.mark.pg
 

@@ -15,7 +15,6 @@ import waldelta.consume as consume_module
 from spark_jobs.drain import drain
 from spark_jobs.flow import land_stage
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed, RunResult, StageResult
 from tests.landing import land_only, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import slot_count
@@ -27,6 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.idle import look
+from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
 from waldelta.recover import never_compared, slot_move
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

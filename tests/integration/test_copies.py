@@ -12,11 +12,11 @@ from psycopg import sql
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.result import TableResult
 from spark_jobs.sync import sync
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.watermark import uri_of
+from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

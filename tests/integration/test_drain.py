@@ -35,9 +35,9 @@ from waldelta.errors import (
 from waldelta.gap import open_gaps
 from waldelta.idle import look
 from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
-from waldelta.locks import slot_lock
 from waldelta.lsn import Lsn
 from waldelta.peek import LANDING_SCHEMA, reader_name
+from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.slot import check_received
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

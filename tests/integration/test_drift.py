@@ -7,7 +7,7 @@ import pytest
 from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.idle import look
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.standby import SCHEMA, ask, catch_up, follow, held, insert, pipeline_on, servers, there
 from waldelta.errors import SlotMissing
+from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.emptied import renewed_files, with_emptied
 from waldelta.lake.ledger.records import TableState, now
+from waldelta.pipeline.drift.catalog_state import read_present
+from waldelta.pipeline.drift.partition_truncates import renewed_files, with_emptied
 from waldelta.postgres.connection import connect
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.present import read_present
 
 pytestmark = pytest.mark.pg
 

@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 
 from spark_jobs.drain import drain
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.standby import (
     SCHEMA,
     accepted_resync,
@@ -32,6 +31,7 @@ from waldelta.errors import NotPrimary, SourceChanged
 from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.orphans import find_orphans
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.slot import read_slot
 

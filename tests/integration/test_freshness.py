@@ -11,7 +11,7 @@ from spark_jobs.flow import consume, run_validate
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.locks import slot_lock
+from waldelta.pipeline.advisory_locks import slot_lock
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 import spark_jobs.replay as replay_module
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
-from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_accept, run_retry
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
@@ -20,6 +19,8 @@ from waldelta.errors import LockHeld
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunFailed, TableResult
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.release import release_tables
 from waldelta.replay import read_span
@@ -29,7 +30,6 @@ from waldelta.review.freshness import read_changed
 from waldelta.review.glance import read_glance
 from waldelta.review.stopped import read_stopped
 from waldelta.review.verdicts import read_latest_checks
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -12,7 +12,7 @@ import yaml
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.watermark import uri_of
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

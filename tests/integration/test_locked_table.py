@@ -12,19 +12,19 @@ from psycopg.pq import TransactionStatus
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.result import RunFailed
 from spark_jobs.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.idle import look
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.lock_waits import read_barred
-from waldelta.recopy import read_table_bytes
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.snapshot.publication_version import read_version, settle
-from waldelta.targets import read_unbarred
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -126,12 +126,12 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
 
 def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
     """A copy that is due isn't put off by it; one that stays is told of, by target, while the others' sizes are read."""
-    monkeypatch.setattr("waldelta.recopy.LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 0.1)
     with locked(database, "public.t"):
         sizes, busy = read_table_bytes(job)
     assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
     assert "(vacuum) on public.t" in str(busy["public.t"])
-    monkeypatch.setattr("waldelta.recopy.LOCK_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 30.0)
     with ThreadPoolExecutor(1) as pool, job.connect("test") as connection:
         with locked(database, "public.t"):
             reading = pool.submit(read_table_bytes, job)
@@ -191,8 +191,8 @@ def locked_meanwhile(database, monkeypatch, *tables):
                 locker.execute(f"lock table {left.pop(0)} in access exclusive mode")
             return found
 
-        monkeypatch.setattr("waldelta.targets.read_barred", look)
-        monkeypatch.setattr("waldelta.targets.LOCK_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("waldelta.pipeline.targets.target_sources.read_barred", look)
+        monkeypatch.setattr("waldelta.pipeline.targets.target_sources.LOCK_TIMEOUT_S", 0.1)
         yield
         locker.rollback()
     assert not left

@@ -14,7 +14,7 @@ import tenacity
 
 from tests.integration.test_setup import job_for
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
-from waldelta.locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
+from waldelta.pipeline.advisory_locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import connect
 from waldelta.slot import check_health, create_slot, drop_slot, read_slot
@@ -128,11 +128,11 @@ def _lock_sessions(database):
 def test_lock_ends_with_a_killed_process(job):
     """kill -9 leaves no lock behind."""
     program = (
-        "import os, time, psycopg; from waldelta.locks import advisory_lock, LockName\n"
+        "import os, time, psycopg; from waldelta.pipeline.advisory_locks import advisory_lock, LockName\n"
         "with advisory_lock(os.environ['SOURCE'], LockName('x'), 'child'):\n"
         "    print('held', flush=True); time.sleep(60)\n"
     )
-    from waldelta.locks import LockName, advisory_lock
+    from waldelta.pipeline.advisory_locks import LockName, advisory_lock
 
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | {"SOURCE": job.conninfo}

@@ -10,7 +10,6 @@ import pytest
 
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume, run_resync
-from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.integration.test_privileges_page import lose
 from tests.integration.test_setup import job_for
@@ -18,15 +17,16 @@ from tests.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.idle import look
-from waldelta.job import load_job
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import load_job
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.resync import renew_slot
 from waldelta.setup import apply_setup, plan_setup, teardown
 from waldelta.slot import create_slot, read_slot
 from waldelta.status import read_status
-from waldelta.watermark import uri_of
 
 pytestmark = pytest.mark.pg
 

@@ -15,15 +15,15 @@ from deltalake import DeltaTable, write_deltalake
 from spark_jobs import maintain
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from spark_jobs.target import set_deletion_vectors, set_retention
 from tests.copies import before_rows
 from tests.pipelines import pipeline_file
 from waldelta.lake.ledger import retention as ledger_upkeep
 from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
 from waldelta.lake.storage import bookkeeping_uri, local_path
-from waldelta.locks import target_lock
-from waldelta.watermark import uri_of
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

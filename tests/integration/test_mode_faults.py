@@ -23,7 +23,6 @@ from deltalake import DeltaTable
 
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
-from spark_jobs.result import RunFailed
 from spark_jobs.retry import run_accept
 from spark_jobs.sync import sync
 from tests.integration.test_target_modes import NAMES, as_of, check_intervals, held, replayed, source
@@ -33,8 +32,9 @@ from tests.seeds import chosen_seed, is_long
 from tests.soak.driver import Driver
 from tests.soak.listener import Action, Listener
 from tests.soak.scene import kill_driver, wait_until
-from waldelta.job import Job
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.quarantined import list_quarantined
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -7,8 +7,8 @@ import yaml
 
 from spark_jobs.command_line import main
 from waldelta.errors import ConfigError, LockHeld
-from waldelta.locks import advisory_lock, slot_lock_name
 from waldelta.orphans import drop_orphans, find_orphans
+from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.postgres.connection import connect
 
 pytestmark = pytest.mark.pg

@@ -11,12 +11,12 @@ from spark_jobs import apply as apply_module
 from spark_jobs import flow
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
-from spark_jobs.result import RunFailed, RunResult
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SchemaChanged, SourceUnreachable
 from waldelta.idle import look
-from waldelta.locks import target_lock
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.run_result import RunFailed, RunResult
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.idle import look
+from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

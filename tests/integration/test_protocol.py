@@ -20,7 +20,7 @@ from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
-from waldelta.watermark import messages_uri, uri_of
+from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

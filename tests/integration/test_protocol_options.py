@@ -28,9 +28,9 @@ from tests.integration.test_protocol import (
 )
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.idle import look
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.setup import plan_setup
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.result import RunFailed
 from tests.fix_postgres import new_database
 from tests.integration.test_reread import wait_until
 from tests.scenario import Both, Scenario, running
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.snapshot.publication_version import settle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

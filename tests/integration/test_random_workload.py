@@ -13,7 +13,7 @@ from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import FOLLOWED, Workload, create_tables
 from tests.seeds import chosen_seed
-from waldelta.watermark import uri_of
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

@@ -10,7 +10,6 @@ from threading import Event
 import pytest
 
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.standby import (
     SCHEMA,
     ask,
@@ -31,6 +30,7 @@ from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, 
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.orphans import drop_orphans, find_orphans
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.standby import committed_upto, slot_position
 

@@ -16,7 +16,6 @@ from deltalake import DeltaTable, write_deltalake
 from spark_jobs import land_through as land_module
 from spark_jobs import repair as repair_module
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.bookkeeping import read_expectation_results
 from tests.fix_postgres import AT_HAND, new_database
 from tests.integration.test_reread import wait_until
@@ -31,6 +30,7 @@ from waldelta.lake.ledger.expectation_results import (
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import now
+from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

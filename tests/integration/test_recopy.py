@@ -11,19 +11,19 @@ from deltalake import DeltaTable
 
 import spark_jobs.sync as sync_module
 from spark_jobs.flow import consume, run_sync
-from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.idle import look
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.locks import target_lock
-from waldelta.recopy import read_table_bytes
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.lifecycle import Due, read_published, read_standings, record_killed
+from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed
-from waldelta.standing import Due, read_published, read_standings, record_killed
 from waldelta.status import read_status
-from waldelta.watermark import uri_of
 
 pytestmark = pytest.mark.pg
 

@@ -19,8 +19,8 @@ from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed, is_long
 from waldelta.config.pipeline_file import Publication
-from waldelta.repair import Rule, entering
-from waldelta.watermark import uri_of
+from waldelta.pipeline.drift.repair_plan import Rule, entering
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = pytest.mark.pg
 RUNS = itertools.count()

@@ -11,17 +11,17 @@ from deltalake import DeltaTable
 
 from spark_jobs import replay as replay_module
 from spark_jobs.flow import consume, replay
-from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
-from waldelta.locks import target_lock
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.replay import read_span
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import read_changed
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -17,7 +17,7 @@ from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
-from waldelta.watermark import uri_of
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

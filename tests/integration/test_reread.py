@@ -13,7 +13,6 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.merge_rows import merge_rows
 from spark_jobs.repair_end import end_killed_repairs
-from spark_jobs.result import RunFailed, TableResult
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
@@ -30,12 +29,13 @@ from waldelta.lake.ledger.expectation_results import (
 from waldelta.lake.ledger.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunFailed, TableResult
+from waldelta.pipeline.targets.lifecycle import Due, read_published
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import read_changed
-from waldelta.standing import Due, read_published
 from waldelta.status import read_status
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

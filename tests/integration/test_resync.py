@@ -10,7 +10,7 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.watermark import Watermarks, uri_of
+from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from spark_jobs.result import RunFailed
 from tests.standby import SCHEMA, accepted_resync, ask, configure, held, insert, pipeline_on, servers, there, until
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.idle import look
+from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak]
 

@@ -28,10 +28,10 @@ from waldelta.errors import (
     TableBusy,
     TransactionsStillOpen,
 )
-from waldelta.job import Job
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.locks import slot_lock
 from waldelta.orphans import find_orphans
+from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline.job import Job
 from waldelta.postgres.connection import connect
 from waldelta.publication import Statement, read_publications
 from waldelta.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown

@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.native_subscriber import native_subscriber
 from tests.pipelines import pipeline_file
 from tests.scenario import Both, Scenario
 from waldelta.lake.ledger.records import now
+from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

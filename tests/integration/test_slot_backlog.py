@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from spark_jobs.flow import land_stage, report_stage
-from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
+from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.slot import read_slot
 from waldelta.slot_health import slot_warnings
 from waldelta.status import read_status

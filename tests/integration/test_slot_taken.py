@@ -10,7 +10,6 @@ import pytest
 from spark_jobs.drain import Drained, drain
 from spark_jobs.flow import land_stage
 from spark_jobs.land import land
-from spark_jobs.result import RunResult, StageResult
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
 from waldelta.compare_landed import check_landed
@@ -20,6 +19,7 @@ from waldelta.gap import gaps_recorded, open_gaps
 from waldelta.idle import look
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.connection import connect, connect_arrow, connect_walsender
 from waldelta.postgres.server_position import read_position
 from waldelta.recover import check_unmoved, slot_move

@@ -7,10 +7,10 @@ import pytest
 
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.peek import call
+from waldelta.pipeline.source_load import SlotMeter, xmin_age
 from waldelta.postgres.server_position import read_position
 from waldelta.slot import read_slot
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.source_bill import SlotMeter, xmin_age
 
 pytestmark = pytest.mark.pg
 

@@ -9,7 +9,7 @@ from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.lake.storage import local_path
-from waldelta.watermark import uri_of
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

@@ -29,14 +29,14 @@ from waldelta.errors import (
     TargetNotWritable,
     TransactionsStillOpen,
 )
-from waldelta.job import Job
 from waldelta.lake.ledger.records import SlotMove, TableState, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path, target_uri
-from waldelta.locks import target_lock
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.server_position import read_position
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -10,8 +10,8 @@ from spark_jobs.sync import sync
 from tests.copies import before_rows
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

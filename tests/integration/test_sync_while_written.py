@@ -16,7 +16,7 @@ from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.seeds import chosen_seed
 from waldelta.background import beside
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

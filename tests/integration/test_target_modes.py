@@ -16,7 +16,6 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.quality import check
 from spark_jobs.replay import replay
-from spark_jobs.result import RunFailed
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
@@ -24,8 +23,9 @@ from tests.random_workload import Workload
 from tests.seeds import chosen_seed
 from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.quarantined import list_quarantined
-from waldelta.watermark import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -11,14 +11,14 @@ from deltalake import DeltaTable
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
 from waldelta.lake.ledger.quarantine import REREAD, Quarantine
-from waldelta.target_filter import filter_of
-from waldelta.watermark import uri_of
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

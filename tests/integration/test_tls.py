@@ -16,9 +16,9 @@ from tests.fix_postgres import INSTALLED, InstalledPostgres
 from tests.pipelines import bare_slot, pipeline_file
 from tests.tls import Authority, tls_before
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
-from waldelta.job import load_job
+from waldelta.pipeline.job import load_job
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.connection import connect, connect_arrow, conninfo_from_environment
-from waldelta.watermark import uri_of
 
 pytestmark = pytest.mark.pg
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile, TargetTable
-from waldelta.drift import find_drift
-from waldelta.emptied import with_emptied
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.leaves import of_partition, with_leaves
+from waldelta.pipeline.drift.catalog_state import read_present
+from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift.partition_truncates import with_emptied
+from waldelta.pipeline.drift.partitions import of_partition, with_leaves
+from waldelta.pipeline.drift.rewrites import to_record
+from waldelta.pipeline.targets.target_filter import column_states, to_text
+from waldelta.pipeline.targets.target_sources import read_feeds, read_targets
 from waldelta.postgres.connection import connect
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.present import read_present
-from waldelta.rewrite import to_record
 from waldelta.row_filter import RowFilter
-from waldelta.target_filter import column_states, to_text
-from waldelta.targets import read_feeds, read_targets
 
 pytestmark = pytest.mark.pg
 

@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 from spark_jobs.flow import consume, run_sync
 from spark_jobs.maintain import run_maintain
 from spark_jobs.merge import session_settings
-from spark_jobs.result import RunFailed
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
@@ -20,7 +19,8 @@ from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
-from waldelta.watermark import uri_of
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

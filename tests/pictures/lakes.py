@@ -13,11 +13,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from spark_jobs.result import RunResult, StageResult
-from spark_jobs.task_error import describe_error
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.docs_folder import docs_folder
 from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
@@ -25,6 +22,9 @@ from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
 from waldelta.lake.ledger.records import BatchCut, ColumnState, ForeignCommit, Gap, Run, TableState, TargetCut
 from waldelta.lake.storage import target_uri
 from waldelta.lsn import Lsn
+from waldelta.pipeline.report_folder import docs_folder
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline.task_errors import describe_error
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
 from waldelta.slot_health import SlotReading

@@ -24,9 +24,9 @@ import spark_jobs.maintain
 import spark_jobs.merge_staged
 import waldelta.saved
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.result import RunFailed
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.lake.ledger.records import now
+from waldelta.pipeline.run_result import RunFailed
 
 MASTER = "local[2,4]"
 

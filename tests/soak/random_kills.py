@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_jobs.result import RunFailed
 from tests.fix_postgres import chosen_version
 from tests.random_workload import KINDS
 from tests.soak.driver import Driver, said
@@ -31,6 +30,7 @@ from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import PLAIN, STEP_CHANGES, Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.records import now
+from waldelta.pipeline.run_result import RunFailed
 
 KILLS = {"driver": kill_driver, "python": kill_process, "jvm": kill_jvm}
 CLIENT = {"client": kill_process}  # of a Spark Connect server, which lives on

@@ -33,8 +33,8 @@ from benchmarks.workloads import (
     chosen,
     scaled,
 )
-from spark_jobs.result import RunResult, StageResult, TableResult
 from tests import pgoutput_encoder as encoder
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
 
 
 def measured(workload, contender, seconds, *, backlog="", baseline=False, changes=1000, source_cpu=1.0, notes=None):

@@ -8,9 +8,9 @@ import pytest
 
 from tests.pipelines import pipeline_file
 from waldelta.bite import Bite, Bites
-from waldelta.job import Job
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.retention import prune_ledger
+from waldelta.pipeline.job import Job
 
 FILE = (512, 600)
 

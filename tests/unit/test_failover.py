@@ -19,11 +19,11 @@ from waldelta.failover import (
     known_ends,
     record_promotion,
 )
-from waldelta.job import Job, identity_of
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, SlotMove, TableState
 from waldelta.lake.ledger.retention import keep_moves
 from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job, identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
 from waldelta.replay import within_history

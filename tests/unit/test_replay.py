@@ -9,10 +9,10 @@ import pytest
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import StateError
-from waldelta.job import Job
 from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger.records import BatchCut, ColumnState, FileState, Run, SlotMove, StorageState, TableState
 from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.pipeline.job import Job
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.replay import (
     doubtful_leaves,

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from spark_jobs.result import RunResult, StageResult, TableResult
 from tests.bookkeeping import NOON, did, minutes, pipeline, result, run
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -26,6 +25,7 @@ from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import ColumnState, Run, TableState, TargetCut
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed, read_tables
 from waldelta.review.glance import read_glance

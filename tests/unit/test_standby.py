@@ -25,10 +25,10 @@ from waldelta.errors import (
     StandbyAway,
     TransactionsStillOpen,
 )
-from waldelta.job import Job
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lsn import Lsn
 from waldelta.peek import peek_error
+from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.preflight import _free_slots, _server_warnings
 from waldelta.recover import recover

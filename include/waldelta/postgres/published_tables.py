@@ -208,7 +208,7 @@ order by p.pubname, c.oid
 """  # noqa: S608 - no value in it
 
 # What was entered later has the greater oid. A schema's entry is none from the start for what got the schema since the partition
-# was made; whether the partition was attached since, the one that looks at its files tells. Ages: waldelta.present.
+# was made; whether the partition was attached since, the one that looks at its files tells. Ages: waldelta.pipeline.drift.catalog_state.
 _PUBLISHED = f"""{MEMBERS},
 published as (
     select distinct c.oid, n.nspname as schema, c.relname as name, c.relkind::text as relkind

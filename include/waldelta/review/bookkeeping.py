@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.job import STORAGE_PREFIXES
 from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
+from waldelta.pipeline.job import STORAGE_PREFIXES
 
 
 class _Kind(Protocol):

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.records import ForeignCommit, Run, TableState
+from waldelta.pipeline.targets.lifecycle import COPYING, REMOVED, SYNCED, held_generations
 from waldelta.review.bookkeeping import Bookkeeping, last_rows
 from waldelta.review.history import LANDING, RunLine
 from waldelta.review.lacking import count_open
 from waldelta.review.results import parsed, read_result
 from waldelta.review.verdicts import Check
-from waldelta.standing import COPYING, REMOVED, SYNCED, held_generations
 
 # Runs whose results are read, newest first, for since when a table is behind.
 _MOST_RESULTS = 20

@@ -11,6 +11,8 @@ from waldelta.errors import SlotUnreadable
 from waldelta.gap import open_gaps
 from waldelta.lake.ledger.reconciliations import Reconciliation
 from waldelta.lake.ledger.records import Gap
+from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
+from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
 from waldelta.quantities import counted, size
 from waldelta.review.attention import Attention, names, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping
@@ -29,8 +31,6 @@ from waldelta.review.stopped import Stopped, of_stopped, read_stopped
 from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
 from waldelta.slot_health import duration
-from waldelta.standing import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
-from waldelta.unreadable_messages import ANY_TABLE, open_messages
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)

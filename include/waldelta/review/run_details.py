@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger.quarantine import IncompleteRow
 from waldelta.lake.ledger.records import TableState
+from waldelta.pipeline.source_load import SourceBill
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import RunLine, read_runs
 from waldelta.review.lacking import read_of_run
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check, read_checks
 from waldelta.slot_health import SlotReading
-from waldelta.source_bill import SourceBill
 
 _MOST_ROWS = 200
 _NUMBERS = (

@@ -16,11 +16,11 @@ from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.docs_folder import docs_folder
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
+from waldelta.pipeline.report_folder import docs_folder
 from waldelta.report_page import run_table
 from waldelta.review.attention import Attention, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of

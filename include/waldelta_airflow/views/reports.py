@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.docs_folder import docs_folder
+from waldelta.pipeline.report_folder import docs_folder
 from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, entry_of, read_entries
 from waldelta.report_page import static_index
 

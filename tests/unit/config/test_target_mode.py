@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
+from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.postgres.catalog import Relation, TableId
 from waldelta.target_preflight import Planned, PlannedTargets, judge_modes
-from waldelta.targets import Feed
 
 
 def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:

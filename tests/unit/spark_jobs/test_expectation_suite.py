@@ -14,8 +14,8 @@ from spark_jobs.quick_check import rest_outcomes
 from waldelta.check_constraints import CheckConstraint
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake.ledger.records import ColumnState, TableState
+from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.row_filter import RowFilter
-from waldelta.target_filter import to_text
 
 HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
 

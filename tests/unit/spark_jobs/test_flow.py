@@ -10,11 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from spark_jobs.flow import check_stage, consume, continued, run_stages, run_sync
-from spark_jobs.result import RunFailed, RunResult, StageResult, TableResult
 from tests.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
-from waldelta.job import Job
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
@@ -22,7 +20,9 @@ from waldelta.lake.ledger.expectation_results import (
 )
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.source_bill import SourceBill
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult, TableResult
+from waldelta.pipeline.source_load import SourceBill
 
 NAMES = ("land", "apply", "check", "report")
 

@@ -8,8 +8,8 @@ import pytest
 
 from spark_jobs.sync import Order
 from tests.unit.spark_jobs.test_expectation_suite import ID, state
+from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED
 from waldelta.postgres.catalog import TableId
-from waldelta.standing import COPYING, SYNCED
 
 LIFE = "2026-01-01T00:00:00"
 OLD = replace(state([ID]), incarnation=LIFE, status=SYNCED)

@@ -11,11 +11,11 @@ from spark_jobs.sync_result import SyncResult, synced_state
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.records import AttributeState, ColumnState, StorageState, TableState
 from waldelta.lsn import Lsn
+from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED
+from waldelta.pipeline.targets.target_sources import Feed, Target
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.postgres.type_catalog import PgType
 from waldelta.skipped_copy import SkippedCopy
-from waldelta.standing import COPYING, SYNCED
-from waldelta.targets import Feed, Target
 
 ID = TableId("public", "t")
 BEGUN = TableState(

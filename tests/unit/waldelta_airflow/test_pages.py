@@ -19,13 +19,13 @@ from tests.bookkeeping import run
 from tests.fix_airflow import PIPELINE
 from tests.plugin_app import plugin_app
 from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.docs_folder import docs_folder
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
 from waldelta.lake.ledger.records import Release, Run, TableState, TargetCut, now
 from waldelta.lake.ledger.table import LedgerTable
+from waldelta.pipeline.report_folder import docs_folder
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
 from waldelta.review.stopped import Stopped, Unmet

@@ -92,7 +92,7 @@ _COLUMN = pa.struct(
 class FileState:
     """A leaf's file (pg_class.relfilenode): another one after anything that wrote the leaf anew, or emptied it.
 
-    ``inherits`` tells one time that it was attached from another (see waldelta.present); None where that wasn't recorded.
+    ``inherits`` tells one time that it was attached from another (see waldelta.pipeline.drift.catalog_state); None where that wasn't recorded.
     """
 
     oid: int
@@ -102,7 +102,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class AttributeState:
-    """A column's row of pg_attribute, by what tells one version of it from another (see waldelta.rewrite)."""
+    """A column's row of pg_attribute, by what tells one version of it from another (see waldelta.pipeline.drift.rewrites)."""
 
     attnum: int
     xmin: int
@@ -112,7 +112,7 @@ class AttributeState:
 
 @dataclass(frozen=True, slots=True)
 class LabelState:
-    """What a column's values print that stands in the catalogs: an enum's label by its oid (see waldelta.present).
+    """What a column's values print that stands in the catalogs: an enum's label by its oid (see waldelta.pipeline.drift.catalog_state).
 
     Of a composite type, the type's oid and the numbers of its attributes.
     """
@@ -165,7 +165,7 @@ class TableState:
     """A target's sync: which snapshot its copy was taken from, and what its columns were.
 
     ``status`` is copying, synced, failed, needs_sync or removed: no longer published, so that a copy
-    would have to begin anew. What a table is due by it: waldelta.standing.
+    would have to begin anew. What a table is due by it: waldelta.pipeline.targets.lifecycle.
     ``incarnation`` is that of the slot whose changes come on top; it and ``storage`` are None in rows of versions that
     didn't record them.
     """
@@ -187,7 +187,7 @@ class TableState:
     reason: str | None = None
     incarnation: str | None = None
     storage: StorageState | None = None
-    # The target's own filter, as waldelta.target_filter writes it.
+    # The target's own filter, as waldelta.pipeline.targets.target_filter writes it.
     target_filter: str | None = None
     # Filters that its publications have had since the copy; "true" lets everything through. The same twice: something else
     # held in between.
@@ -206,7 +206,7 @@ class TableState:
     entries: list[str] = field(default_factory=list)
     # The target's Delta version that the copy committed, or up to which its log was looked through when it was repaired.
     version: int | None = None
-    # What others wrote to the target since the copy: the first such commit and the latest (see waldelta.foreign).
+    # What others wrote to the target since the copy: the first such commit and the latest (see waldelta.pipeline.targets.external_commits).
     foreign_commits: list[ForeignCommit] = field(default_factory=list)
     # What the target keeps (see waldelta.config.target_mode), when it isn't a mirror.
     mode: str | None = None

@@ -16,7 +16,7 @@ from waldelta.lake.ledger.profiles import Profiles
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
-from waldelta.standing import COPYING, SYNCED
+from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED
 
 
 def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:

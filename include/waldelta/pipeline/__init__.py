@@ -1,0 +1,1 @@
+"""The context of one run: its job, locks, connections, result and source load."""

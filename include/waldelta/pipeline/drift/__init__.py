@@ -1,0 +1,1 @@
+"""Publication drift: what changed between catalog states, and what a target needs because of it."""

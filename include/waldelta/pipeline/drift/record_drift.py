@@ -1,0 +1,138 @@
+"""Drift: before a run applies anything, tell targets that a filter, a column list or a partition left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from spark_jobs.plan import last_truncates
+from waldelta.config.target_mode import MIRROR
+from waldelta.errors import ConfigError, NeedsSync
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.drift import Drift, find_drift
+from waldelta.pipeline.drift.moving_rows import describe_moving
+from waldelta.pipeline.drift.repair_plan import Repair
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets.target_sources import Feed, Target, read_targets
+from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
+
+log = logging.getLogger(__name__)
+
+
+def read_published_now(
+    connection: psycopg.Connection[Any],
+    job: Job,
+    feeds: Mapping[str, Feed],
+    states: Sequence[TableState],
+    barred: Collection[int] = (),
+) -> dict[str, Target]:
+    """The targets as they are fed now, by name; nothing is asked when nothing was copied. ``barred``: see read_targets()."""
+    if not states:
+        return {}
+    targets = read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred)
+    return {str(target.id): target for target in targets}
+
+
+def check_drift(
+    job: Job, state: TableState, present: PresentTable, target: Target | None, drifted: dict[str, Repair]
+) -> list[str]:
+    """What is to be told of a target's drift.
+
+    Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be mended.
+    """
+    if target is None:
+        return []
+    if target.problem is not None:
+        raise ConfigError(target.problem)
+    if present.emptied and _is_truncated(job, state):
+        present = replace(present, emptied=present.emptied_alone)
+    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
+        return []
+    if not job.pipeline.target.copies(state.table_name):
+        return _continue_without_copy(job, state, drift)
+    name, reasons = state.table_name, "; ".join(drift.reasons)
+    evolves = job.pipeline.target.policy_of(name) == "evolve"
+    if drift.mends and evolves:
+        with target_lock(job, name):
+            mark(job, check_same_copy(job, state), f"{name}: {reasons}")
+        # Where the target isn't a mirror a copy mends it, which leaves alone what it keeps.
+        drifted |= {name: drift.repair} if state.kept_as == MIRROR else {}
+    elif drift.is_new:
+        # At once: a run that is killed behind the record has told it too.
+        if reasons:
+            log.warning("table=%s drifted from its source: %s", name, reasons)
+        _record(job, state, drift)
+    if drift.mends:
+        raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
+    return _describe(job, name, drift) if reasons else []
+
+
+def _describe(job: Job, name: str, drift: Drift) -> list[str]:
+    """What drifted where the target stays as it is, with the way to mend it."""
+    reasons = "; ".join(drift.reasons)
+    with job.connect("drift") as connection:
+        moving = describe_moving(connection, drift.repair)
+    told = f"{name} drifted from its source: {reasons}; the target stays as a subscriber of PostgreSQL's would have it"
+    return [f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE --tables {name}"]
+
+
+def _continue_without_copy(job: Job, state: TableState, drift: Drift) -> list[str]:
+    """Record a drift of a target that lacks rows on purpose: from here on its changes come by the new rules.
+
+    Raises ConfigError when its own filter changed: apply routes rows by the filter that the target was taken with.
+    """
+    own = filter_of(state)
+    if (own.text if own else None) != drift.repair.where:
+        name = state.table_name
+        raise ConfigError(
+            f"{name} has copy: false and can't follow a change of target.tables.{name}.where: take the change back, or remove its "
+            f"target's folder and sync --tables {name}, to begin with an empty one"
+        )
+    if drift.is_new:
+        _record(job, state, drift)
+    return []
+
+
+def _is_truncated(job: Job, state: TableState) -> bool:
+    """Whether a TRUNCATE of the whole table explains it, which empties all leaves, and is sent.
+
+    One that the target doesn't reflect yet; or one that it does, since the leaves' files were recorded, when it couldn't be told
+    yet what had landed.
+    """
+    change_log = job.change_log(identity := job.slot_identity())
+    last, after = change_log.last_batch(), Watermarks(job, identity).of(state)
+    if last is None:
+        return False
+    snapshot = Snapshot.parse(state.snapshot)
+    if last > after and last_truncates(change_log.stream(after, last), state, snapshot):
+        return True
+    recorded = state.storage.as_of if state.storage is not None else 0
+    if not recorded:
+        return False
+    begin = change_log.held_by(Snapshot(recorded, recorded), job.first_batch())
+    found = change_log.first_truncate(begin, after, state.relation_ids)
+    return found is not None and bool(
+        last_truncates(change_log.stream(found - 1, after), state, snapshot, since_xid=recorded)
+    )
+
+
+def _record(job: Job, state: TableState, drift: Drift) -> None:
+    """Enter what is now known of the drift, so that it is told once."""
+    known = drift.state
+    with target_lock(job, state.table_name):
+        held = check_same_copy(job, state)
+        found = replace(
+            held, row_filter=known.row_filter, later_filters=known.later_filters, unmended_leaves=known.unmended_leaves,
+            unpublished=known.unpublished, entries=known.entries,
+        )  # fmt: skip
+        if found != held:
+            job.ledger.append_state(replace(found, at=now(), run_id=job.run_id), held)

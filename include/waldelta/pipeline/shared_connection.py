@@ -1,0 +1,67 @@
+"""A connection that is used again and again, with other work between: opened when it is first asked for, and anew once it was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from waldelta.pipeline.job import Job
+
+_Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class SharedConnection:
+    """One to the job's primary, for uses that leave nothing behind in its session; closed with the ``with`` that it is in.
+
+    A server or a firewall may end it while it is idle, so each use asks first whether it still is there. What fails within a
+    use ends it too, as nobody knows what is left in it.
+    """
+
+    def __init__(self, job: Job, purpose: str) -> None:
+        self._job, self._purpose = job, purpose
+        self._opened: tuple[AbstractContextManager[_Connection], _Connection] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    @contextmanager
+    def use(self) -> Iterator[_Connection]:
+        """The connection; raises as Job.connect() does."""
+        connection = self._alive()
+        try:
+            yield connection
+        except BaseException as err:
+            self._close(type(err), err, err.__traceback__)
+            raise
+
+    def _alive(self) -> _Connection:
+        if self._opened is not None:
+            try:
+                self._opened[1].execute("select 1")
+            except psycopg.Error:
+                with suppress(psycopg.Error):
+                    self._close()
+        if self._opened is None:
+            opening = self._job.connect(self._purpose)
+            self._opened = (opening, opening.__enter__())
+        return self._opened[1]
+
+    def _close(
+        self,
+        kind: type[BaseException] | None = None,
+        err: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[0].__exit__(kind, err, trace)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(psycopg.Error):
+            self._close()

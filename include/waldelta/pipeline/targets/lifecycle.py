@@ -1,0 +1,327 @@
+"""Standing: where a table is in its life, from what is published and what the ledger says of it.
+
+Apply, sync, recopy, looks, setup and status all ask here, so that they can't disagree on what becomes of a table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import psycopg
+
+from waldelta.config.pipeline_file import SchemaPolicy
+from waldelta.errors import LakeError, LateWriter, LockHeld
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.target_sources import Feed, read_feeds
+from waldelta.postgres.lock_waits import read_barred
+from waldelta.remedies import ERRORS
+
+log = logging.getLogger(__name__)
+
+# A state's ``status`` in the ledger.
+COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = "copying", "synced", "failed", "needs_sync", "removed"
+
+_AWAY = "it is no longer published, and its target stays as it is"
+_NEVER = "it was never copied"
+_RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
+_RECREATED = "it was dropped and created again on the source"
+_NAME_TAKEN = "it was renamed on the source, and another published table has its name now"
+_FED_ANEW = "other tables feed it than those that it was copied from"
+
+_KILLED = "it was killed"
+_LEFT = "no longer published: its target stays as it is"
+
+_MOST_NAMED = 10
+_ATTEMPTS = 5
+# Between a first copy's attempts, but the first two: twice as long each time.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
+
+
+class Due(StrEnum):
+    """What a table is due."""
+
+    FEED = "feed"  # its landed changes are applied
+    FIRST = "first copy"  # by the initial sync, which nobody has begun; until then it has no target that counts
+    COPY = "copy"  # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end
+    WAIT = "wait"  # a copy is under way
+    REMOVED = "removed"  # not published
+    BROKEN = "broken"  # it gets no changes until somebody syncs it
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A table's latest state, and whether its target holds a complete copy since it was last published.
+
+    ``attempts`` are the copies begun since the last complete one.
+    """
+
+    state: TableState
+    copied: bool
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a table is due and why; ``state`` is None when the slot's present life doesn't know it.
+
+    ``failed`` says how the last attempt to copy it ended: None when there was none since, or when it is under way.
+    """
+
+    table_name: str
+    due: Due
+    state: TableState | None = None
+    reason: str = ""
+    failed: str | None = None
+
+    @property
+    def why(self) -> str:
+        """How the last copy ended, else the reason that asks for one."""
+        return f"its last copy {self.failed}" if self.failed else self.reason
+
+
+def standing(
+    table_name: str,
+    published: Mapping[str, Feed],
+    life: Life | None,
+    *,
+    running: bool = False,
+    policy: SchemaPolicy = "evolve",
+    at: datetime | None = None,
+) -> Standing:
+    """Where a table stands at a moment (None: now); but for that pure.
+
+    ``published`` says what feeds each target now, ``running`` says whether a run is at work on its copy, ``policy`` whether a copy that
+    only waldelta knows to be needed may be made without being asked for.
+    """
+    state = life.state if life else None
+    feed = published.get(table_name)
+    same = state is not None and _is_fed(state, feed, published)
+    if feed is None and not (same and state is not None and state.status == SYNCED):
+        return Standing(table_name, Due.REMOVED, state, _AWAY)
+    if life is None or state is None:
+        return Standing(table_name, Due.FIRST, None, _NEVER)
+    if state.status == REMOVED:
+        return Standing(table_name, Due.FIRST, state, _RETURNED)
+    if state.status == SYNCED and same:
+        return Standing(table_name, Due.FEED, state)
+    found = _to_be_copied(table_name, published, life, running=running, policy=policy)
+    return found if life.copied or found.due == Due.WAIT else _first_copy(found, life, at or now())
+
+
+def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed]) -> bool:
+    """Whether changes still come from where the target was copied from."""
+    if feed is not None and feed.root_id is not None:
+        return state.root_id == feed.root_id  # leaves may come and go
+    if feed is not None and state.root_id is None and not feed.relation_ids.isdisjoint(state.relation_ids):
+        return True
+    if feed is not None or state.fed_by is not None or state.root_id is not None:
+        return False
+    # A renamed table is still published: apply says by name what to do about it.
+    return _is_published(state, published)
+
+
+def _is_published(state: TableState, published: Mapping[str, Feed]) -> bool:
+    """Whether the table that a target was copied from is published, by whatever name."""
+    return any(
+        of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids) for name, of in published.items()
+    )
+
+
+def _to_be_copied(
+    table_name: str, published: Mapping[str, Feed], life: Life, *, running: bool, policy: SchemaPolicy
+) -> Standing:
+    state, feed = life.state, published.get(table_name)
+    reason = state.reason or ""
+    if state.status == SYNCED:
+        was_plain = state.fed_by is None and state.root_id is None
+        is_plain = was_plain and feed is not None and feed.is_plain(table_name)
+        reason = _FED_ANEW if not is_plain else _NAME_TAKEN if _is_published(state, published) else _RECREATED
+    failed = None
+    if state.status == FAILED:
+        failed, reason = f"failed ({reason})", ""
+    if not life.copied:
+        reason = _NEVER
+    if state.status == COPYING:
+        if running:
+            return Standing(table_name, Due.WAIT, state, reason)
+        failed = "was killed"
+    return Standing(table_name, Due.COPY if policy == "evolve" else Due.BROKEN, state, reason, failed)
+
+
+def _first_copy(found: Standing, life: Life, at: datetime) -> Standing:
+    """One that somebody asked for is tried again by itself where that can help, less and less often."""
+    state = life.state
+    if found.failed is None:
+        return replace(found, due=Due.FIRST)
+    if state.status == FAILED and _needs_somebody(state.reason or ""):
+        return replace(found, due=Due.BROKEN)
+    again = state.at + _pause(life.attempts)
+    if at >= again:
+        return replace(found, due=Due.COPY)
+    return replace(found, due=Due.BROKEN, failed=f"{found.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC")
+
+
+def _needs_somebody(reason: str) -> bool:
+    """Whether a copy failed by what another attempt would meet as well; an error without a name may be a dead JVM's.
+
+    >>> [_needs_somebody(f"{error}: …") for error in ("ConfigError", "TableBusy", "TargetNotWritable", "Py4JNetworkError")]
+    [True, False, False, False]
+    """
+    error = ERRORS.get(reason.partition(":")[0])
+    return error is not None and not error.retryable and not issubclass(error, LakeError)
+
+
+def _pause(attempts: int) -> timedelta:
+    """How long nobody tries after so many attempts.
+
+    >>> [str(_pause(n)) for n in (1, 2, 3, 4, 8, 9, 1000)]
+    ['0:00:00', '0:05:00', '0:10:00', '0:20:00', '5:20:00', '6:00:00', '6:00:00']
+    """
+    return timedelta() if attempts < 2 else min(_SHORTEST_PAUSE * 2 ** min(attempts - 2, 10), _LONGEST_PAUSE)
+
+
+def lives(rows: Iterable[TableState]) -> dict[str, Life]:
+    """Each table's life from the ledger's rows, oldest first."""
+    found: dict[str, Life] = {}
+    for row in rows:
+        before = found.get(row.table_name)
+        copied = row.status != REMOVED and (
+            row.status in (SYNCED, NEEDS_SYNC) or (before is not None and before.copied)
+        )
+        begun = 0 if before is None or row.status in (SYNCED, REMOVED) else before.attempts
+        found[row.table_name] = Life(row, copied, begun + (row.status == COPYING))
+    return found
+
+
+def held_generations(ledger: Ledger) -> dict[str, int]:
+    """Of which of its copies and repairs each target is: one that is under way, or failed, has its number in the ledger already."""
+    rows = ledger.generations()
+    newest = {name: generation for name, generation, _ in rows}
+    return newest | {name: generation for name, generation, status in rows if status == SYNCED}
+
+
+def read_published(
+    connection: psycopg.Connection[tuple[object, ...]], job: Job, barred: Collection[int] | None = None
+) -> dict[str, Feed]:
+    """What of the pipeline's publications feeds each target now, by the target's name.
+
+    ``barred``: see read_feeds(); None: nobody who keeps a table locked is waited for.
+    """
+    return read_feeds(connection, job.pipeline, read_barred(connection).relations if barred is None else barred)
+
+
+def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:
+    """Every table that is published or was copied in the slot's present life, by name."""
+    known = lives(job.table_rows())
+    return [_read(job, name, published, known.get(name)) for name in sorted(known.keys() | published.keys())]
+
+
+def record_removed(job: Job, standings: Iterable[Standing], *, recopied: bool = False) -> list[str]:
+    """Enter into the ledger which tables aren't published any more; returns those that were until now.
+
+    They get no changes: published again, they must be copied again. A table that nobody ever copied has nothing to lose; nor has
+    one that returned and was copied anew since the publications were read, unless what they say is newer (``recopied``).
+    """
+    left = []
+    for found in standings:
+        if (
+            found.due == Due.REMOVED
+            and found.state is not None
+            and _record_removed(job, found.state, recopied=recopied)
+        ):
+            log.warning("table=%s is %s", found.table_name, _LEFT)
+            left.append(found.table_name)
+    return left
+
+
+def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
+    """Whether it was recorded here; another run may write of the same table, or record the same, meanwhile."""
+    state: TableState | None = held
+    for _ in range(_ATTEMPTS):
+        if state is None or state.status == REMOVED or (state.generation != held.generation and not recopied):
+            return False
+        try:
+            job.ledger.append_state(replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_LEFT), state)
+            return True
+        except LateWriter:
+            state = job.table_state(held.table_name)
+    raise LateWriter(f"{held.table_name} isn't published any more, but others kept writing of it meanwhile: run again")
+
+
+def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
+    """Enter into the ledger which first copies are dead that nobody could end; returns whether there were any.
+
+    The pause before the next attempt counts from then: one that was killed after a day would be due again at once otherwise.
+    """
+    recorded = False
+    for found in standings:
+        state = found.state
+        if (
+            state is None
+            or state.status != COPYING
+            or found.reason != _NEVER
+            or found.due not in (Due.COPY, Due.BROKEN)
+        ):
+            continue
+        with (
+            suppress(LockHeld, LateWriter),
+            target_lock(job, found.table_name),
+        ):  # else somebody has taken it up meanwhile
+            job.ledger.append_state(replace(state, at=now(), run_id=job.run_id, status=FAILED, reason=_KILLED), state)
+            recorded = True
+    return recorded
+
+
+def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:
+    """What to tell of published tables without a target, with what to do; None when there are none."""
+    found = due(standings, Due.FIRST)
+    if not found:
+        return None
+    listed = ", ".join(f"{table.table_name} ({table.why})" for table in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return (
+        f"published, but without a copy that changes could be applied to: {listed}{more}; run the initial sync "
+        f"({job.pipeline.pipeline}_initial_sync, or sync), which copies what was never copied"
+    )
+
+
+def due(standings: Iterable[Standing], *kinds: Due) -> list[Standing]:
+    """Those that are due one of these."""
+    return [found for found in standings if found.due in kinds]
+
+
+def states(standings: Iterable[Standing], *kinds: Due) -> list[TableState]:
+    """The states of those that are due one of these and that the ledger knows."""
+    return [found.state for found in due(standings, *kinds) if found.state is not None]
+
+
+def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None) -> Standing:
+    running = life is not None and life.state.status == COPYING and name in published and _is_locked(job, name)
+    policy = job.pipeline.target.policy_of(name)
+    if not job.pipeline.target.copies(name):
+        policy = "fail"  # where only a copy would be exact, the operator decides
+    return standing(name, published, life, running=running, policy=policy)
+
+
+def copies_under_way(job: Job) -> list[str]:
+    """Tables that a run is copying or repairing right now, by name: what has landed since their snapshots waits for them."""
+    states = job.table_states()
+    unfinished = [name for name in sorted(states) if states[name].status in (COPYING, NEEDS_SYNC)]
+    return [name for name in unfinished if _is_locked(job, name)]
+
+
+def _is_locked(job: Job, table: str) -> bool:
+    """Whether a run is at work on the target right now."""
+    try:
+        with target_lock(job, table):
+            return False
+    except LockHeld:
+        return True

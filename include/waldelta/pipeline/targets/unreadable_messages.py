@@ -1,0 +1,300 @@
+"""Messages that can't be read: kept in the quarantine with their bytes, and skipped once an operator says so.
+
+Landing and apply record the message that they can't read, then fail. It stops the slot, or its table, until
+``quarantine --skip`` says that runs go on without it. From then on landing lands it without reading it, and apply leaves it
+out. What it said is lacking in its tables until they are copied or compared with their source as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import (
+    RESOLVED,
+    SKIPPED,
+    UNREADABLE,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    message_key,
+)
+from waldelta.lake.ledger.records import now
+from waldelta.lake.storage import BOOKKEEPING, MESSAGES
+from waldelta.lsn import Lsn
+from waldelta.pgoutput.envelope import NAMES
+from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pgoutput.unread_message import UnreadMessage
+from waldelta.pgoutput.wire import unsigned, without_dump
+from waldelta.pipeline.job import Job, identity_of
+from waldelta.pipeline.targets.lifecycle import held_generations
+
+log = logging.getLogger(__name__)
+
+# Whose table can't be told: any target may lack it.
+ANY_TABLE = "*"
+OF_MESSAGES = f"{BOOKKEEPING}/{MESSAGES}"
+_COMPARED = "its table was compared with the source"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMessage:
+    """A message that can't be read, what it is about, and what was decided; ``tables`` are those that may lack what it says.
+
+    ``row`` is what was told last of it, for the first of these tables.
+    """
+
+    row: IncompleteRow
+    tables: tuple[str, ...]
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether runs go on without it."""
+        return self.row.status == SKIPPED
+
+    @property
+    def kind(self) -> str:
+        """What it is by its first byte."""
+        return str(_details(self.row)["kind"])
+
+    @property
+    def error(self) -> str:
+        """Why it can't be read."""
+        return str(_details(self.row)["error"])
+
+    @property
+    def sent(self) -> SentMessage:
+        """Its bytes and its place."""
+        return (self.row.messages or [])[0]
+
+    @property
+    def is_of_any_table(self) -> bool:
+        """Whether nothing tells which table it is about."""
+        return ANY_TABLE in self.tables
+
+    def is_about(self, tables: Collection[str]) -> bool:
+        """Whether one of these tables may lack what it says."""
+        return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
+
+    def describe(self) -> str:
+        """For the warnings of a run: what it is, who decided, and what to do."""
+        place = f"{self.kind} message {self.row.id} at {Lsn(self.row.lsn or 0)} (transaction {self.sent.xid})"
+        if not self.is_skipped:
+            return f"{place} can't be read, and {self._what_waits()} until it is skipped: {skip_command(self.row.id)}"
+        why = f": {self.row.reason}" if self.row.reason else ""
+        return f"{place} was skipped by {self.row.by}{why}; {self._remedy()}"
+
+    def _what_waits(self) -> str:
+        if self.sent.batch is None:
+            return "nothing behind it lands"
+        return "no table is applied" if self.is_of_any_table else f"{', '.join(self.tables)} gets no changes"
+
+    def _remedy(self) -> str:
+        acknowledged = f"or quarantine --discard --row {self.row.id} once that is settled"
+        if self.is_of_any_table:
+            return f"any table may lack what it said: reconcile all of them, {acknowledged}"
+        if self.tables == (OF_MESSAGES,):
+            return (
+                f"the table of messages lacks it for good: quarantine --discard --row {self.row.id} acknowledges that"
+            )
+        names = ",".join(self.tables)
+        return f"{', '.join(self.tables)} lacks what it said: reconcile --tables {names} --repair, {acknowledged}"
+
+
+def skip_command(message: str) -> str:
+    """How an operator lets runs go on without a message."""
+    return f"quarantine --skip --row {message} --reason … (or the _quarantine DAG with action skip)"
+
+
+def record_unreadable(
+    job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str] | None = None
+) -> DecodeError:
+    """Keep a message that can't be read in the quarantine, unless it is there, and name it and the way past it in the error.
+
+    ``tables`` are the targets that it is about, None where its bytes are to tell. What can't be kept is still named. The error
+    has the message's bytes no more: logs and pages of runs show it, and row_values may keep values of rows from their readers.
+    """
+    err = DecodeError(err.message, err.field, err.offset, without_dump(err.detail), err.row)
+    tables = tables or tables_of(job, unread)
+    named = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
+    detail = f"{err.detail}; transaction {unread.xid}, {named}; to go on without it: {skip_command(unread.id)}"
+    try:
+        _record(job, unread, err, tables)
+    except (WaldeltaError, OSError) as failed:
+        log.warning("message %s can't be recorded: %s", unread.id, failed)
+    error = DecodeError(err.message, err.field, err.offset, detail, err.row)
+    error.unread = unread
+    return error
+
+
+def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str]) -> None:
+    known = {row.id for message in open_messages(job.ledger, job.pipeline.source.slot) for row in [message.row]}
+    if unread.id in known:
+        return
+    generations, at = held_generations(job.ledger), now()
+    details = {
+        "kind": NAMES.get(unread.kind, f"unknown ({unread.raw[:1].hex()})"),
+        "error": f"{err.field} at byte {err.offset}: {err.detail}",
+        "incarnation": job.slot_identity().incarnation,
+    }
+    sent = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
+    Quarantine(job.pipeline.target.root, job.storage_options).add(
+        [
+            # Of batch 0, so that no run that applies the message's batch again replaces the row.
+            IncompleteRow(at, job.run_id, UNREADABLE, name, generations.get(name, 0), 0, message_key(unread.id),
+                          sent=json.dumps(details), lsn=unread.lsn, reason=str(err), messages=[sent])
+            for name in tables
+        ]
+    )  # fmt: skip
+    log.error("message %s can't be read and is kept in the quarantine", unread.id)
+
+
+def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
+    """The targets that a message is about by the relations it names; ANY_TABLE where these aren't known."""
+    if unread.kind == "M":
+        return (OF_MESSAGES,)
+    relations = set(_relations(unread))
+    found = sorted(n for n, state in job.table_states().items() if not relations.isdisjoint(state.relation_ids))
+    return tuple(found) or (ANY_TABLE,)
+
+
+def _relations(unread: UnreadMessage) -> Iterator[int]:
+    """The oids of the relations that a message names; those of both ways to read it where nobody knows whether it was streamed."""
+    for streamed in (False, True) if unread.streamed is None else (unread.streamed,):
+        if unread.kind in ("R", "I", "U", "D"):
+            if (oid := unsigned(unread.raw, 5 if streamed else 1)) is not None:
+                yield oid
+        elif unread.kind == "T":
+            try:
+                yield from read_truncate(unread.raw, streamed=streamed).relation_ids
+            except DecodeError:
+                continue
+
+
+def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
+    """Messages that wait for a decision, and skipped ones whose tables may still lack what they said; oldest first.
+
+    A table lacks it until it is copied anew, or a repair has compared all of it; where nothing tells the table, until the
+    slot's next life.
+    """
+    rows = Quarantine(ledger.root, ledger.storage_options).messages()
+    if not rows:
+        return []
+    generations = held_generations(ledger)
+    try:
+        life = identity_of(slot, ledger.slot_lives()).incarnation
+    except SlotMissing:
+        life = ""
+    latest = {(row.id, row.table_name, row.generation): row for row in rows}
+    found: dict[str, list[IncompleteRow]] = {}
+    for row in latest.values():
+        if row.status in (UNREADABLE, SKIPPED) and _is_current(row, generations, life):
+            found.setdefault(row.id, []).append(row)
+    messages = [OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in found.values()]
+    return sorted(messages, key=lambda message: message.row.at)
+
+
+def _is_current(row: IncompleteRow, generations: dict[str, int], life: str) -> bool:
+    if row.table_name in generations:
+        return generations[row.table_name] == row.generation
+    return bool(_details(row)["incarnation"] == life)
+
+
+def _details(row: IncompleteRow) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": "", "error": "", "incarnation": ""} | json.loads(row.sent or "{}")
+    return found
+
+
+def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
+    """Messages that landing doesn't read, by position and id."""
+    rows = Quarantine(job.pipeline.target.root, job.storage_options).messages()
+    return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
+
+
+def skip_messages(job: Job, messages: Collection[str], *, by: str, reason: str | None) -> list[dict[str, Any]]:
+    """Let runs go on without these messages (ids); all of them, or none. Returns them.
+
+    Raises ConfigError for one that doesn't wait for a decision, and without a reason.
+    """
+    if not messages:
+        raise ConfigError("name the messages that are to be skipped (--row)")
+    if not reason:
+        raise ConfigError("say why the messages are to be skipped (--reason): their tables lack what they said")
+    waiting = {m.row.id: m for m in open_messages(job.ledger, job.pipeline.source.slot) if not m.is_skipped}
+    if unknown := sorted(set(messages) - waiting.keys()):
+        raise ConfigError(f"no message that can't be read: {', '.join(unknown)}: quarantine says which there are")
+    chosen = [waiting[message] for message in sorted(set(messages))]
+    _decide(job, chosen, SKIPPED, by, reason)
+    return [as_json(replace(one, row=replace(one.row, status=SKIPPED, by=by, reason=reason))) for one in chosen]
+
+
+def acknowledge_messages(job: Job, messages: Collection[str], *, by: str, reason: str | None) -> list[dict[str, Any]]:
+    """Say of skipped messages (ids) that nobody has to be told of them any more; ids of anything else are left alone."""
+    known = {message.row.id: message for message in open_messages(job.ledger, job.pipeline.source.slot)}
+    chosen = [known[message] for message in sorted(known.keys() & set(messages))]
+    if waiting := [one.row.id for one in chosen if not one.is_skipped]:
+        raise ConfigError(f"{', '.join(waiting)} can't be read and stops what is behind it: {skip_command(waiting[0])}")
+    _decide(job, chosen, RESOLVED, by, reason)
+    return [as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason))) for one in chosen]
+
+
+def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
+    """Say of messages skipped before a moment that these tables don't lack them: a comparison of all rows began then."""
+    found = [
+        replace(message, tables=tuple(name for name in message.tables if name in tables))
+        for message in open_messages(job.ledger, job.pipeline.source.slot)
+        if message.is_skipped and datetime.fromisoformat(_details(message.row)["decided"]) < before
+    ]
+    _decide(job, [message for message in found if message.tables], RESOLVED, None, _COMPARED)
+
+
+def _decide(job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None) -> None:
+    generations, at = held_generations(job.ledger), now()
+    rows = [
+        replace(
+            message.row, at=at, run_id=job.run_id, status=status, by=by, reason=reason, table_name=name,
+            generation=generations.get(name, 0),
+            # A repair takes the row along, as of later.
+            sent=json.dumps(_details(message.row) | {"decided": at.isoformat()}),
+        )
+        for message in messages
+        for name in message.tables
+    ]  # fmt: skip
+    if rows:
+        Quarantine(job.pipeline.target.root, job.storage_options).add(rows)
+
+
+def notices(job: Job) -> list[str]:
+    """What every run says of messages that can't be read."""
+    return [message.describe() for message in open_messages(job.ledger, job.pipeline.source.slot)]
+
+
+def as_json(message: OpenMessage) -> dict[str, Any]:
+    """A message for people, JSON-ready: with all that the list says of a row, and why it can't be read."""
+    row, sent = message.row, message.sent
+    raw = sent.raw.hex() if sent.raw is not None else None
+    return {
+        "id": row.id,
+        "status": row.status,
+        "table": ", ".join(message.tables),
+        "key": None,
+        "lsn": str(Lsn(row.lsn or 0)),
+        "commit_ts": None,
+        "reason": row.reason,
+        "lacking": [],
+        "sent": None,
+        "messages": [
+            {"batch": sent.batch, "seq": sent.seq, "lsn": str(Lsn(row.lsn or 0)), "xid": sent.xid, "raw": raw}
+        ],
+        "run_id": row.run_id,
+        "kind": message.kind,
+        "error": message.error,
+        "by": row.by,
+        "at": row.at.isoformat(),
+    }

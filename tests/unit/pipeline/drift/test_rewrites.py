@@ -1,0 +1,105 @@
+"""What the catalogs tell of rewrites, as a table of cases: the column's row and the table's file, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from waldelta.lake.ledger.records import (
+    AttributeState,
+    ColumnState,
+    FileState,
+    LabelState,
+    StorageState,
+    TableState,
+    now,
+)
+from waldelta.pipeline.drift.rewrites import relabelled, rewritten, to_record, unsent_changes
+
+
+def stored(files, *attributes):
+    """Files by oid; attributes as (attnum, xmin, has_missing, default_oid), as far as they matter."""
+    return StorageState([FileState(*f) for f in files.items()], [AttributeState(*a) for a in attributes])
+
+
+ATTRIBUTES = [(1, 700), (2, 700, True, 90), (3, 700, True)]
+BEFORE = stored({1: 10}, *ATTRIBUTES)
+
+# The catalogs now, the columns that may hold other values.
+CASES = {
+    "nothing": (BEFORE, set()),
+    "vacuum full of a table without such values": (stored({1: 11}, *ATTRIBUTES), set()),
+    "vacuum full fills in what old rows showed": (stored({1: 11}, (1, 700), (2, 800, False, 90), (3, 700, True)), set()),
+    "that may have been an ALTER, if the default is gone": (stored({1: 11}, (1, 700), (2, 700, True, 90), (3, 800)), {3}),
+    "alter type makes the default anew": (stored({1: 11}, (1, 700), (2, 800, False, 91), (3, 700, True)), {2}),
+    "alter type": (stored({1: 11}, (1, 800), (2, 800, False, 90), (3, 700, True)), {1}),
+    "grant, set statistics and the like": (stored({1: 10}, (1, 800), (2, 700, True, 90), (3, 700, True)), set()),
+    "a new column": (stored({1: 10}, *ATTRIBUTES, (4, 800)), set()),
+    "a new column and a new file": (stored({1: 11}, *ATTRIBUTES, (4, 800)), {4}),
+    "a dropped column": (stored({1: 11}, (2, 700, True, 90), (3, 700, True)), set()),
+    "a leaf that came": (stored({1: 10, 5: 50}, (1, 800), (2, 700, True, 90), (3, 700, True)), set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_which_columns_a_rewrite_may_have_changed(case):
+    present, expected = CASES[case]
+    assert rewritten(BEFORE, present) == expected
+
+
+def state(storage):
+    columns = [ColumnState(n, 23, -1, "integer", "int", not_null=False, attnum=k) for k, n in enumerate("abc", 1)]
+    return TableState(now(), "r", "public.t", 1, "synced", columns=columns, storage=storage)
+
+
+def test_a_target_without_a_record_gets_one():
+    """Rows of versions that recorded none say nothing about earlier rewrites."""
+    assert unsent_changes(state(None), BEFORE) == []
+    recorded = to_record(state(None), BEFORE)
+    assert recorded is not None
+    assert recorded.storage == BEFORE
+
+
+def test_what_is_recorded():
+    """Any other storage, but for one that a new copy or the first rows of a new column have to be judged by."""
+    assert to_record(state(BEFORE), BEFORE) is None
+    assert to_record(state(BEFORE), None) is None
+    for case, (present, expected) in CASES.items():
+        recorded = to_record(state(BEFORE), present)
+        assert (recorded is None) is (bool(expected) or present == BEFORE), case
+    (what,) = unsent_changes(state(BEFORE), CASES["alter type"][0])
+    assert what == "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (a)"
+    assert unsent_changes(state(BEFORE), CASES["a new column and a new file"][0]) == []
+
+
+def test_what_came_and_went_is_recorded_while_a_new_column_waits():
+    """It was told, and is no news in the next run; the old files stay, by which the column's first rows are judged."""
+    before = stored({1: 10, 2: 20}, *ATTRIBUTES)
+    now_there = stored({1: 11, 3: 30}, *ATTRIBUTES, (4, 800))
+    recorded = to_record(state(before), now_there)
+    assert recorded.storage == stored({1: 10, 3: 30}, *ATTRIBUTES)
+    assert to_record(recorded, now_there) is None
+    assert rewritten(recorded.storage, now_there) == {4}
+
+
+# Labels now, where the second column had "sad" and "ok" (of oids 5 and 6), and those columns that print otherwise.
+LABELS = {
+    "nothing": ([(2, 5, "sad"), (2, 6, "ok")], set()),
+    "renamed": ([(2, 5, "blue"), (2, 6, "ok")], {2}),
+    "swapped": ([(2, 5, "ok"), (2, 6, "sad")], {2}),
+    "added": ([(2, 5, "sad"), (2, 6, "ok"), (2, 7, "glad")], set()),
+    "another column of the type": ([(2, 5, "sad"), (2, 6, "ok"), (3, 5, "blue")], set()),
+    "the column went": ([], set()),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_which_columns_print_otherwise(case):
+    labels, expected = LABELS[case]
+    then = replace(BEFORE, labels=[LabelState(2, 5, "sad"), LabelState(2, 6, "ok")])
+    present = replace(BEFORE, labels=[LabelState(*label) for label in labels])
+    assert relabelled(then, present) == expected
+    # What an earlier version recorded has none, and says nothing.
+    assert relabelled(replace(then, labels=[]), present) == set()
+    assert (to_record(state(then), present) is None) is (bool(expected) or present == then)

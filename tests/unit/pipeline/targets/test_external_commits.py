@@ -1,0 +1,174 @@
+"""What a target's Delta log tells: whose commits change data, which versions can be read, how far runs have looked."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import PyFileSystem
+
+from waldelta.errors import StateError
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.lake.storage import rooted, sync_commits
+from waldelta.pipeline.targets.external_commits import look, looked_upto
+
+ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
+OURS = '{"waldelta": {"verb": "apply"}}'
+
+
+def as_ours(metadata=OURS):
+    return CommitProperties(custom_metadata={"userMetadata": metadata})
+
+
+@pytest.fixture
+def uri(lake):
+    """A table of two files, committed by us up to version 1."""
+    for mode in ("error", "append"):
+        write_deltalake(f"{lake}/t", ROWS, mode=mode, commit_properties=as_ours())
+    return f"{lake}/t"
+
+
+def merge(uri):
+    found = DeltaTable(uri).merge(ROWS, "t.id = s.id", source_alias="s", target_alias="t")
+    found.when_matched_update_all().execute()
+
+
+def vacuum(uri):
+    DeltaTable(uri).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
+CASES = {
+    "append": (lambda uri: write_deltalake(uri, ROWS, mode="append"), ["WRITE"]),
+    "overwrite": (lambda uri: write_deltalake(uri, ROWS, mode="overwrite"), ["WRITE"]),
+    "update": (lambda uri: DeltaTable(uri).update({"v": "'x'"}, predicate="id = 1"), ["UPDATE"]),
+    "delete": (lambda uri: DeltaTable(uri).delete("id = 1"), ["DELETE"]),
+    "merge": (merge, ["MERGE"]),
+    "restore": (lambda uri: DeltaTable(uri).restore(0), ["RESTORE"]),
+    "other metadata": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours('["x"]')), ["WRITE"]),
+    "our own": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours()), []),
+    "optimize": (lambda uri: DeltaTable(uri).optimize.compact(), []),
+    "vacuum": (vacuum, []),
+    "property": (lambda uri: DeltaTable(uri).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"}), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("act, told", CASES.values(), ids=CASES)
+def test_commits_of_others_that_change_data_are_found(uri, act, told):
+    act(uri)
+    seen = look(DeltaLog(uri), 1, DeltaTable(uri).version())
+    assert [commit.operation for commit in seen.commits] == told
+    assert all("delta-rs" in commit.by and now() - commit.at < timedelta(minutes=1) for commit in seen.commits)
+
+
+def test_our_own_commits_say_how_far_was_looked(uri):
+    """What lies beside them is looked at again, what lies before isn't even read."""
+    write_deltalake(uri, ROWS, mode="append")
+    write_deltalake(uri, ROWS, mode="append")
+    ours = '{"waldelta": {"verb": "apply", "looked": 2}}'
+    write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours(ours))
+    assert [commit.version for commit in look(DeltaLog(uri), 1, 4).commits] == [3]
+
+
+def commit_of(uri, folder, path):
+    """An external writer's commit of one file, or of one whose rows are marked as gone in another one."""
+    of_marks = {"deletionVector": path | {"sizeInBytes": 1, "cardinality": 1}} if isinstance(path, dict) else {}
+    path = "gone.parquet" if of_marks else path.format(folder=folder)
+    add = of_marks | {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    lines = [{"commitInfo": {"operation": "WRITE", "engineInfo": "x", "timestamp": 1}}, {"add": add}]
+    entry = folder / "_delta_log" / f"{DeltaTable(uri).version() + 1:020d}.json"
+    entry.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+STRAYS = {
+    "a FIFO": ("fifo", "no regular file"),
+    "a folder": ("folder", "no regular file"),
+    "another folder's file": ("../secret", "isn't in its folder"),
+    "by a detour": ("a/../../secret", "isn't in its folder"),
+    "by percents": ("%2e%2e/secret", "isn't in its folder"),
+    "an absolute path": ("/etc/passwd", "isn't in its folder"),
+    "a shallow clone's file": ("file:{folder}/../secret", "isn't in its folder"),
+    "a URI with a host": ("file://localhost/etc/passwd", "isn't in its folder"),
+    "another bucket's file": ("s3a://elsewhere/secret.parquet", "isn't in its folder"),
+    "a URI in percents": ("file%3A/etc/passwd", "isn't in its folder"),
+    "marks elsewhere": ({"storageType": "p", "pathOrInlineDv": "file:/etc/secret"}, "isn't in its folder"),
+    "a file that is gone": ("gone.parquet", None),
+    "a file": ("day=a:b/here.parquet", None),
+}
+
+
+@pytest.mark.parametrize("path, wrong", STRAYS.values(), ids=STRAYS)
+def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong):
+    """And to force it onto the disk waits for nobody: neither opens what isn't the table's."""
+    folder = tmp_path / "lake/t"
+    os.mkfifo(folder / "fifo")
+    (folder / "folder").mkdir()
+    (tmp_path / "lake/secret").write_text("x")
+    (folder / "day=a:b").mkdir()
+    (folder / "day=a:b/here.parquet").touch()
+    commit_of(uri, folder, path)
+    done = []
+    syncing = threading.Thread(target=lambda: done.append(sync_commits(uri, [2])), daemon=True)
+    syncing.start()
+    syncing.join(20)
+    assert done == [None]
+    if wrong is None:
+        assert [commit.version for commit in look(DeltaLog(uri), 1, 2).commits] == [2]
+    else:
+        with pytest.raises(StateError, match=f"version 2 .WRITE by x.* {wrong}: .* run the initial sync") as refused:
+            look(DeltaLog(uri), 1, 2)
+        assert "secret" not in str(refused.value)
+
+
+def test_a_log_that_does_not_reach_back_is_told(uri, tmp_path):
+    for _ in range(3):
+        write_deltalake(uri, ROWS, mode="append")
+    (tmp_path / "lake/t/_delta_log" / f"{3:020d}.json").unlink()
+    seen = look(DeltaLog(uri), 1, 4)
+    assert ([commit.version for commit in seen.commits], seen.lacks) == ([4], 3)
+
+
+def test_a_vacuum_says_what_it_kept(uri):
+    DeltaTable(uri).optimize.compact()
+    vacuum(uri)
+    kept = now() - look(DeltaLog(uri), 1, DeltaTable(uri).version()).vacuumed
+    assert timedelta(0) <= kept < timedelta(minutes=1)
+
+
+def test_what_was_looked_through(lake):
+    """Of the copy's version and the newest cut's the later one; a cut of another copy says nothing."""
+    cut = BatchCut(now(), "r", 1, 1, None, [TargetCut("t", 2, 7)])
+    cases = {(2, 5): 7, (2, 9): 9, (2, None): 7, (3, 5): 5, (3, None): None}
+    states = {case: TableState(now(), "r", "t", case[0], "synced", version=case[1]) for case in cases}
+    assert {case: looked_upto(cut, state) for case, state in states.items()} == cases
+
+
+@pytest.mark.parametrize("files", [rooted, lambda uri, options: PyFileSystem(DeltaStorageHandler(uri, options))])
+def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, monkeypatch, files):
+    """On a disk, and as an object store's files are asked for."""
+    monkeypatch.setattr("waldelta.lake.delta_log.rooted", files)
+    log = DeltaLog(uri)
+    write_deltalake(uri, ROWS, mode="append")  # 2
+    assert all(log.can_be_read_at(version) for version in (0, 1, 2))
+    assert not log.can_be_read_at(3)
+    DeltaTable(uri).optimize.compact()  # 3
+    assert log.same_rows_as(2) == 3
+    assert log.can_be_read_at(2)
+    vacuum(uri)  # 4, 5
+    assert [log.can_be_read_at(version) for version in (0, 1, 2, 3)] == [False, False, False, True]
+    assert log.same_rows_as(2) == 5
+    write_deltalake(uri, ROWS, mode="overwrite")  # 6
+    assert log.same_rows_as(2) == 5
+    assert log.can_be_read_at(5)
+    (tmp_path / "lake/t/_delta_log" / f"{0:020d}.json").unlink()
+    assert [log.can_be_read_at(version) for version in (5, 6)] == [False, True]
+
+
+def test_a_table_that_is_gone_cannot_be_read(lake):
+    assert not DeltaLog(f"{lake}/nothing").can_be_read_at(0)
