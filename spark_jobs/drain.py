@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from spark_jobs.land import land
-from waldelta.bite import Bites
 from waldelta.config.pipeline_file import Source
-from waldelta.consume import SlotIdentity, consume, move_idle_slot
 from waldelta.errors import (
     BiteTooLarge,
     DecodeError,
@@ -24,21 +22,23 @@ from waldelta.errors import (
     SourceError,
     StandbyAway,
 )
-from waldelta.failover import check_followed
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.storage import check_writable
 from waldelta.lsn import Lsn
-from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.quantities import counted
-from waldelta.recover import check_unmoved, recover, slot_move
-from waldelta.slot import check_received
-from waldelta.standby import slot_position
-from waldelta.unreadable import Reading
+from waldelta.slot.acknowledge import SlotIdentity, consume, move_idle_slot
+from waldelta.slot.failover import check_followed
+from waldelta.slot.read.decode_failure import Reading
+from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
+from waldelta.slot.read.read_window import Bites
+from waldelta.slot.recovery import check_unmoved, recover, slot_move
+from waldelta.slot.slot import check_received
+from waldelta.slot.standby import slot_position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,7 +2,7 @@
 
 ::
 
-    land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.consume)
+    land    slot -> change log, and the slot consumed up to what has landed    (drain, land; waldelta.slot.acknowledge)
             of a large backlog, whole steps are applied meanwhile              (overlap)
     apply   change log -> targets, one commit each                             (plan, decode, collapse, merge)
             and, when asked for, logical messages -> their own table           (messages)
@@ -24,17 +24,13 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from waldelta.consume import confirmed_lsn
 from waldelta.errors import ApplyError, LockHeld, SlotGap, SlotUnreadable, StateError, SyncFailed, WaldeltaError
-from waldelta.failover import check_system
 from waldelta.failpoints import fault_point
-from waldelta.gap import breaks_recorded, describe, gaps_recorded
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.ledger.quarantine import IncompleteRow
 from waldelta.lake.ledger.records import BatchCut, now
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
-from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.pipeline.job import Job
@@ -47,11 +43,15 @@ from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published
 from waldelta.quantities import counted
 from waldelta.quarantined import tell_anew
-from waldelta.recover import never_compared
 from waldelta.replay import REPLAY, is_replay, read_span
-from waldelta.slot import read_slot
-from waldelta.slot_health import critical, reading, slot_warnings, tell
-from waldelta.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.failover import check_system
+from waldelta.slot.gaps import breaks_recorded, describe, gaps_recorded
+from waldelta.slot.health import critical, reading, slot_warnings, tell
+from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.recovery import never_compared
+from waldelta.slot.slot import read_slot
+from waldelta.slot.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,15 +14,15 @@ from deltalake.exceptions import DeltaError
 from spark_jobs.attempts import told as told_error
 from spark_jobs.tasks import run_tasks
 from spark_jobs.writable import write_error
-from waldelta.asked import Asked
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import DecodeError
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pipeline.task_errors import named_error
+from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
+from waldelta.slot.read.read_request import Asked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

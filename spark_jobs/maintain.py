@@ -32,7 +32,7 @@ from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied, synced_states, uri_of
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
-from waldelta.saved import saved_upto
+from waldelta.slot.durable_position import saved_upto
 from waldelta.spark_sql import path
 
 if TYPE_CHECKING:

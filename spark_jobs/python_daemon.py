@@ -14,7 +14,7 @@ from pyspark.daemon import manager
 import spark_jobs.copy_files
 import spark_jobs.merge_files
 import spark_jobs.stage_tasks  # noqa: F401
-import waldelta.peek  # noqa: F401
+import waldelta.slot.read.peek  # noqa: F401
 
 if __name__ == "__main__":
     manager()

@@ -20,7 +20,6 @@ from spark_jobs.repair import Again, reread_rows
 from spark_jobs.repair_end import end_killed_repairs
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
-from waldelta.failover import check_source
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,
@@ -45,6 +44,7 @@ from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres.connection import describe, named_loss
 from waldelta.quantities import counted
 from waldelta.quarantined import current_user, tell_anew
+from waldelta.slot.failover import check_source
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
 
 if TYPE_CHECKING:

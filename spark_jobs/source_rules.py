@@ -16,7 +16,6 @@ from spark_jobs.expectation_suite import SourceRules
 from spark_jobs.freshness import Lag, freshness_limits
 from spark_jobs.references import Changed, Lake, plan_references, touched
 from waldelta.check_constraints import read_check_constraints
-from waldelta.consume import confirmed_lsn
 from waldelta.declared_types import read_declared_types
 from waldelta.enum_labels import read_enum_labels
 from waldelta.errors import SourceError, StateError, WaldeltaError
@@ -24,12 +23,13 @@ from waldelta.foreign_keys import ForeignKey, read_foreign_keys
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.pipeline.run_result import RunResult
 from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
 from waldelta.postgres.lock_waits import read_around
-from waldelta.standby import slot_position
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.slot.standby import slot_position
 
 if TYPE_CHECKING:
     from waldelta.lake.ledger.records import BatchCut, TableState

@@ -30,7 +30,6 @@ from spark_jobs.sync_result import SyncResult, synced_state
 from spark_jobs.target import target_columns
 from spark_jobs.write_copy import CopyRows, keep_target, write_copy
 from waldelta.config.target_mode import MIRROR
-from waldelta.consume import SlotIdentity
 from waldelta.errors import (
     ConfigError,
     LateWriter,
@@ -41,9 +40,7 @@ from waldelta.errors import (
     SyncFailed,
     WaldeltaError,
 )
-from waldelta.failover import check_source
 from waldelta.failpoints import fault_point
-from waldelta.gap import close_gaps
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.records import StorageState, TableState, now
 from waldelta.lake.storage import check_writable
@@ -59,6 +56,9 @@ from waldelta.postgres.connection import describe, named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.skipped_copy import check_skipped_copy, skip_copy
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.slot.failover import check_source
+from waldelta.slot.gaps import close_gaps
 from waldelta.snapshot.exported_snapshot import (
     Chunk,
     SnapshotHolder,

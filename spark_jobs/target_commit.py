@@ -24,7 +24,6 @@ from spark_jobs.merge import (
     void_statement,
 )
 from spark_jobs.target import set_generation, write_error
-from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.delta_log import DeltaLog, read_metadata
@@ -35,6 +34,7 @@ from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.reported_commits import Told
 from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
+from waldelta.slot.acknowledge import SlotIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from spark_jobs.applied import Applied, isolated
 from spark_jobs.target_commit import read_unreported
-from waldelta.consume import SlotIdentity
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.reported_commits import Told
 from waldelta.pipeline.targets.lifecycle import SYNCED, Standing
+from waldelta.slot.acknowledge import SlotIdentity
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from spark_jobs.land import land
 from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.peek import LANDING_SCHEMA, PeekBound
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import read_position
+from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound
 
 
 def land_only(spark, job, batch):

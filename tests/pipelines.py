@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.consume import confirmed_lsn
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.pipeline.job import Job, load_job
 from waldelta.postgres.server_position import read_position
+from waldelta.slot.acknowledge import confirmed_lsn
 
 
 def pipeline_file(

@@ -14,16 +14,11 @@ from typing import Any
 
 import psycopg
 
-from waldelta.asked import Asked
-from waldelta.consume import SlotIdentity, move_idle_slot
 from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, StateError
-from waldelta.failover import check_system
-from waldelta.gap import gaps_recorded
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lsn import Lsn
-from waldelta.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
@@ -47,11 +42,16 @@ from waldelta.postgres.lock_waits import limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published, unpublished
-from waldelta.recover import check_unmoved, recover, slot_move
-from waldelta.slot_count import first_message
-from waldelta.slot_health import critical, slot_warnings, tell
-from waldelta.standby import check_slot, slot_position, standby_warnings
-from waldelta.unreadable import check_next
+from waldelta.slot.acknowledge import SlotIdentity, move_idle_slot
+from waldelta.slot.failover import check_system
+from waldelta.slot.gaps import gaps_recorded
+from waldelta.slot.health import critical, slot_warnings, tell
+from waldelta.slot.read.decode_failure import check_next
+from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
+from waldelta.slot.read.read_request import Asked
+from waldelta.slot.recovery import check_unmoved, recover, slot_move
+from waldelta.slot.standby import check_slot, slot_position, standby_warnings
+from waldelta.slot.verify.slot_count import first_message
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import psycopg
 
-from waldelta.consume import name_of_kept
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.publication import Mark, PublicationState, plan_drop, read_marked
 from waldelta.quantities import size
 from waldelta.setup import run_statements
-from waldelta.slot import PLUGIN, SlotState, drop_slot, read_slot
+from waldelta.slot.acknowledge import name_of_kept
+from waldelta.slot.slot import PLUGIN, SlotState, drop_slot, read_slot
 
 Connection = psycopg.Connection[Any]
 

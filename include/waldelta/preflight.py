@@ -18,7 +18,7 @@ from waldelta.pipeline.report_folder import judge_docs
 from waldelta.publication import Mark, PublicationState
 from waldelta.quantities import counted, size
 from waldelta.row_filter import parse_row_filter
-from waldelta.slot import SlotState, check_ours
+from waldelta.slot.slot import SlotState, check_ours
 from waldelta.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
 from waldelta.table_preflight import judge_binary, judge_table
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.quarantined import current_user
+from waldelta.slot.acknowledge import SlotIdentity
 
 
 def release_tables(

@@ -12,20 +12,20 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
-from waldelta.failover import check_system
 from waldelta.failpoints import fault_point
-from waldelta.gap import BREAKS, describe, open_gaps, record_gap
 from waldelta.lake.ledger.records import Gap
 from waldelta.lake.storage import check_writable
-from waldelta.peek import end_old_backends
 from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import read_position
-from waldelta.recover import recover
 from waldelta.setup import carry_out
 from waldelta.setup_slot import beyond, made_here, slot_life
-from waldelta.slot import check_health, check_ours, read_slot
-from waldelta.standby import slot_position
+from waldelta.slot.failover import check_system
+from waldelta.slot.gaps import BREAKS, describe, open_gaps, record_gap
+from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import check_health, check_ours, read_slot
+from waldelta.slot.standby import slot_position
 from waldelta.where_preflight import Translate, resolvable
 
 log = logging.getLogger(__name__)

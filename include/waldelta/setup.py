@@ -24,7 +24,6 @@ from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, gathered, problem, warning
 from waldelta.grants import sql_name
 from waldelta.lake.storage import check_writable
-from waldelta.peek import end_old_backends
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
 from waldelta.pipeline.job import Job
@@ -56,9 +55,10 @@ from waldelta.setup_slot import (
     slot_life,
     slot_that_stays,
 )
-from waldelta.slot import PLUGIN, SlotState, read_slot
+from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.slot import PLUGIN, SlotState, read_slot
+from waldelta.slot.standby import left_on_primary
 from waldelta.source_facts import Facts, read_facts
-from waldelta.standby import left_on_primary
 from waldelta.standby_preflight import judge_standby
 from waldelta.suites_preflight import judge_suites
 from waldelta.target_preflight import plan_targets

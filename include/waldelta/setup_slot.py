@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 
 from waldelta.config.pipeline_file import Source
-from waldelta.consume import kept_copy
 from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, problem, warning
@@ -20,8 +19,9 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import size
-from waldelta.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
-from waldelta.standby import slot_position, snapshots_logged, wait_replayed
+from waldelta.slot.acknowledge import kept_copy
+from waldelta.slot.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
+from waldelta.slot.standby import slot_position, snapshots_logged, wait_replayed
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from psycopg.rows import namedtuple_row
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
 from waldelta.publication import PublicationState
-from waldelta.slot import SlotState
+from waldelta.slot.slot import SlotState
 
 Connection = psycopg.Connection[Any]
 

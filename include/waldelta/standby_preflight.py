@@ -17,8 +17,8 @@ from waldelta.errors import (
 )
 from waldelta.findings import Finding, problem, warning
 from waldelta.pipeline.job import Job
+from waldelta.slot.standby import left_on_primary, slot_position
 from waldelta.source_facts import Facts, ServerFacts
-from waldelta.standby import left_on_primary, slot_position
 
 Connection = psycopg.Connection[Any]
 

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from waldelta.errors import StateError
-from waldelta.gap import open_gaps
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import Gap, TableState, now
 from waldelta.lsn import Lsn
@@ -20,9 +19,10 @@ from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.quantities import counted
-from waldelta.slot import SlotState, read_slot
-from waldelta.slot_health import SlotWarning, forecast, slot_warnings
-from waldelta.standby import slot_position, standby_warnings
+from waldelta.slot.gaps import open_gaps
+from waldelta.slot.health import SlotWarning, forecast, slot_warnings
+from waldelta.slot.slot import SlotState, read_slot
+from waldelta.slot.standby import slot_position, standby_warnings
 
 
 def read_status(job: Job) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from waldelta.config.pipeline_file import Source
 from waldelta.errors import PublicationGone, SourceUnreachable
 from waldelta.findings import Finding, problem, warning
 from waldelta.lsn import Lsn
-from waldelta.peek import call, peek_error, whole
 from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
 from waldelta.publication import PublicationState
-from waldelta.slot import PLUGIN
+from waldelta.slot.read.peek import call, peek_error, whole
+from waldelta.slot.slot import PLUGIN
 from waldelta.source_facts import Facts
 
 log = logging.getLogger(__name__)

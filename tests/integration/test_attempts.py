@@ -14,7 +14,7 @@ from spark_jobs.tasks import run_tasks
 from tests.pipelines import pipeline_file
 from waldelta.errors import ApplyError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound
+from waldelta.slot.read.peek import PeekBound
 
 pytestmark = pytest.mark.spark
 

@@ -15,13 +15,13 @@ from spark_jobs.maintain import run_maintain
 from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotGap
-from waldelta.gap import open_gaps
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.slot.gaps import open_gaps
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -132,7 +132,9 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
     database.execute("checkpoint")
     with monkeypatch.context() as old:
         old.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
-        old.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))  # a checkpoint is known in whole seconds
+        old.setattr(
+            "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+        )  # a checkpoint is known in whole seconds
         run_maintain(spark, replace(job, run_id="maintain"))
     assert log.sizes(0, 99) == {}
     land(spark, database, replace(job, run_id="run 4"), 4)

@@ -14,7 +14,6 @@ from spark_jobs.sync import sync
 from tests.pipelines import pipeline_file
 from waldelta.idle import look
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
-from waldelta.pending import oldest_unapplied, oldest_unread
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -22,6 +21,7 @@ from waldelta.postgres.server_position import read_position
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
 from waldelta.setup import apply_setup
+from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

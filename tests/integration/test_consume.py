@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-import waldelta.consume as consume_module
+import waldelta.slot.acknowledge as consume_module
 from spark_jobs.drain import drain
 from spark_jobs.flow import land_stage
 from spark_jobs.pipeline import Pipeline
 from tests.landing import land_only, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta import slot_count
-from waldelta.consume import confirmed_lsn, consume
 from waldelta.errors import (
     ConsumeMismatch,
     LateWriter,
@@ -27,7 +25,9 @@ from waldelta.errors import (
 )
 from waldelta.idle import look
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
-from waldelta.recover import never_compared, slot_move
+from waldelta.slot.acknowledge import confirmed_lsn, consume
+from waldelta.slot.recovery import never_compared, slot_move
+from waldelta.slot.verify import slot_count
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -112,7 +112,7 @@ def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
 
 def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, database, lake, monkeypatch, caplog):
     """It is counted by its texts then, in another session, while the copy that is the way back stays; fewer changes aren't asked about."""
-    caplog.set_level("INFO", "waldelta.consume")
+    caplog.set_level("INFO", "waldelta.slot.acknowledge")
     database.execute("create table t(id int primary key, acls aclitem[])")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     database.execute("insert into t select g, '{postgres=r/postgres}' from generate_series(1, 100) g")
@@ -210,8 +210,8 @@ def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatc
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
     database.execute("insert into t values (1, 'a')")
-    monkeypatch.setattr("waldelta.consume._advance", lambda *_: None)
-    monkeypatch.setattr("waldelta.consume._get_verified", lambda *_: None)
+    monkeypatch.setattr("waldelta.slot.acknowledge._advance", lambda *_: None)
+    monkeypatch.setattr("waldelta.slot.acknowledge._get_verified", lambda *_: None)
     with pytest.raises(SlotStuck, match="should have moved to"):
         drain(spark, job)
 
@@ -241,7 +241,7 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
 
     database.execute("insert into t values (1, 'a')")
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.consume.fault_point", lose_backend)
+        patched.setattr("waldelta.slot.acknowledge.fault_point", lose_backend)
         if differs:
             wrongly_counted(patched)
         lost = r"consumed .* but landed .* in batch 1; .* could not be kept" if differs else "ended a connection in use"
@@ -314,7 +314,7 @@ def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": "peek"}))
     slot = job.pipeline.source.slot
-    monkeypatch.setattr("waldelta.consume._copy_slot", None)
+    monkeypatch.setattr("waldelta.slot.acknowledge._copy_slot", None)
     database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
     (landed,) = drain(spark, job).batches
     assert confirmed_lsn(database.connection, slot).value >= landed.end_lsn

@@ -19,7 +19,6 @@ from tests.pipelines import bare_slot, pipeline_file
 from tests.waiting import wait_until
 from waldelta import idle
 from waldelta.config.pipeline_file import Publication
-from waldelta.consume import confirmed_lsn
 from waldelta.errors import (
     BiteTooLarge,
     ConsumeMismatch,
@@ -32,13 +31,14 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.gap import open_gaps
 from waldelta.idle import look
 from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
 from waldelta.lsn import Lsn
-from waldelta.peek import LANDING_SCHEMA, reader_name
 from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.slot import check_received
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.gaps import open_gaps
+from waldelta.slot.read.peek import LANDING_SCHEMA, reader_name
+from waldelta.slot.slot import check_received
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -183,7 +183,7 @@ def test_an_answer_that_has_no_room_means_a_smaller_bite(spark, database, wide, 
 
 def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake, monkeypatch):
     """As of one huge transaction, which comes in one piece; nothing is lost, and all goes on once there is room."""
-    monkeypatch.setattr("waldelta.bite.SMALLEST_WINDOW_BYTES", 16 << 20)
+    monkeypatch.setattr("waldelta.slot.read.read_window.SMALLEST_WINDOW_BYTES", 16 << 20)
     job = small_bites(database, lake)
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
@@ -234,8 +234,8 @@ def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
 
 def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypatch, caplog):
     """At the smallest window the timeout is raised, then the run ends; the transaction that has been open longest is named."""
-    monkeypatch.setattr("waldelta.bite.SMALLEST_WINDOW_BYTES", 16 << 20)
-    monkeypatch.setattr("waldelta.bite.LONGEST_TIMEOUT_S", 2)
+    monkeypatch.setattr("waldelta.slot.read.read_window.SMALLEST_WINDOW_BYTES", 16 << 20)
+    monkeypatch.setattr("waldelta.slot.read.read_window.LONGEST_TIMEOUT_S", 2)
     job = small_bites(database, lake)
     database.execute("insert into t values (1, 'a')")
     before = confirmed_lsn(database.connection, job.pipeline.source.slot)

@@ -33,7 +33,7 @@ from waldelta.lsn import Lsn
 from waldelta.orphans import find_orphans
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
-from waldelta.slot import read_slot
+from waldelta.slot.slot import read_slot
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

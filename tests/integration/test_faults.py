@@ -11,7 +11,7 @@ from spark_jobs import maintain
 from tests.soak.fault_matrix import Matrix
 from tests.soak.scene import Scene
 from tests.soak.steps import STEPS
-from waldelta import saved
+from waldelta.slot import durable_position as saved
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

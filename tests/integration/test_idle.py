@@ -8,12 +8,12 @@ from spark_jobs.drain import drain
 from spark_jobs.flow import report_stage
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
-from waldelta.consume import confirmed_lsn
 from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import ServerPosition, read_position
-from waldelta.slot import read_slot
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.slot import read_slot
 
 pytestmark = pytest.mark.pg
 

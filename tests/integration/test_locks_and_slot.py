@@ -17,7 +17,7 @@ from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMiss
 from waldelta.pipeline.advisory_locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import connect
-from waldelta.slot import check_health, create_slot, drop_slot, read_slot
+from waldelta.slot.slot import check_health, create_slot, drop_slot, read_slot
 
 pytestmark = pytest.mark.pg
 

@@ -15,7 +15,6 @@ from tests.integration.test_privileges_page import lose
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
-from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
@@ -25,7 +24,8 @@ from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.resync import renew_slot
 from waldelta.setup import apply_setup, plan_setup, teardown
-from waldelta.slot import create_slot, read_slot
+from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
+from waldelta.slot.slot import create_slot, read_slot
 from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg

@@ -81,7 +81,9 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
 def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
     """However old: a server that stops without a checkpoint has its slot back where it was, and the next run compares."""
     monkeypatch.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
-    monkeypatch.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))  # a checkpoint is told in whole seconds
+    monkeypatch.setattr(
+        "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+    )  # a checkpoint is told in whole seconds
     log = pipeline.job().change_log(pipeline.job().slot_identity())
     for number, written_down, left in ((1, True, []), (2, False, [2])):
         consume(spark, database, pipeline, number)
@@ -103,7 +105,7 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
         database.execute("checkpoint")
         with monkeypatch.context() as later:
             later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
-            later.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))
+            later.setattr("waldelta.slot.durable_position.MOVING", timedelta(seconds=-1))
             told.append(pipeline.maintain(spark).stages["change_log"].detail)
 
     before_rows(monkeypatch, long_copy)
@@ -183,7 +185,9 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     shutil.rmtree(target)
     with monkeypatch.context() as later:
         later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
-        later.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))  # a checkpoint is told in whole seconds
+        later.setattr(
+            "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+        )  # a checkpoint is told in whole seconds
         with pytest.raises(RunFailed, match=r"public\.a") as failed:
             pipeline.maintain(spark)
     done = failed.value.result

@@ -8,8 +8,6 @@ import pytest
 
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import PeekTimeout
-from waldelta.peek import PeekBound
-from waldelta.peek import peek as peek_slot
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.logical_message import read_logical_message
 from waldelta.pgoutput.relation import read_relation
@@ -17,6 +15,8 @@ from waldelta.pgoutput.rows import decode_rows
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.postgres.connection import connect, connect_arrow
 from waldelta.postgres.server_position import read_position
+from waldelta.slot.read.peek import PeekBound
+from waldelta.slot.read.peek import peek as peek_slot
 
 pytestmark = pytest.mark.pg
 

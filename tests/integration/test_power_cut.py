@@ -16,8 +16,8 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-import waldelta.consume
-import waldelta.slot_count
+import waldelta.slot.acknowledge
+import waldelta.slot.verify.slot_count
 from spark_jobs.flow import consume
 from spark_jobs.maintain import run_maintain
 from spark_jobs.sync import sync
@@ -41,7 +41,7 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, t
 
         return checked
 
-    for module, name in ((waldelta.slot_count, "_count"), (waldelta.consume, "_advance")):
+    for module, name in ((waldelta.slot.verify.slot_count, "_count"), (waldelta.slot.acknowledge, "_advance")):
         moved = before("move", "_waldelta/[cs][hl]*", getattr(module, name))  # changes, slot_moves
         monkeypatch.setattr(module, name, moved)
     for name, tables in (("append_state", "public/*"), ("append_cut", "public/*"), ("append", "_waldelta/changes")):

@@ -16,11 +16,11 @@ from spark_jobs.messages import write_messages
 from spark_jobs.sync import sync
 from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConfigError
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
+from waldelta.slot.acknowledge import confirmed_lsn
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -379,7 +379,9 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
     (waiting,) = log.prepared()
     assert (waiting.batch, waiting.decided_in) == (1, None)
     monkeypatch.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
-    monkeypatch.setattr("waldelta.saved.MOVING", timedelta(seconds=-1))  # a checkpoint is told in whole seconds
+    monkeypatch.setattr(
+        "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+    )  # a checkpoint is told in whole seconds
     database.execute("checkpoint")
     run_maintain(spark, job)
     assert sorted(log.sizes(0, 100)) == [1, 2]

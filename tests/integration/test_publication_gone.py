@@ -9,9 +9,9 @@ from waldelta import younger
 from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.idle import look
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, call, peek
 from waldelta.postgres.connection import connect
 from waldelta.setup import apply_setup, plan_setup
+from waldelta.slot.read.peek import PeekBound, call, peek
 
 pytestmark = pytest.mark.pg
 

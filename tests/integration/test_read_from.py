@@ -32,7 +32,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.orphans import drop_orphans, find_orphans
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
-from waldelta.standby import committed_upto, slot_position
+from waldelta.slot.standby import committed_upto, slot_position
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

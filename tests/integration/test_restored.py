@@ -17,9 +17,9 @@ import pytest
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.drain import drain
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.consume import confirmed_lsn
 from waldelta.errors import ConsumeMismatch, SourceChanged
 from waldelta.idle import look
+from waldelta.slot.acknowledge import confirmed_lsn
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -35,7 +35,7 @@ from waldelta.pipeline.job import Job
 from waldelta.postgres.connection import connect
 from waldelta.publication import Statement, read_publications
 from waldelta.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
-from waldelta.slot import create_slot, read_slot
+from waldelta.slot.slot import create_slot, read_slot
 
 pytestmark = pytest.mark.pg
 

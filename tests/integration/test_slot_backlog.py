@@ -12,8 +12,8 @@ from waldelta.config.pipeline_file import SlotLimits
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunResult, StageResult
-from waldelta.slot import read_slot
-from waldelta.slot_health import slot_warnings
+from waldelta.slot.health import slot_warnings
+from waldelta.slot.slot import read_slot
 from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg

@@ -12,17 +12,17 @@ from spark_jobs.flow import land_stage
 from spark_jobs.land import land
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta import idle
-from waldelta.compare_landed import check_landed
-from waldelta.consume import confirmed_lsn, consume, move_idle_slot
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
-from waldelta.gap import gaps_recorded, open_gaps
 from waldelta.idle import look
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.connection import connect, connect_arrow, connect_walsender
 from waldelta.postgres.server_position import read_position
-from waldelta.recover import check_unmoved, slot_move
+from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
+from waldelta.slot.gaps import gaps_recorded, open_gaps
+from waldelta.slot.recovery import check_unmoved, slot_move
+from waldelta.slot.verify.verify import check_landed
 
 pytestmark = pytest.mark.pg
 

@@ -12,9 +12,9 @@ from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.idle import look
 from waldelta.lake.ledger.records import now
-from waldelta.peek import call, whole
-from waldelta.pending import oldest_unread
 from waldelta.postgres.server_position import read_position
+from waldelta.slot.oldest_pending import oldest_unread
+from waldelta.slot.read.peek import call, whole
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

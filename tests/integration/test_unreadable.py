@@ -18,13 +18,13 @@ from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SlotUnreadable, SyncFailed
 from waldelta.idle import look
 from waldelta.lsn import Lsn
-from waldelta.peek import peek_error
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
 from waldelta.setup import apply_setup
+from waldelta.slot.read.peek import peek_error
 from waldelta.status import read_status
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -27,7 +27,7 @@ from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.reconcile.rows import ColumnDifference, RowDifference
 from waldelta.report_list import ReportEntry, add_entry
-from waldelta.slot_health import SlotReading
+from waldelta.slot.health import SlotReading
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

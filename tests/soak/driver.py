@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import spark_jobs.maintain
 import spark_jobs.merge_staged
-import waldelta.saved
+import waldelta.slot.durable_position
 from spark_jobs.pipeline import Pipeline
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.lake.ledger.records import now
@@ -87,7 +87,7 @@ def said(err: BaseException) -> str:
 def grow_old() -> None:
     """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are pruned."""
     spark_jobs.maintain.now = lambda: now() + OLD_AGE
-    waldelta.saved.MOVING = timedelta()
+    waldelta.slot.durable_position.MOVING = timedelta()
 
 
 def merge_either_way() -> None:

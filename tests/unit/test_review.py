@@ -34,7 +34,7 @@ from waldelta.review.lacking import count_open, open_keys, read_of_run, read_ope
 from waldelta.review.run_details import read_run
 from waldelta.review.table_details import read_table_details
 from waldelta.review.verdicts import expectations_map, missed_earlier, read_checks, read_latest_checks, tables_map
-from waldelta.slot_health import SlotReading
+from waldelta.slot.health import SlotReading
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 import psycopg
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.consume import SlotIdentity
 from waldelta.errors import ConfigError, SlotMissing, StateError
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.ledger import Ledger
@@ -24,6 +23,7 @@ from waldelta.postgres.connection import (
     named_loss,
     privilege_missing,
 )
+from waldelta.slot.acknowledge import SlotIdentity
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
 STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")

@@ -22,7 +22,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SourceBill
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
-from waldelta.slot_health import SlotReading
+from waldelta.slot.health import SlotReading
 
 if TYPE_CHECKING:
     from spark_jobs.sync_result import SyncResult

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotUnreadable
-from waldelta.gap import open_gaps
 from waldelta.lake.ledger.reconciliations import Reconciliation
 from waldelta.lake.ledger.records import Gap
 from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
@@ -30,7 +29,8 @@ from waldelta.review.results import Results, results_of
 from waldelta.review.stopped import Stopped, of_stopped, read_stopped
 from waldelta.review.told_by_runs import of_runs
 from waldelta.review.verdicts import read_latest_checks
-from waldelta.slot_health import duration
+from waldelta.slot.gaps import open_gaps
+from waldelta.slot.health import duration
 
 # Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
 REACH = timedelta(days=7)

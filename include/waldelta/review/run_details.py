@@ -15,7 +15,7 @@ from waldelta.review.history import RunLine, read_runs
 from waldelta.review.lacking import read_of_run
 from waldelta.review.results import read_result
 from waldelta.review.verdicts import Check, read_checks
-from waldelta.slot_health import SlotReading
+from waldelta.slot.health import SlotReading
 
 _MOST_ROWS = 200
 _NUMBERS = (

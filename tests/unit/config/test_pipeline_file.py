@@ -14,7 +14,7 @@ from waldelta.config.pipeline_file import Maintenance, Options, Publication, Sou
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
-from waldelta.peek import most_messages, plugin_options, protocol_version, whole
+from waldelta.slot.read.peek import most_messages, plugin_options, protocol_version, whole
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -17,10 +17,10 @@ from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, PreparedRows, Tally, Transactions
-from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve
 from waldelta.postgres.type_catalog import PgType
+from waldelta.slot.read.peek import TIMELINE_KINDS
 from waldelta.types.type_map import target_type
 
 T, TS = 16400, 1_700_000_000_000_000

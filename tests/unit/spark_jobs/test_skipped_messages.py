@@ -31,9 +31,9 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.lake.ledger.quarantine import SKIPPED, UNREADABLE, IncompleteRow, Quarantine, SentMessage, message_key
 from waldelta.lake.ledger.records import now
-from waldelta.peek import TIMELINE_KINDS
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.unread_message import MARK, UnreadMessage
+from waldelta.slot.read.peek import TIMELINE_KINDS
 
 FIRST = (
     plain(6, described(), row(1), row(2))

@@ -12,8 +12,8 @@ import pytest
 from spark_jobs import split
 from tests import pgoutput_encoder as enc
 from tests.seeds import chosen_seed
+from tests.unit.slot.test_oldest_pending import written
 from tests.unit.spark_jobs.test_decode_streams import aborted, chunk, commit, decided, plain, prepared
-from tests.unit.test_pending import written
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.batch_range import Stretches
 from waldelta.lake.changelog.row_messages import row_messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import BatchCut, TableState
@@ -13,6 +12,7 @@ from waldelta.lake.storage import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.postgres.catalog import TableId
+from waldelta.slot.acknowledge import SlotIdentity
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:

@@ -17,7 +17,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.power import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
-from waldelta.gap import CLOSED, OPEN, open_gaps
 from waldelta.lake.ledger import file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.file_cache import read_sorted
@@ -39,6 +38,7 @@ from waldelta.lake.ledger.records import (
 )
 from waldelta.lake.ledger.retention import keep_cuts, keep_gaps, keep_moves, keep_states, prune_ledger
 from waldelta.lake.storage import bookkeeping_uri, local_path
+from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -10,11 +10,11 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.pipelines import pipeline_file
-from waldelta.consume import SlotIdentity
 from waldelta.errors import StateError
 from waldelta.lake.ledger.records import SlotMove, TableState, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.slot.acknowledge import SlotIdentity
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)
 STATE = TableState(now(), "r", "public.t", 1, "synced")

@@ -15,8 +15,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.binary_count import WORTH_IT, is_plain, is_refused
-from waldelta.compare_landed import check_landed
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import (
     ConsumeMismatch,
@@ -31,8 +29,10 @@ from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.peek import in_binary, name_of_copy, short_name, whole
-from waldelta.slot_count import agree, counted, named_use
+from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole
+from waldelta.slot.verify.binary_count import WORTH_IT, is_plain, is_refused
+from waldelta.slot.verify.slot_count import agree, counted, named_use
+from waldelta.slot.verify.verify import check_landed
 
 log = logging.getLogger(__name__)
 

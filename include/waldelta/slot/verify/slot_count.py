@@ -12,8 +12,8 @@ import psycopg
 from waldelta.config.pipeline_file import Source
 from waldelta.lake.changelog.transaction_counts import PreparedRows, Transactions
 from waldelta.lsn import Lsn
-from waldelta.peek import NO_ROOM, call, peek_error
 from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.slot.read.peek import NO_ROOM, call, peek_error
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

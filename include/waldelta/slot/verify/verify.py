@@ -10,14 +10,14 @@ from typing import Any
 
 import psycopg
 
-from waldelta.asked import Asked
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import ConsumeMismatch, PublicationGone
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn, LsnRange
-from waldelta.peek import peek_error, whole
-from waldelta.slot_count import agree, counted
+from waldelta.slot.read.peek import peek_error, whole
+from waldelta.slot.read.read_request import Asked
+from waldelta.slot.verify.slot_count import agree, counted
 
 log = logging.getLogger(__name__)
 

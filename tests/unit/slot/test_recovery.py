@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests import pgoutput_encoder as enc
-from waldelta.asked import Asked
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lsn import Lsn
-from waldelta.peek import LANDING_SCHEMA, _landing_batch
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.recover import landed_behind
+from waldelta.slot.read.peek import LANDING_SCHEMA, _landing_batch
+from waldelta.slot.read.read_request import Asked
+from waldelta.slot.recovery import landed_behind
 
 ONE, BOTH = (Asked(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
 LARGE = (1000, 1000)

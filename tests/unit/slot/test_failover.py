@@ -8,17 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.consume import SlotIdentity
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
-from waldelta.failover import (
-    Promotion,
-    _read_ends,
-    check_followed,
-    copies_beyond,
-    judge_history,
-    known_ends,
-    record_promotion,
-)
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, SlotMove, TableState
 from waldelta.lake.ledger.retention import keep_moves
@@ -27,7 +17,17 @@ from waldelta.pipeline.job import Job, identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
 from waldelta.replay import within_history
-from waldelta.slot import SlotState, check_health
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.slot.failover import (
+    Promotion,
+    _read_ends,
+    check_followed,
+    copies_beyond,
+    judge_history,
+    known_ends,
+    record_promotion,
+)
+from waldelta.slot.slot import SlotState, check_health
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile, SlotLimits
-from waldelta.consume import SlotIdentity
 from waldelta.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -27,15 +26,16 @@ from waldelta.errors import (
 )
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lsn import Lsn
-from waldelta.peek import peek_error
 from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.preflight import _free_slots, _server_warnings
-from waldelta.recover import recover
 from waldelta.setup_slot import _create_on_standby, slot_that_stays
-from waldelta.slot import SlotState, check_health, check_ours
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.slot.read.peek import peek_error
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import SlotState, check_health, check_ours
+from waldelta.slot.standby import _check_follows, _timeline, check_slot, replay_warnings
 from waldelta.source_facts import ServerFacts
-from waldelta.standby import _check_follows, _timeline, check_slot, replay_warnings
 from waldelta.standby_preflight import judge_servers, judge_settings
 
 PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
@@ -155,8 +155,8 @@ def test_a_standby_that_restarted_is_waited_for(monkeypatch):
     log = SimpleNamespace(last_batch=lambda: 1, landed_end=lambda _: 1200, whole_sizes=lambda *_: {1: 1})
     ledger = SimpleNamespace(furthest_lsn=lambda *_: 1200, consumed_batches=lambda *_: {1: ConsumedBatch(1200, 1)})
     job = SimpleNamespace(ledger=ledger)
-    monkeypatch.setattr("waldelta.recover.check_no_mismatch", lambda *_: None)
-    monkeypatch.setattr("waldelta.recover.confirmed_lsn", lambda *_: Lsn(1200))
+    monkeypatch.setattr("waldelta.slot.recovery.check_no_mismatch", lambda *_: None)
+    monkeypatch.setattr("waldelta.slot.recovery.confirmed_lsn", lambda *_: Lsn(1200))
     with pytest.raises(StandbyAway, match="has replayed WAL up to 0/3E8 only") as away:
         recover(None, job, identity, log, STANDBY)
     assert away.value.retryable
@@ -224,7 +224,7 @@ def test_several_servers_behind_one_address_are_refused():
 
 def test_a_slot_that_is_missing_names_the_standby_asked(monkeypatch):
     """A balancer in front of several shows itself by that."""
-    monkeypatch.setattr("waldelta.standby.read_slot", lambda *_: None)
+    monkeypatch.setattr("waldelta.slot.standby.read_slot", lambda *_: None)
     connection = SimpleNamespace(info=SimpleNamespace(host="other", port=5432))
     for source, said in (({"read_from": "d"}, r"does not exist on the standby other:5432: run"), ({}, "exist: run")):
         with pytest.raises(SlotMissing, match=said):
@@ -245,7 +245,7 @@ def test_what_keeps_the_timeline_from_being_read(monkeypatch, met, kind):
     def read(_):
         raise met
 
-    monkeypatch.setattr("waldelta.standby.read_timeline", read)
+    monkeypatch.setattr("waldelta.slot.standby.read_timeline", read)
     with pytest.raises(kind):
         _timeline(Job(file(read_from="d"), "", "run", read_conninfo="host=standby"))
 

@@ -23,7 +23,7 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.lsn import Lsn
-from waldelta.peek import reader_name
+from waldelta.slot.read.peek import reader_name
 
 Connection = psycopg.Connection[Any]
 

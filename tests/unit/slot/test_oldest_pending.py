@@ -23,7 +23,7 @@ from tests.unit.spark_jobs.test_decode_streams import (
 )
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.peek import TIMELINE_KINDS
+from waldelta.slot.read.peek import TIMELINE_KINDS
 
 # The helpers commit plain transactions at TS, streamed ones a microsecond later, prepared ones two later; None: nothing is lacking.
 CASES = {

@@ -1,7 +1,7 @@
 """How far a slot stays moved whatever becomes of its server: PostgreSQL writes a slot's position down with its checkpoints.
 
 Stopped without one, the server has the slot where it was written down last, and a run compares once more what the slot holds
-again with what has landed (waldelta.recover). A server that nobody writes to makes no checkpoint for days.
+again with what has landed (waldelta.slot.recovery). A server that nobody writes to makes no checkpoint for days.
 """
 
 from __future__ import annotations

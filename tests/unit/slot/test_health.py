@@ -10,8 +10,8 @@ import pytest
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn
-from waldelta.slot import SlotState
-from waldelta.slot_health import forecast, slot_warnings, wal_rate
+from waldelta.slot.health import forecast, slot_warnings, wal_rate
+from waldelta.slot.slot import SlotState
 
 NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
 GB = 1 << 30

@@ -15,7 +15,7 @@ from typing import Literal
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.quantities import counted, size
-from waldelta.slot import SlotState
+from waldelta.slot.slot import SlotState
 
 log = logging.getLogger(__name__)
 

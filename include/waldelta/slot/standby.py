@@ -40,8 +40,8 @@ from waldelta.postgres.server_position import (
 )
 from waldelta.postgres.walsender import read_timeline
 from waldelta.quantities import size
-from waldelta.slot import SlotState, check_health, read_slot
-from waldelta.slot_health import SlotWarning
+from waldelta.slot.health import SlotWarning
+from waldelta.slot.slot import SlotState, check_health, read_slot
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,6 @@ from typing import Any
 
 import psycopg
 
-from waldelta.asked import Asked
-from waldelta.bite import Bites
-from waldelta.compare_landed import Stretch, check_behind
-from waldelta.consume import SlotIdentity, check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.errors import (
     BiteTooLarge,
     ConsumeMismatch,
@@ -24,13 +20,17 @@ from waldelta.errors import (
     SourceDiskFull,
     StandbyAway,
 )
-from waldelta.failover import Promotion, find_promotion, record_promotion
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import ServerPosition
+from waldelta.slot.acknowledge import SlotIdentity, check_no_mismatch, confirmed_lsn, move_idle_slot
+from waldelta.slot.failover import Promotion, find_promotion, record_promotion
+from waldelta.slot.read.read_request import Asked
+from waldelta.slot.read.read_window import Bites
+from waldelta.slot.verify.verify import Stretch, check_behind
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def recover(
     is advanced, after what it holds there was compared with what has landed, a bite at a time; with ``one_bite``, PeekTimeout
     is raised when one wasn't enough. It must not be ahead of every position we ever
     meant to move it to: then somebody else consumed it. Nor may the log lack a batch that was consumed. After a promotion of the standby that kept the slot, both are
-    judged by what the new timeline has in common with the old one (waldelta.failover).
+    judged by what the new timeline has in common with the old one (waldelta.slot.failover).
     """
     ledger = job.ledger
     check_log(job, identity, change_log)

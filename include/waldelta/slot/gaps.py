@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import psycopg
 
-from waldelta.consume import SlotIdentity
 from waldelta.errors import (
     LateWriter,
     SlotError,
@@ -29,8 +28,9 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job, life_of
 from waldelta.pipeline.targets.lifecycle import Due, due, read_published, read_standings
 from waldelta.quantities import counted
-from waldelta.slot import read_slot
-from waldelta.standby import slot_position
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.slot.slot import read_slot
+from waldelta.slot.standby import slot_position
 
 log = logging.getLogger(__name__)
 

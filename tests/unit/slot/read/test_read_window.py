@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from tests.pipelines import pipeline_file
-from waldelta.bite import Bite, Bites
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.pipeline.job import Job
+from waldelta.slot.read.read_window import Bite, Bites
 
 FILE = (512, 600)
 

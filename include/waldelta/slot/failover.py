@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg
 
-from waldelta.consume import SlotIdentity
 from waldelta.errors import (
     AuthenticationFailed,
     LateWriter,
@@ -34,7 +33,8 @@ from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends
-from waldelta.slot import SlotState, read_slot
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.slot.slot import SlotState, read_slot
 
 log = logging.getLogger(__name__)
 

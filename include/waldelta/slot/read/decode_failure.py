@@ -22,7 +22,6 @@ import psycopg
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError
 from waldelta.lsn import Lsn
-from waldelta.peek import PeekBound, call, peek_error, plugin_options, whole
 from waldelta.pgoutput.control import read_begin
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.pgoutput.relation import read_relation
@@ -30,6 +29,7 @@ from waldelta.pipeline.job import Job
 from waldelta.postgres.lock_waits import limited
 from waldelta.postgres.publication_tables import filtered_tables
 from waldelta.postgres.walsender import stream_slot
+from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options, whole
 
 log = logging.getLogger(__name__)
 

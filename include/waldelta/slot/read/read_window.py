@@ -14,7 +14,7 @@ from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger.records import KeptBite, now
 from waldelta.pipeline.job import Job
-from waldelta.slot import open_transactions
+from waldelta.slot.slot import open_transactions
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The replication slot: read, acknowledge, recover, follow; its health and failover."""
